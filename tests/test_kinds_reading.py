@@ -142,13 +142,12 @@ def test_a_survey_counts_an_image_as_its_tokens(monkeypatch: pytest.MonkeyPatch)
 
 
 SHARE = "holdout .* must be a share between 0 and 1"
-NOTHING = "it would change nothing, so take it out"
 SOURCES = [
     ({"conversations": "c", "tags": {"role": "role"}}, "source.tags.role is not a known tag; did you mean role_tag"),
     ({"shape": "alpaca", "instruction": "q"}, "source.shape is alpaca, which needs instruction and output"),
     ({"shape": "text", "text": "t", "joined_by": ""}, "source.shape is text; finetuning reads"),
     ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "the source names text and instruction and output"),
-    ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca and preference_alpaca, but these are messages"),
+    ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca and preference_alpaca, but the records of this stream have the shape messages: remove joined_by"),
     ({"instruction": "q", "response": "a"}, "or messages, or conversations, or conversation, or instruction and output."),
     ({"shape": "x/none.py:"}, "which does not name a function"),
     ({"shape": "not a name:read"}, "which does not name a function"),
@@ -165,7 +164,7 @@ STREAMS = [
 IMAGES = [
     ({"shape": "x/fine.py:read", "gives": "conversation"}, {}, "remove images"),
     ({"shape": "llava"}, {"field": []}, "images.field names no field"),
-    ({"shape": "qwen_vl"}, {"field": "pic"}, f"those of qwen_vl are in the texts; {NOTHING}"),
+    ({"shape": "qwen_vl"}, {"field": "pic"}, "records of the shape qwen_vl have their images in the texts: remove images.field"),
 ]
 FINETUNING = {"kind": "finetuning"}
 FILTERS = {"source": {"path": "a", "messages": "m"}, "too_long": "filter"} | FINETUNING

@@ -129,7 +129,7 @@ REFUSED_OVERRIDES = {
     "streams=[]": "is not a readable recipe: Cannot merge incompatible container types",
     "streams.web.source.where=len(": "streams.web: source.where: at character 4 of 'len(': '(' was never closed",
     "streams.web.source.id='{}'": "source.id: braces contain the name of a field",
-    "streams.chat.source.messages='{a}{b}'": "source.messages is '{a}{b}', a template, whose value is always text",
+    "streams.chat.source.messages='{a}{b}'": "source.messages is the template '{a}{b}', whose value is always text",
     "streams.chat.columns=compact target_responses=all": "columns: compact works only with target_prompts: none",
     "no-equals-sign": "`no-equals-sign` is not an override",
 }

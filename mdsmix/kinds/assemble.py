@@ -1,9 +1,8 @@
-"""Encoded batches -> the rows of a work unit.
+"""Joins encoded batches to the rows of a work unit: the part of a source that one task converts.
 
-A work unit is the part of a source that one task converts. Its rows are kept in memory until the
-unit is finished (47 MB for 96 MiB of English in uint16), because its shards get equally many rows,
-and so the number of rows must be known first. Rows stay in the arrays of their batches until they
-are written.
+The rows are kept in memory until the work unit is finished (47 MB for 96 MiB of English in uint16).
+All its shards get the same number of rows, so the number of rows must be known before the first
+shard is written. Until then rows stay in the arrays of their batches.
 """
 
 from __future__ import annotations
@@ -28,27 +27,30 @@ class Assembled(NamedTuple):
 
     rows: Rows
     totals: Totals
-    "Counts over the rows."
+    "The counts of rows, tokens and so on, over all rows of the work unit."
     leftover: NDArray[Any] = np.empty(0, np.uint8)
-    "Concat: the tokens after the last full row, in the stream's token dtype."
+    """The tokens after the last full row, in the stream's token dtype. Only `layout: concat` leaves
+    tokens over.
+    """
     documents: Ragged | None = None
-    """int64, for packed rows: the numbers of each row's documents, in the order that they were
-    added. None: each row is one sample.
+    """For packed rows, int64: the numbers of the documents in each row. Documents are numbered in
+    the order in which they were added. None for rows that are one sample each.
     """
 
 
 class Assembler:
     """Collects encoded batches, and joins them to the rows of a work unit.
 
-    `laid_out` decides which columns of a batch are kept; `finish` returns the rows.
+    Each layout of rows is a subclass. Its `laid_out` chooses the columns of a batch that are kept,
+    and its `finish` returns the rows.
     """
 
     def __init__(self, layout: ShardLayout, width: int, dtype: str) -> None:
         """Start without rows.
 
         Args:
-            layout: the columns of the shards.
-            width: tokens of a row.
+            layout: the columns of the shards, with their encodings.
+            width: how many tokens a row may have, `max_seq_len`.
             dtype: the NumPy dtype of the stream's tokens, such as `uint16`.
         """
         self._layout = layout
@@ -58,15 +60,15 @@ class Assembler:
         self._totals = Totals()
 
     def add(self, batch: Encoded) -> Iterable[Rows]:
-        """Add a batch. Yield the rows of each shard that is full; these rows are then no longer
-        kept here.
+        """Add a batch. Return the rows of each shard that is full and can be written at once: none
+        here, and some in ImageRows.
         """
         self._totals += batch.totals
         self.keep(self.laid_out(batch))
         return ()
 
     def laid_out(self, batch: Encoded) -> Mapping[str, Ragged]:
-        """Return the columns of a batch that are kept."""
+        """Return the columns of a batch that are kept until `finish`: name -> rows."""
         return batch.columns
 
     def keep(self, columns: Mapping[str, Ragged]) -> None:
@@ -75,21 +77,22 @@ class Assembler:
             self._columns[name].append(rows)
 
     def take_column(self, name: str) -> list[Ragged]:
-        """Return the arrays of a column, one for each batch, and forget them."""
+        """Return the kept rows of a column, one Ragged for each batch, and keep them no longer."""
         return self._columns.pop(name, [])
 
     def finish(self) -> Assembled:
-        """Join what was kept, and return it as the rows of the work unit."""
+        """Join the batches that were added, and return them as the rows of the work unit."""
         raise NotImplementedError
 
 
 class JoinedRows(Assembler):
-    """Rows of `layout: concat`: documents one after the other, split into rows of max_seq_len. The
-    count `largest_id` is over all tokens, including the leftover.
+    """Makes the rows of `layout: concat`: documents are joined, and split into rows of max_seq_len
+    tokens. The tokens after the last full row are left over. The count `largest_id` includes them.
     """
 
     def finish(self) -> Assembled:
         """Return full rows of the joined documents, and the tokens that are left over."""
+        # Read all tokens as bytes, which is the form of rows in shards.
         arrays = [rows.values.view(np.uint8) for rows in self.take_column("tokens")]
         width = self._width
         row_bytes = width * np.dtype(self._dtype).itemsize
@@ -114,7 +117,7 @@ class JoinedRows(Assembler):
 
 
 class SampleRows(Assembler):
-    """Rows of every other layout: one for each sample, in the order of the batches."""
+    """Makes one row of each sample, in the order of the batches."""
 
     def laid_out(self, batch: Encoded) -> Mapping[str, Ragged]:
         return {"rows": lay_out_samples(self._layout, batch.columns)}
@@ -124,13 +127,15 @@ class SampleRows(Assembler):
 
 
 class PackedRows(Assembler):
-    """Rows of whole documents, as many as fit into each. A row contains their tokens, the mask of
-    tokens that the model is trained on, and the offset of each document's first token.
+    """Makes packed rows (`pack: true`): each contains as many whole documents as fit into it.
+
+    The columns of a row are the tokens of its documents, the mask of tokens that the model is
+    trained on, and the offset of each document's first token in the row.
     """
 
     def finish(self) -> Assembled:
         """Choose the documents of each row, and return the rows with the documents' numbers."""
-        # Join the columns of all batches: one row a document.
+        # Join the columns of all batches: each has one row for each document.
         codecs = self._layout.codecs
         documents = {
             name: Ragged.concat([Ragged.from_rows([], codecs[name].dtype), *self.take_column(name)])
@@ -138,12 +143,15 @@ class PackedRows(Assembler):
             if name != STARTS
         }
         # Choose the documents of each row.
-        lengths = next(iter(documents.values())).lengths
+        first_column = next(iter(documents.values()))
+        lengths = first_column.lengths  # the same in each column
         packed = best_fit(lengths, self._width)
-        # Join the documents of each row, and note where each begins in it.
-        ends = np.concatenate([[0], np.cumsum(lengths[packed.values])])
-        offsets = ends[packed.offsets]
-        starts = ends[:-1] - np.repeat(offsets[:-1], packed.lengths)
+        # Join the documents of each row, and find where each document begins in its row. For
+        # documents of 5, 3 and 4 tokens in rows (0, 1) and (2): edges are [0, 5, 8, 12], offsets of
+        # the rows [0, 8, 12], and starts [0, 5, 0].
+        edges = np.concatenate([[0], np.cumsum(lengths[packed.values])])
+        offsets = edges[packed.offsets]
+        starts = edges[:-1] - np.repeat(offsets[:-1], packed.lengths)
         columns = {STARTS: Ragged(starts.astype(np.int32), packed.offsets)}
         for name, column in documents.items():
             columns[name] = Ragged(column.take(packed.values).values, offsets)
@@ -158,43 +166,51 @@ class PackedRows(Assembler):
 
 
 def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
-    """Return rows of at most `width` tokens from documents of these lengths (int64 [n], 1 to
-    `width` each), by best fit from the longest down.
+    """Choose which documents share a row, and return for each row the numbers of its documents.
 
-    A document goes into the fullest row that still has room for it, or into a new row if none has.
-    The longest documents are placed first, so the many short ones fill the room that is left: with
-    chats of tens to thousands of tokens, rows of 4,096 tokens are 99.9 % full. No document is
-    split, so two documents that are longer than half a row never share one. Documents of equal
-    length are placed together: a unit of a million short pairs has a few hundred lengths, so there
-    is at most one step for each row.
+    The documents are placed from the longest to the shortest. Each goes into the fullest row that
+    has room for it, or into a new row if no row has room. So the many short documents fill the room
+    that the long ones leave: with chats of tens to thousands of tokens, rows of 4,096 tokens are
+    99.9 % full. No document is split.
+
+    Documents of equal length are placed together. A work unit of a million short pairs has only a
+    few hundred lengths, so this takes at most one step for each row.
+
+    >>> rows = best_fit(np.array([7, 2, 6, 3]), 10)
+    >>> [row.tolist() for row in rows]
+    [[0, 3], [1, 2]]
+
+    Args:
+        lengths: int64 [n], the tokens of each document: 1 to `width`.
+        width: how many tokens a row may have.
 
     Returns:
-        int64: for each row the numbers of its documents. Each document is in one row. Numbers rise
-        within a row, and rows are ordered by their first document, so full and less full rows are
-        next to each other if a source mixes lengths.
+        int64: the numbers of each row's documents, ascending. Rows are ordered by their first
+        document. So if a source mixes lengths, full and less full rows are mixed too.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     sizes, counts = np.unique(lengths, return_counts=True)
     row_count = 0
-    open_rows = dict[int, deque[int]]()  # room in tokens -> rows with just that room
-    rooms = 0  # bit r: some row has room for r tokens
-    placed = list[int]()  # the row of each document, longest first
+    open_rows = dict[int, deque[int]]()  # room in tokens -> the rows with exactly this room
+    rooms = 0  # a set of numbers: bit r is 1 if a row has room for exactly r tokens
+    placed = list[int]()  # the row of each document, longest document first
     for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         end = len(placed) + count
         while len(placed) < end:
-            fitting = rooms >> size  # bit r: some row has room for size + r tokens
+            fitting = rooms >> size  # bit r is 1 if a row has room for exactly size + r tokens
             if fitting:
-                # `fitting & -fitting` is the lowest bit that is set: the fullest row with room.
-                room = size + (fitting & -fitting).bit_length() - 1
+                # Take the fullest row with room: `fitting & -fitting` has only the lowest 1 bit.
+                lowest_bit = (fitting & -fitting).bit_length() - 1
+                room = size + lowest_bit
                 row = open_rows[room].popleft()
                 if not open_rows[room]:
-                    rooms ^= 1 << room
+                    rooms ^= 1 << room  # remove this room from the set
             else:
                 room = width
                 row = row_count
                 row_count += 1
-            # A row that takes a document is still the fullest with room, so it takes as many of
-            # this length as fit.
+            # A row that takes a document stays the fullest row with room. So it takes as many
+            # documents of this length as fit.
             fitting_count = min(end - len(placed), room // size)
             placed += [row] * fitting_count
             room -= fitting_count * size
@@ -205,4 +221,5 @@ def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
     row_of[longest_first] = placed
     # Group the documents by row, then order the rows by their first document.
     by_row = Ragged.from_lengths(np.argsort(row_of, kind="stable"), np.bincount(row_of))
-    return by_row.take(np.argsort(by_row.values[by_row.offsets[:-1]]))
+    first_documents = by_row.values[by_row.offsets[:-1]]
+    return by_row.take(np.argsort(first_documents))

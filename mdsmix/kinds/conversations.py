@@ -1,4 +1,4 @@
-"""Conversations, which the tokenizer's chat template renders."""
+"""The kind of conversations without images, which the tokenizer's chat template renders."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from mdsmix.tokenizer.card import Tokenizer
 
 
 class Conversations(TemplateKind, Finetuning):
-    """The kind of conversations without images. The tokenizer's chat template renders each one as
-    turns of a prompt and a response.
+    """The kind of conversations without images. The tokenizer's chat template renders each
+    conversation as turns: a prompt and the response to it.
     """
 
     name = "conversations"
@@ -34,8 +34,8 @@ class Conversations(TemplateKind, Finetuning):
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields of Encoding that this kind sets: besides those of all finetuning kinds,
-        the settings of the chat template.
+        """Return the fields of Encoding that this kind sets: the fields that all finetuning kinds
+        set, and the settings of the chat template.
         """
         settings = super().settings(recipe, stream, tokenizer)
         if stream.columns == "turns" and not stream.pack:
@@ -50,8 +50,8 @@ class Conversations(TemplateKind, Finetuning):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Yield a sentence for each wrong or contradictory setting, among them those that only
-        concern conversations, such as `columns: compact`.
+        """Yield a sentence for each wrong or contradictory setting. Checks for conversations, such
+        as the check of `columns: compact`, are added to the checks of all finetuning kinds.
         """
         yield from super().contradictions(recipe, stream)
         is_compact = stream.columns == "compact"
@@ -60,19 +60,19 @@ class Conversations(TemplateKind, Finetuning):
             yield (
                 "columns: compact works only with target_prompts: none and target_responses: "
                 f"last, but the recipe sets target_prompts: {recipe.target_prompts} and "
-                f"target_responses: {recipe.target_responses}: use columns: turns."
+                f"target_responses: {recipe.target_responses}: set columns: turns for this stream."
             )
         if is_compact and stream.pack:
             yield (
                 "columns: compact gives each conversation a row of its own, but pack: true joins "
-                "several into a row: remove one of the two."
+                "several conversations into a row: remove columns or pack from this stream."
             )
         if stream.rewritten_history == "each" and recipe.target_responses != "all":
             yield (
-                "rewritten_history: each trains on every answer of a conversation whose history "
-                "the chat template rewrites, but target_responses: last trains only on the last "
-                "answer of the other conversations: set target_responses: all, or "
-                "rewritten_history: last."
+                "rewritten_history: each trains on every answer of the conversations whose earlier "
+                "messages the chat template rewrites, but target_responses: last trains only on "
+                "the last answer of all other conversations: set target_responses: all for the "
+                "run, or rewritten_history: last for this stream."
             )
 
     @property
@@ -80,11 +80,13 @@ class Conversations(TemplateKind, Finetuning):
         return self.encoding.rewritten_history == "each"
 
     def encode(self, conversations: Sequence[Conversation]) -> Encoded:
-        """Encode each conversation that can be used for training to one sample. With
-        `rewritten_history: each`, a conversation whose earlier text changes becomes several.
+        """Encode conversations. Each that can be used for training becomes one sample.
 
-        Columns: `turns` (json); `input_ids` and `labels` with `columns: compact`; `input_ids` and
-        `loss_mask` with `pack: true`.
+        With `rewritten_history: each`, a conversation becomes several samples if the chat template
+        changes its earlier messages once there are more.
+
+        The columns of a sample are `turns` (json). With `columns: compact` they are `input_ids` and
+        `labels`, and with `pack: true` `input_ids` and `loss_mask`.
         """
         return self.make_samples(self.renderer.render(conversations))
 
@@ -95,12 +97,14 @@ class Conversations(TemplateKind, Finetuning):
 
     @cached_property
     def _space_before_stops(self) -> list[list[int]]:
-        """The token ids of the white space that the template may print between an answer and a
-        stop token, one list for each such text.
+        """The texts of white space that the template may print between an answer and a stop token,
+        each as a list of token ids.
         """
         stops = Stops.for_stream(self.tokenizer, self.encoding.stop_ids)
         ends = find_stream_ends(self.encoding, self.tokenizer)
-        # White space, or None for an answer that no stop token of the next message follows.
-        texts = {find_lead(end, stops) for end in ends}
-        rows = self.backend.encode(sorted(text for text in texts if text), match_special=True)
+        # `find_lead` returns the white space, usually an empty string. It returns None for an
+        # answer that no stop token of the next message follows.
+        leads = {find_lead(end, stops) for end in ends}
+        texts = sorted(lead for lead in leads if lead)
+        rows = self.backend.encode(texts, match_special=True)
         return [rows[number].tolist() for number in range(len(rows))]

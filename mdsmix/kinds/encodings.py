@@ -1,5 +1,5 @@
-"""Finds the shape and the kind of a stream in a recipe, and makes its Encoding: all settings that
-its samples depend on.
+"""Finds the shape and the kind of a recipe's stream, and makes the stream's Encoding: all settings
+that its samples depend on.
 """
 
 from __future__ import annotations
@@ -26,39 +26,38 @@ from mdsmix.tokenizer.card import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class RecordType:
-    """The records of a recipe's stream with a source."""
+    """The shape and the kind of a recipe's stream that has a source."""
 
     shape: Shape | None
-    "How the records are written; None if no shape fits the fields of the source."
+    "How the records are written. None if no shape fits the fields that the source names."
     kind: type[Kind] | None
-    "The kind of the stream; None if no kind reads the stream's `kind:` and shape."
+    "The kind of the stream. None if no kind with the recipe's `kind:` reads records of the shape."
 
 
 def find_record_type(stream: StreamSpec) -> RecordType:
-    """Find the shape and the kind of a stream with a source. If `shape:` names a user's function,
-    its type of record is `source.gives`, or follows from `kind`.
-    """
+    """Find the shape and the kind of a stream that has a source."""
     source = stream.source
     assert source is not None
+    shape: Shape | None
     if is_function(source.shape):
-        shape: Shape | None = function_shape(
-            FunctionName.in_recipe(source.shape, _record_word(stream))
-        )
+        shape = function_shape(FunctionName.in_recipe(source.shape, _record_word(stream)))
     else:
         shape = find_shape(source.shape, source.fields)
     if shape is None:
         return RecordType(shape=None, kind=None)
-    has_images = stream.images is not None or bool(shape.has_images)
     kinds = [kind for kind in find_kinds(stream.kind) if kind.reads is shape.gives]
-    # Prefer the kind that has images if and only if the stream has. If there is none, take any:
-    # its `contradictions` then refuse the images.
-    kind = min(kinds, key=lambda kind: kind.has_images != has_images, default=None)
-    return RecordType(shape=shape, kind=kind)
+    # Prefer a kind for images if the stream has images, otherwise a kind without images. If there
+    # is no such kind, take another: its `contradictions` then refuse the images.
+    has_images = stream.images is not None or bool(shape.has_images)
+    preferred = [kind for kind in kinds if kind.has_images == has_images]
+    candidates = preferred if preferred else kinds
+    return RecordType(shape=shape, kind=candidates[0] if candidates else None)
 
 
 def _record_word(stream: StreamSpec) -> str:
-    """Return the word for the type of record that the user's function of a stream returns, such as
-    `pair`: `source.gives`, or the usual type for the stream's `kind`.
+    """Return the word for what the user's function of a stream returns, such as `pair`.
+
+    The recipe may set it as `source.gives`. Otherwise it follows from the stream's `kind`.
     """
     assert stream.source is not None
     if stream.source.gives:
@@ -68,15 +67,17 @@ def _record_word(stream: StreamSpec) -> str:
 
 
 def set_options(stream: StreamSpec) -> dict[str, Any]:
-    """Return the options of shapes that a stream sets to other values than their defaults. Some of
-    these keys are the stream's own, the others are keys of its source.
+    """Return the options of shapes that a stream sets to other values than their defaults, such as
+    `{"consecutive_roles": "merge"}`.
     """
     assert stream.source is not None
     default_stream = StreamSpec()
     default_source = SourceSpec(path=[])
     stream_keys = {field.name for field in fields(StreamSpec)}
     options = dict[str, Any]()
-    for key in sorted({key for shape in SHAPES.values() for key in shape.options}):
+    all_keys = {key for shape in SHAPES.values() for key in shape.options}
+    for key in sorted(all_keys):
+        # Some options are keys of the stream itself, all others are keys of its source.
         if key in stream_keys:
             value = getattr(stream, key)
             default = getattr(default_stream, key)
@@ -89,19 +90,27 @@ def set_options(stream: StreamSpec) -> dict[str, Any]:
 
 
 def resolve_stream(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> ResolvedStream:
-    """Find the shape and the kind of a stream with a source, and all settings that its samples
+    """Find the shape and the kind of a stream that has a source, and all settings that its samples
     depend on.
 
-    Raises RecipeError if the tokenizer lacks a token that the stream needs, or the file of a user's
-    function is missing.
+    Raises RecipeError if the tokenizer lacks a token that the stream needs, or if the stream uses a
+    function of the user whose file is missing.
+
+    Args:
+        recipe: a recipe that `open_recipe` has checked.
+        stream: one of its streams.
+        tokenizer: the tokenizer of the recipe.
     """
     source = stream.source
     record_type = find_record_type(stream)
-    shape, kind = record_type.shape, record_type.kind
+    shape = record_type.shape
+    kind = record_type.kind
+    # `open_recipe` has checked that the stream has all three.
     assert source is not None
     assert shape is not None
     assert kind is not None
     if is_function(source.shape):
+        # Find the function's files: their hash becomes a part of the shape's name.
         function = find_function(source.shape, _record_word(stream), Path(recipe.folder))
         shape = function_shape(function.name)
     field_names = source.fields or shape.own_fields
@@ -126,7 +135,7 @@ def resolve_stream(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> 
         id=source.id,
     )
     encoding = replace(encoding, **settings, **_sampling_settings(stream))
-    # Rules and stop tokens follow from the other settings.
+    # Add the versions of rules and the stop tokens, which follow from the other settings.
     rules = list_raised_rules(kind(encoding), [shape], encoding, tokenizer)
     encoding = replace(encoding, rules=rules)
     names_stops = kind.has_template and tokenizer.are_stops_named
@@ -138,16 +147,19 @@ def resolve_stream(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> 
 
 
 def _loader_name(recipe: Recipe, kind: type[Kind]) -> str:
-    """Return the name of the loader that reads the stream's columns."""
+    """Return the name of the loader that reads the columns of a stream of this kind."""
     if kind.loader:
         return kind.loader.name
     return "text" if recipe.has_plain_rows and not kind.has_targets else "finetuning"
 
 
 def _sampling_settings(stream: StreamSpec) -> Mapping[str, Any]:
-    """Return the settings that decide which records are in the stream."""
+    """Return the fields of Encoding that decide which records are in the stream: `sample`,
+    `holdout` and `held_out`, if the stream sets them.
+    """
     settings = dict[str, Any]()
-    if stream.sample not in (None, BY_BUDGET):  # a budget's share is not known yet
+    is_share_known = stream.sample not in (None, BY_BUDGET)  # a budget's share is computed later
+    if is_share_known:
         sample = read_share(stream.sample or 0)
         if sample < 1:
             settings["sample"] = str(sample)
@@ -158,10 +170,12 @@ def _sampling_settings(stream: StreamSpec) -> Mapping[str, Any]:
 
 
 def find_raised_rules(encoding: Encoding, tokenizer: Tokenizer | None) -> dict[str, int]:
-    """Return the current version of each rule, if above 1, that applies to a stream with this
-    encoding: rule -> version. Rules of source formats are not included.
+    """Return rule -> current version, for each rule of version 2 or higher that applies to a
+    published stream. Rules of source formats are not included.
 
-    A stream that `mdsmix mix` made of several streams may have records of several shapes.
+    Args:
+        encoding: the settings of the stream.
+        tokenizer: its tokenizer; None if it is unknown.
     """
     kind = kind_of(encoding)
     names = encoding.fields.keys()
@@ -169,6 +183,7 @@ def find_raised_rules(encoding: Encoding, tokenizer: Tokenizer | None) -> dict[s
     if shape:
         shapes = [shape]
     else:
+        # `mdsmix mix` makes a stream of several streams: it may have records of several shapes.
         shapes = [
             shape
             for shape in SHAPES.values()

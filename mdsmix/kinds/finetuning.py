@@ -27,15 +27,17 @@ from mdsmix.shards.token_ids import Tokens
 from mdsmix.tokenizer.card import Tokenizer
 
 WINDOW_BYTES = 16 << 20
-"""Source bytes of a work unit: half a second to two seconds of work. 100 MB of chats are 6 units:
-two workers take 2.6 s for them; with units of 96 MiB (2 units, one of 5 MB) 4.6 s, with 32 MiB 3.0
-s. More units cost 1 to 3 % of CPU: 4.9 to 5.3 s of user time at 16 MiB, 4.7 to 5.0 s at 96.
+"""Source bytes of a work unit (the part of a source that one task converts): half a second to two
+seconds of work.
+
+Two workers convert 100 MB of chats in 2.6 s with this size, in 3.0 s with 32 MiB, and in 4.6 s with
+96 MiB, where one unit is large and the other small. The smaller units cost 1 to 3 % of CPU time.
 """
 
 
 class Finetuning(Kind):
-    """The base of all kinds whose records have prompts and responses, so that the run's target
-    policies decide which tokens the model is trained on.
+    """The base of the kinds whose records have prompts and responses. The run's target policies
+    decide which of their tokens the model is trained on.
     """
 
     word = "finetuning"
@@ -53,21 +55,21 @@ class Finetuning(Kind):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Yield a sentence for each wrong or contradictory setting, among them those that only
-        concern finetuning streams, such as `too_long`.
+        """Yield a sentence for each wrong or contradictory setting. Checks for finetuning streams,
+        such as the check of `too_long`, are added to the checks of all kinds.
         """
         yield from super().contradictions(recipe, stream)
         if recipe.loader == "text":
             yield (
                 "is finetuning data, which the text loader cannot read: set train_loader.name: "
-                "finetuning, which reads pretraining streams too, or name: mdsmix, if mdsmix is "
-                "installed next to LLM-Foundry, or remove the stream."
+                "finetuning, which reads pretraining streams too; or set train_loader.name: mdsmix "
+                "if mdsmix is installed next to LLM-Foundry; or remove the stream."
             )
         if stream.too_long != "cut" and not recipe.decoder_only_format:
             yield (
                 f"too_long: {stream.too_long} cannot be used with decoder_only_format: false, "
                 "because the loader then truncates context and target separately: set too_long: "
-                "cut."
+                "cut for this stream."
             )
 
     @cached_property
@@ -87,11 +89,12 @@ class Finetuning(Kind):
 
     def make_samples(self, rows: TurnRows) -> Encoded:
         """Return the rows that can be used for training, as samples in the stream's columns. A
-        record that has no such row gets a reason code in `Encoded.rejected`.
+        record without a usable row gets a reason code in `Encoded.rejected`.
         """
         eos = self.tokenizer.eos_id
         positions = np.array(rows.positions, np.int64)
-        # Leave out the last turns that do not fit, and set the ends of answers.
+        # With `too_long: first_turns`, leave out the last turns that do not fit. Then move stop
+        # tokens to the ends of answers.
         is_shortened = self.targets.too_long == "first_turns"
         turns = rows.turns
         if is_shortened:
@@ -103,10 +106,10 @@ class Finetuning(Kind):
         verdicts = labels.verdicts(self.expanded_lengths(turns, rows))
         keep = verdicts == USABLE
         turns = turns.take(keep)
-        # Lay them out in columns.
+        # Lay out the selected rows in columns.
         labels = Labels(self.targets, turns, eos, self.untrained)
         encoded = self._lay_out(labels, positions[keep])
-        # A record is in the stream if any of its rows is; one of several rows may be left out.
+        # A record is in the stream if at least one of its rows is. Give all others their reason.
         in_stream = np.isin(positions, positions[keep])
         faults = dict(zip(positions[~in_stream].tolist(), verdicts[~in_stream], strict=True))
         # Count the tokens that were lost on the way.
@@ -134,6 +137,12 @@ class Finetuning(Kind):
         )
 
     def _lay_out(self, labels: Labels, positions: Lengths) -> Encoded:
+        """Return samples in the stream's columns.
+
+        Args:
+            labels: the turns of the samples, with the tokens that the model is trained on.
+            positions: the position of each sample's record in the batch.
+        """
         if self.encoding.pack:
             return lay_out_documents(labels, self.tokenizer, positions)
         if "turns" in self.encoding.columns:
@@ -141,11 +150,12 @@ class Finetuning(Kind):
         return lay_out_pairs(labels, self.tokenizer, positions)
 
     def _images_in(self, turns: Turns, images: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-        """Return the images of each row: if the row has n image tokens, the first n images of its
+        """Return the images of each row. A row with n image tokens has the first n images of its
         record.
 
         Args:
-            images: all images of each row's record.
+            turns: the turns of the rows.
+            images: for each row all images of its record.
         """
         if self.untrained is None:
             return ()
@@ -153,22 +163,28 @@ class Finetuning(Kind):
         return [record_images[:count] for record_images, count in zip(images, counts, strict=True)]
 
     def end_answers(self, turns: Turns) -> Turns:
-        """Return the turns with stop tokens moved to the ends of responses, if the template prints
-        them at the beginning of the next prompt. Here: the turns unchanged.
+        """Return the turns with each stop token at the end of its response.
+
+        Some templates print a response's stop token at the beginning of the next prompt;
+        Conversations moves it. Here the turns are returned unchanged.
         """
         return turns
 
     def expanded_lengths(self, turns: Turns, rows: TurnRows) -> Lengths | None:
-        """Return int64: the length in tokens of each prompt and response, with each image counted
-        as the tokens that the processor makes of it. None if the recipe names no processor.
+        """Return the length in tokens (int64) of each prompt and response, where each image counts
+        as the tokens that the processor makes of it. Return None if the stream has no images, or
+        the recipe names no processor.
+
+        Args:
+            turns: the turns of the rows.
+            rows: the rows, with the images of their records.
         """
         return None
 
 
 def _turns(tokens: Tokens) -> Turns:
-    """Return the turns of stored samples: the ids split into prompt, response, prompt, and so on,
-    and the number of turns of each sample.
-    """
+    """Return the turns of stored samples."""
+    # The ids are in the order prompt, response, prompt, ...: put the lengths into the same order.
     lengths = np.stack([tokens.prompts, tokens.responses], axis=1).ravel()
     return Turns(Ragged.from_lengths(tokens.ids.values, lengths), np.diff(tokens.turns))
 
@@ -179,15 +195,15 @@ def targets_of(encoding: Encoding) -> Targets:
 
 
 class Pairs(Finetuning):
-    """The kind of pairs: a prompt and its response, tokenized as they are."""
+    """The kind of pairs: a prompt and its response, tokenized without a chat template."""
 
     name = "pairs"
     reads = Pair
 
     @cached_property
     def targets(self) -> Targets:
-        """The stream's target policies. With `length>=N` and N above max_seq_len, no prompt is used
-        for training, since the loader truncates a prompt before it measures it.
+        """The stream's target policies. With `target_prompts: length>=N` and N above max_seq_len no
+        prompt is trained, because the loader first truncates a prompt and then measures it.
         """
         targets = super().targets
         is_reached = targets.least_trained_prompt <= targets.max_seq_len

@@ -1,9 +1,9 @@
 """The base class of all kinds of stream. A kind is everything that differs between pretraining
 text, pairs, conversations, images and preferences.
 
-The recipe's `kind:` is pretraining, finetuning or preference. The Kind follows from that word and
-from the shape of the records. Other packages call the methods of the Kind, and rarely ask which
-kind a stream is of.
+The recipe's `kind:` is pretraining, finetuning or preference. This word and the shape of the
+records (such as `Pair`) decide which subclass of Kind a stream gets. Other packages call the
+methods of the Kind, and rarely ask which kind a stream is of.
 """
 
 from __future__ import annotations
@@ -43,52 +43,66 @@ if TYPE_CHECKING:
     from mdsmix.encode.chat import ChatTemplate
 
 Piece = tuple[Sequence[int], bool]
-"A run of token ids of a stored sample, and whether the model is trained on them."
+"""Successive token ids of a stored sample, and whether the model is trained on them: `([5, 8],
+True)`.
+"""
 
 
 class Kind(ABC):
-    """A kind of stream. The class methods check recipes. An object is made from the encoding of a
-    stream; only an object that `open` returned can encode records.
+    """A kind of stream.
+
+    The class methods check recipes. An object belongs to one stream, and is made from the stream's
+    encoding. It can encode records only if `open` has returned it.
     """
 
     name: ClassVar[str]
+    "The name of the kind, such as `pairs`."
     word: ClassVar[str]
-    "The recipe's `kind:`."
+    "The recipe's `kind:`, such as `finetuning`."
     version: ClassVar[int] = 1
-    "Increased when a change of code makes other rows of the same records. Subclasses inherit it."
+    """The version of the kind's rules. It is increased when a change of code makes other rows of
+    the same records. Subclasses inherit the version.
+    """
     reads: ClassVar[type]
     "The type of its records: Document, Pair, Conversation or Preference."
     window_bytes: ClassVar[int] = WINDOW_BYTES
-    "Uncompressed source bytes of a work unit."
+    "Uncompressed source bytes of a work unit, the part of a source that one task converts."
     key_groups: ClassVar[tuple[str, ...]] = ()
-    """The groups of streams that this kind is in. A key of a recipe may apply to one group only
-    (`key(only_for=...)`).
+    """The groups that its streams belong to, such as `messages`. A key of a recipe may be only for
+    the streams of one group (`key(only_for=...)`).
     """
     has_template: ClassVar[bool] = False
-    "A chat template renders its records."
+    "Whether a chat template renders its records."
     has_images: ClassVar[bool] = False
-    "Its records have images."
+    "Whether its records have images."
     has_targets: ClassVar[bool] = True
-    "The run's target policies decide which tokens the model is trained on. False: they do not."
+    "Whether the run's target policies decide which tokens the model is trained on."
     keeps_long: ClassVar[bool] = False
-    """Samples longer than a row are stored whole, and the tokens that the loader will truncate are
-    counted.
+    """Whether samples longer than max_seq_len are stored whole. The tokens that the loader will
+    truncate are then counted.
     """
     reasons: ClassVar[Mapping[str, str]] = {}
     "Reason codes of bad records that only this kind and its shapes use -> their explanations."
     loader: ClassVar[ExtraLoader | None] = None
-    "The loader of its streams, if neither LLM-Foundry's loaders nor that of mdsmix read them."
+    """A loader that reads only streams of this kind. None: LLM-Foundry's loaders or mdsmix's own
+    loader read them.
+    """
 
     tokenizer: Tokenizer
-    "Set by `open`."
+    "The stream's tokenizer; set by `open`."
     backend: Backend
-    "Set by `open`."
+    "Encodes texts by the tokenizer; set by `open`."
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
 
     def open(self, tokenizer: Tokenizer, backend: Backend) -> Self:
-        """Return a new object of the kind that can encode. This one stays as it is."""
+        """Return a new object of the kind that can encode records. This object is not changed.
+
+        Args:
+            tokenizer: the stream's tokenizer.
+            backend: encodes texts by that tokenizer.
+        """
         opened = type(self)(self.encoding)
         opened.tokenizer = tokenizer
         opened.backend = backend
@@ -96,72 +110,85 @@ class Kind(ABC):
 
     @abstractmethod
     def encode(self, records: Any) -> Encoded:
-        """Encode records, a list of the type in `reads`, to samples. Call `open` first."""
+        """Encode records to samples. Only an object that `open` returned can do this.
+
+        Args:
+            records: a list of objects of the type in `reads`.
+        """
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         """Yield a sentence for each setting that is wrong for a stream of this kind, or contradicts
         another setting. The caller has checked that the recipe's loader exists.
         """
+        # A kind with a loader of its own needs that loader. No other kind can use that loader.
         own_loader = cls.loader.name if cls.loader else None
-        # A loader that belongs to one kind reads only that kind, and only it reads that kind.
-        is_special_loader = recipe.loader not in DATASETS
-        if (is_special_loader or own_loader) and recipe.loader != own_loader:
-            loaders = own_loader or "text, finetuning or mdsmix"
+        is_general_loader = recipe.loader in DATASETS
+        is_suitable = is_general_loader
+        if own_loader:
+            is_suitable = recipe.loader == own_loader
+        if not is_suitable:
+            loaders = own_loader if own_loader else "text, finetuning or mdsmix"
             yield (
                 f"kind: {cls.word} is read only by train_loader.name: {loaders}, but the recipe's "
-                f"is {recipe.loader}."
+                f"train_loader.name is {recipe.loader}: change kind or train_loader.name."
             )
         fault = cls.loader.fault(recipe.max_seq_len) if cls.loader else ""
         if fault:
             yield (
-                f"has rows of max_seq_len: {recipe.max_seq_len}, and {fault}: set another "
-                "max_seq_len."
+                f"has rows of max_seq_len: {recipe.max_seq_len} tokens, but {fault}: set another "
+                "max_seq_len in the recipe."
             )
         if stream.pack and (recipe.loader != "mdsmix" or not recipe.decoder_only_format):
             yield (
-                "pack: true needs train_loader.name: mdsmix and cannot be used with "
-                "decoder_only_format: false, since only that loader keeps the samples of a row "
-                "apart: correct these keys, or remove pack."
+                "pack: true works only with train_loader.name: mdsmix and decoder_only_format: "
+                "true, since only mdsmix's loader keeps the samples of a row apart: set both keys "
+                "in the recipe, or remove pack from this stream."
             )
 
     @classmethod
     @abstractmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields of Encoding that this kind sets: `columns` (name -> MDS encoding), and
-        settings that only this kind has.
+        """Return the fields of Encoding that this kind sets: `columns` (name -> MDS encoding, such
+        as `{"tokens": "ndarray:uint16"}`), and settings that only this kind has.
 
         Raises RecipeError if the tokenizer lacks a token that the stream needs.
         """
 
     def template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """Return the chat template that renders the stream's records; None for a kind without
-        one.
+        """Return the chat template that renders the stream's records; None if the kind has no chat
+        template.
         """
         return None
 
     def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
-        """Check whether the conversation's template may print a key that is null in a message.
+        """Check whether the chat template may print the null of a message such as `{"role":
+        "user", "name": None}`. True if that is unknown.
 
         Args:
+            conversation: the conversation with the message.
             role: the role of the message.
-            key: the key of the message that is null.
+            key: the key of the message whose value is null.
         """
         return True
 
     def end_notes(self, tokenizer: Tokenizer) -> list[EndNote]:
-        """Return notes for the user on the ends of answers: whether a model stops there."""
+        """Return notes for the user on whether a model learns to stop at the ends of answers. An
+        empty list for a kind without a chat template.
+        """
         return []
 
     def doubled_eos(self, tokenizer: Tokenizer) -> str:
-        """Return a message if rows end in two EOS that the model is trained on; empty otherwise."""
+        """Return a message if the model would be trained on two EOS in a row at the end of rows;
+        an empty string if not.
+        """
         return ""
 
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
-        """Return the assembler that joins encoded batches to the rows of a work unit.
+        """Return an assembler, which joins encoded batches to the rows of a work unit.
 
         Args:
-            layout: the columns of the shards.
+            layout: the columns of the shards, with their encodings.
             dtype: the NumPy dtype of the stream's tokens, such as `uint16`.
         """
         if self.joins_units:
@@ -174,8 +201,10 @@ class Kind(ABC):
 
     @property
     def joins_units(self) -> bool:
-        """Whether rows are split from joined documents (`layout: concat`). The tokens after the
-        last full row of each work unit then go to the last part of the stream.
+        """Whether documents are joined and then split into rows (`layout: concat`).
+
+        The tokens after the last full row of each work unit then become rows at the end of the
+        stream.
         """
         return False
 
@@ -193,35 +222,49 @@ class Kind(ABC):
 
     @abstractmethod
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
-        """Return int64 [n]: how many positions of each stored sample give a loss."""
+        """Return int64 [n]: how many tokens of each stored sample give a loss.
+
+        Args:
+            tokens: the token ids of n stored samples.
+            eos: the id of the tokenizer's EOS; None if it has no EOS.
+        """
 
     def cut(self, tokens: Tokens) -> Lengths:
         """Return int64 [n]: how many tokens of each stored sample the loader truncates."""
         return np.zeros(len(tokens.turns) - 1, np.int64)
 
     def appended_eos(self, sample: Sample, eos: int | None) -> int | None:
-        """Return the id of the EOS that the finetuning loader appends to a stored sample.
+        """Return the id of the EOS that the loader appends to a stored sample.
 
-        None if it appends no EOS: the sample already ends in EOS, it fills the row, or its loader
-        never appends anything.
+        Return None if the loader appends no EOS: because the sample already ends in EOS or fills
+        the row, or because the loader never appends anything.
+
+        Args:
+            sample: its decoded columns.
+            eos: the id of the tokenizer's EOS; None if it has no EOS.
         """
         flags = self.appended(decode_sample_tokens(sample), eos)
-        return eos if flags is not None and flags[0] else None
+        is_appended = flags is not None and flags[0]  # one sample has one flag
+        return eos if is_appended else None
 
     @property
     def gets_eos(self) -> bool:
-        """Whether the loader appends EOS to rows of the stream that end without it."""
+        """Whether the loader appends EOS to rows of the stream that do not end in EOS."""
         return self.has_targets and not self.encoding.pack
 
     def appended(self, tokens: Tokens, eos: int | None) -> Flags | None:
-        """Return bool [n]: whether the loader appends EOS to each stored sample. None for a kind
-        whose loader never appends it.
+        """Return bool [n]: whether the loader appends EOS to each stored sample. Return None if the
+        loader never appends EOS to samples of this kind.
+
+        Args:
+            tokens: the token ids of n stored samples.
+            eos: the id of the tokenizer's EOS; None if it has no EOS.
         """
         return None
 
     def pieces(self, sample: Sample) -> Iterator[Piece]:
-        """Split a stored sample into pieces: runs of tokens that the model is trained on, and runs
-        that it is not trained on.
+        """Split a stored sample into pieces: successive tokens that the model is trained on, and
+        successive tokens that it is not trained on.
 
         Args:
             sample: its decoded columns.
@@ -231,11 +274,15 @@ class Kind(ABC):
 
 
 def packed_columns(tokenizer: Tokenizer, has_targets: bool) -> dict[str, str]:
-    """Return column -> MDS encoding of packed rows.
+    """Return the columns of packed rows: name -> MDS encoding.
 
-    The columns have names that LLM-Foundry's loaders do not know, so that these loaders fail at the
-    first row. With names that they know, they would train without masks between the documents of a
-    row.
+    LLM-Foundry's loaders do not know these columns, and so they fail at the first row. If they knew
+    them, they would train without masks between the documents of a row.
+
+    Args:
+        tokenizer: its dtype is the type of the token ids.
+        has_targets: whether the model is trained on only some of the tokens, so that a mask is
+            stored too.
     """
     columns = {"input_ids": f"ndarray:{tokenizer.dtype}"}
     if has_targets:
@@ -249,10 +296,11 @@ def stored_pieces(
     target_responses: str = "last",
     untrained: int | None = None,
 ) -> Iterator[Piece]:
-    """Split a stored sample into pieces, as `Kind.pieces` does. Its column names tell the layout.
+    """Split a stored sample into pieces: successive tokens that the model is trained on, and
+    successive tokens that it is not trained on.
 
     Args:
-        sample: its decoded columns.
+        sample: its decoded columns. Their names show in which layout it was stored.
         target_prompts: the policy for prompts, as in the recipe.
         target_responses: the policy for responses, as in the recipe.
         untrained: the id of a token that the model is never trained on.
@@ -261,7 +309,7 @@ def stored_pieces(
         for document in split_documents(sample):
             yield from trained_runs(*document)
         return
-    # The maximum length has no effect on which ids are trained, so any number will do.
+    # Targets needs a max_seq_len, but which ids are trained does not depend on it.
     targets = Targets(
         max_seq_len=1, target_prompts=target_prompts, target_responses=target_responses
     )
@@ -272,12 +320,15 @@ def stored_pieces(
 
 
 def trained_runs(ids: NDArray[np.int64], trained: Flags) -> Iterator[Piece]:
-    """Split token ids into runs that the model is trained on, and runs that it is not trained on.
+    """Split token ids where the flag changes: ids 5, 6, 7 with the flags False, True, True become
+    `([5], False)` and `([6, 7], True)`.
 
     Args:
-        ids: int64 [n].
-        trained: bool [n]: whether the model is trained on each id.
+        ids: int64 [n], token ids.
+        trained: bool [n], whether the model is trained on each id.
     """
-    ends = np.flatnonzero(np.diff(trained)) + 1
-    for run, flags in zip(np.split(ids, ends), np.split(trained, ends), strict=True):
-        yield run.tolist(), bool(flags[:1].any())  # all flags of a run are equal; [] is False
+    changes = np.flatnonzero(np.diff(trained)) + 1
+    for run, flags in zip(np.split(ids, changes), np.split(trained, changes), strict=True):
+        # All flags of a run are equal. If there are no ids, there is one run, without a flag.
+        is_trained = len(flags) > 0 and bool(flags[0])
+        yield run.tolist(), is_trained

@@ -1,5 +1,5 @@
-"""The table of all kinds of stream, and the loaders that they bring. A new kind is one more file
-and one more class in `KINDS`.
+"""The table of all kinds of stream, and the table of their loaders. A new kind is one more file and
+one more class in `KINDS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, ConversationsWithI
 EXTRA_LOADERS: Mapping[str, ExtraLoader] = {
     kind.loader.name: kind.loader for kind in KINDS if kind.loader
 }
-"Name -> loader that belongs to one kind, and is neither LLM-Foundry's nor mdsmix's."
+"Name -> loader, for each loader that reads only one kind (`Kind.loader`)."
 DATASET_KEYS_OF: Mapping[str, Types] = {
     **DATASETS,
     **{name: loader.keys for name, loader in EXTRA_LOADERS.items()},
@@ -27,5 +27,7 @@ DATASET_KEYS_OF: Mapping[str, Types] = {
 
 
 def find_kinds(word: str | None) -> list[type[Kind]]:
-    """Return the kinds that the recipe may mean by `kind: WORD`."""
+    """Return the kinds that a recipe may mean by `kind: WORD`. For `finetuning` these are pairs,
+    conversations and images.
+    """
     return [kind for kind in KINDS if kind.word == word]

@@ -1,14 +1,15 @@
 """Decides which records of a source are in a stream: those in its `sample`, on the right side of
 its `holdout`, and not a duplicate of an earlier record.
 
-The content of a record decides, as the shape has read it, not its bytes or its position. So a
-record that is in two files, in two formats, or with its keys in another order is the same record,
-and no record changes sides if a source grows or moves. A larger share only adds records. Sample and
-holdout use two independent hashes, so a holdout takes its share of the sampled records.
+A hash of the record decides. It is made of the content that the shape has read, not of the record's
+bytes or position. So a record is the same record in another file, in another format, or with its
+keys in another order, and stays on its side if the source grows or moves. A larger share only adds
+records. The sample and the holdout use two independent hashes, so a holdout of 5 % takes 5 % of the
+sampled records.
 
-A fingerprint is a hash of a record's content. A record without a fingerprint (a bad one, or one
-that `where` leaves out) is sampled by its raw content. So the counts of bad records are those of a
-source that contains only the sampled records.
+A fingerprint is the hash of a record's content. Bad records and records that `where` leaves out
+have no fingerprint; a hash of their raw content decides whether they are sampled. So bad records
+are counted as if the source contained only the sampled records.
 """
 
 from __future__ import annotations
@@ -40,10 +41,13 @@ NOT_HELD_OUT = "not_held_out"
 
 
 def fingerprints(records: Sequence[Any]) -> Iterator[bytes]:
-    """Return the fingerprint of each record: its xxh3_128, 16 bytes. All records have one type.
+    """Return the fingerprint of each record: its xxh3_128, 16 bytes.
 
-    The text of a document or pair is hashed directly: 0.1 us and 10 GB/s, instead of 1 GB/s by way
-    of JSON.
+    The texts of documents and pairs are hashed directly, at 10 GB/s. The way through JSON, which
+    all other records take, has 1 GB/s.
+
+    Args:
+        records: documents, pairs, conversations or preferences, all of one type.
     """
     types = {*map(type, records)}
     if not types <= {Document, Pair}:
@@ -51,26 +55,32 @@ def fingerprints(records: Sequence[Any]) -> Iterator[bytes]:
     hashes = map(_hash, chain.from_iterable(records))
     if Pair not in types:
         return hashes
-    # Passing the same iterator twice takes the hashes by twos: of a prompt, then of its response.
-    # A pair's fingerprint is the hash of both.
+    # The hashes are those of a prompt, its response, the next prompt, and so on. `map` takes two of
+    # them at a time, since it gets the same iterator twice. A pair's fingerprint is the hash of
+    # both.
     return map(_hash, map(add, hashes, hashes))
 
 
 class SplitResults(NamedTuple):
-    """The results of a shape, split into records and reason codes of refused records."""
+    """The results of a shape, split into records and the reason codes of refused records."""
 
     positions: NDArray[np.int64]
-    "int64 [n]: the position of each record among the results."
+    "int64 [n]: the position of each of `records` among the results."
     records: list[Any]
+    "The n results that are records."
     rejected: dict[int, str]
-    "Position of a result that is not a record -> its reason code."
+    "Position of each other result -> its reason code."
 
 
 def split_rejected(results: Sequence[Any]) -> SplitResults:
-    """Split the results of a shape into records and reason codes. A result that is a string is the
-    reason code of a refused record.
+    """Split the results of a shape into records and reason codes.
+
+    Args:
+        results: records. A string in place of a record is the reason code of a refused record.
     """
-    reason_types = {kind for kind in {*map(type, results)} if issubclass(kind, str)}
+    # Usually no record is refused: look at the few types of the results, not at each result.
+    types = {*map(type, results)}
+    reason_types = {result_type for result_type in types if issubclass(result_type, str)}
     if not reason_types:
         return SplitResults(np.arange(len(results)), [*results], {})
     rejected = {
@@ -82,8 +92,8 @@ def split_rejected(results: Sequence[Any]) -> SplitResults:
 
 @dataclass(slots=True, kw_only=True)
 class Membership:
-    """Selects the records that are in the stream, and collects their fingerprints, for one window
-    (a slice of a source file that one worker converts).
+    """Selects the records of one window that are in the stream, and collects the fingerprints of
+    all its records. A window is a slice of a source file that one task converts.
     """
 
     sample: Fraction | None = None
@@ -91,12 +101,13 @@ class Membership:
     holdout: Fraction | None = None
     "The share of the records that is held out for evaluation; None: no records."
     is_eval: bool = False
-    "Whether this is the evaluation stream, of the records that are held out."
+    "Whether the stream is the evaluation stream, which has only the records that are held out."
     duplicates: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
-    """bool: whether each record of the window is dropped as a duplicate. If there are fewer flags
-    than records, the records after the last flag stay.
+    """bool: whether each record of the window is dropped as a duplicate. There may be fewer flags
+    than records: the records after the last flag are not dropped.
     """
     _fingerprints: bytearray = field(default_factory=bytearray)
+    "The fingerprints of the records so far, 16 bytes each."
 
     @staticmethod
     def of(encoding: Encoding, dropped: bytes = b"") -> Membership:
@@ -104,8 +115,8 @@ class Membership:
 
         Args:
             encoding: the settings of the stream.
-            dropped: a bit for each record of the window, 1 if it is dropped as a duplicate; eight
-                a byte, the lowest bit first.
+            dropped: a bit for each record of the window: 1 if the record is dropped as a duplicate.
+                Each byte has eight of these bits, the lowest bit first.
         """
         return Membership(
             sample=Fraction(encoding.sample) if encoding.sample else None,
@@ -118,10 +129,10 @@ class Membership:
         """Return the results with a reason code in place of each record that is not in the stream.
 
         Args:
-            records: raw records of the window.
-            results: the shape's result for each of them: a record, or a string, which is the
-                reason code of a refused record.
-            first: the position of the first record in the window.
+            records: some successive raw records of the window.
+            results: the shape's result for each raw record. A string is the reason code of a
+                refused record.
+            first: the position in the window of the first of these records.
         """
         if self.sample is not None:
             results = self._sample(records, results, self.sample)
@@ -134,45 +145,59 @@ class Membership:
         return results
 
     def _sample(self, records: Sequence[Any], results: Sequence[Any], share: Fraction) -> list[Any]:
+        """Return the results with a reason code in place of each record outside the sample."""
         return [
             result if _is_in_share(_sampling_hash(record, result), share) else NOT_SAMPLED
             for record, result in zip(records, results, strict=True)
         ]
 
     def _hold_out(self, results: Sequence[Any], share: Fraction) -> list[Any]:
+        """Return the results with a reason code in place of each record on the other side of the
+        holdout: a held-out record in the training stream, any other record in the evaluation
+        stream.
+        """
         reason = NOT_HELD_OUT if self.is_eval else HELD_OUT
-        return [
-            result
-            if isinstance(result, str) or is_held_out(result, share) == self.is_eval
-            else reason
-            for result in results
-        ]
+        selected = list[Any]()
+        for result in results:
+            is_refused = isinstance(result, str)
+            if is_refused or is_held_out(result, share) == self.is_eval:
+                selected.append(result)
+            else:
+                selected.append(reason)
+        return selected
 
     def _keep_fingerprints(self, results: Sequence[Any], first: int) -> None:
-        """Keep the fingerprint of each result; zeros for a reason code, which has none. Records of
-        the window that were skipped before the first result get zeros too.
+        """Keep the fingerprint of each result. A reason code has no fingerprint: zeros are kept
+        instead.
+
+        Args:
+            results: the results of successive records.
+            first: the position in the window of the first of these records. Zeros are kept for
+                records before it that were skipped.
         """
-        missing = SIZE * first - len(self._fingerprints)
-        self._fingerprints += bytes(max(0, missing))
+        missing_bytes = SIZE * first - len(self._fingerprints)
+        self._fingerprints += bytes(max(0, missing_bytes))
         positions, records, _ = split_rejected(results)
         hashes = np.zeros((len(results), SIZE), np.uint8)
-        hashes[positions] = np.frombuffer(b"".join(fingerprints(records)), np.uint8).reshape(
-            -1, SIZE
-        )
+        joined = b"".join(fingerprints(records))
+        hashes[positions] = np.frombuffer(joined, np.uint8).reshape(-1, SIZE)
         self._fingerprints += hashes.data
 
     def fingerprints(self, count: int) -> bytes:
-        """Return the fingerprints of the window's `count` decoded records in order, 16 bytes each;
-        zeros for a record without one.
+        """Return the fingerprints of all records of the window in order, 16 bytes each. A record
+        without a fingerprint has zeros.
+
+        Args:
+            count: the number of decoded records of the window.
         """
         return bytes(self._fingerprints.ljust(SIZE * count, b"\0"))
 
     def samples_raw(self, raw: bytes) -> bool:
-        """Check whether an item that could not be decoded to a record is in the sample.
+        """Check whether a record that could not be decoded is in the sample.
 
         Args:
-            raw: the bytes of the item. Empty if it was too long to be kept: it then always is in
-                the sample.
+            raw: the bytes of the record. Empty for a record that was too long to keep, which
+                is always in the sample.
         """
         if self.sample is None or not raw:
             return True
@@ -180,12 +205,13 @@ class Membership:
 
 
 def is_held_out(record: Record, share: Fraction) -> bool:
-    """Check whether the record's hash puts it into the held-out share."""
+    """Check whether a record is held out: whether its hash is in the held-out share."""
     return _is_in_share(xxhash.xxh64_intdigest(canonical(record)), share)
 
 
 def _is_in_share(hashed: int, share: Fraction) -> bool:
     """Check whether a 64-bit hash is below `share` of 2^64."""
+    # This compares hashed / 2^64 with the share, in exact whole numbers.
     return hashed * share.denominator < share.numerator << 64
 
 
@@ -193,16 +219,19 @@ def _sampling_hash(record: Any, result: Any) -> int:
     """Return the 64-bit hash that decides whether a record is in the sample.
 
     It is the second half of the record's fingerprint, because the first half decides in which
-    bucket duplicates of it are searched. A refused record has no fingerprint: the hash of its JSON
-    decides.
+    bucket the search for duplicates puts the record. A refused record has no fingerprint: its hash
+    is made of its JSON.
 
     Args:
         record: the raw record.
-        result: the shape's result for it: a record, or a string, which is the reason code of a
-            refused record.
+        result: the shape's result for the raw record. A string is the reason code of a refused
+            record.
     """
-    if not isinstance(result, str):
-        return int.from_bytes(next(fingerprints([result]))[8:], "big")
+    is_refused = isinstance(result, str)
+    if not is_refused:
+        fingerprint = next(fingerprints([result]))
+        second_half = fingerprint[SIZE // 2 :]
+        return int.from_bytes(second_half, "big")
     try:
         return xxhash.xxh3_64_intdigest(canonical(record))
     except (UnicodeEncodeError, RecursionError):  # a lone surrogate, or nested too deeply

@@ -1,9 +1,9 @@
-"""Conversations with images: a row stores the images' bytes and sizes, and the turns with one token
-for each image.
+"""The kind of conversations with images. A row stores the content (such as a JPEG) and the size
+of each image, and the turns with one token for each image.
 
-Neither pixels nor expanded image tokens are stored. How many tokens an image becomes depends on the
-processor and its limits, so a stream with one token for each image can be used with any processor.
-If the recipe names a processor, its token counts decide which rows fit.
+Neither pixels nor the many tokens that a processor makes of an image are stored. How many tokens it
+makes depends on the processor and its limits. So a stream with one token for each image can be used
+with any processor. If the recipe names a processor, its token counts decide which rows fit.
 """
 
 from __future__ import annotations
@@ -45,9 +45,12 @@ if TYPE_CHECKING:
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
 DEFAULTS = ImagesSpec()
 LINE_BYTES = 1 << 20
-"""Bytes of a work unit in files of lines, whose images are files of their own: 3,500 records of 300
-bytes, whose images of 400 KB take seconds to read. In tables and archives, whose records contain
-the images themselves, a unit is as large as one of text: 96 MiB of images take two seconds or more.
+"""Bytes of a work unit (the part of a source that one task converts) in files of lines. Their
+images are files of their own: 3,500 records of 300 bytes have images of 400 KB each, which take
+seconds to read.
+
+Tables and archives contain the images themselves. There a work unit is as large as a unit of text:
+96 MiB of images take two seconds or more.
 """
 
 
@@ -63,14 +66,16 @@ class ConversationsWithImages(Conversations):
         **Conversations.reasons,
         **IMAGE_REASONS,
         "image_placeholders": (
-            "The tokens contain more or fewer image tokens than the record has images."
+            "The rendered conversation has more or fewer image tokens than the record has images."
         ),
     }
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields of Encoding that this kind sets: besides those of conversations, the
-        settings of images. Raises RecipeError if Pillow or an image token is missing.
+        """Return the fields of Encoding that this kind sets: the fields that conversations set, and
+        the settings of images.
+
+        Raises RecipeError if Pillow is not installed, or no image token is known.
         """
         from mdsmix.images.judge import require_pillow
 
@@ -86,25 +91,31 @@ class ConversationsWithImages(Conversations):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Yield a sentence for each wrong or contradictory setting, among them those that only
-        concern images, such as `images.field`.
+        """Yield a sentence for each wrong or contradictory setting. Checks for images, such as the
+        check of `images.field`, are added to the checks of conversations.
         """
         yield from super().contradictions(recipe, stream)
         if stream.pack or not recipe.decoder_only_format:
             yield (
-                "has images, and rows with images cannot be packed and are for decoder-only models "
-                "only: remove pack and decoder_only_format."
+                "has images; rows with images cannot be packed, and only decoder-only models can "
+                "use them: remove pack from this stream and decoder_only_format from the recipe."
             )
         field = (stream.images or DEFAULTS).field
         if field is None:
             return
-        if not all([field, *field]):
-            yield "images.field names no field; leave it out for images or image, or name one."
+        # An empty string, an empty list, or a list with an empty name.
+        is_empty = not all([field, *field])
+        if is_empty:
+            yield (
+                "images.field names no field: name the field with the images, or remove "
+                "images.field if this field is called images or image."
+            )
         shape = SHAPES.get((stream.source and stream.source.shape) or "")
         if shape and shape.has_images == "inside":
             yield (
-                f"images.field is for images in fields of their own, but those of {shape.name} are "
-                "in the texts; it would change nothing, so take it out."
+                f"images.field is for images in fields of their own, but records of the shape "
+                f"{shape.name} have their images in the texts: remove images.field, which would "
+                "change nothing."
             )
 
     @cached_property
@@ -112,8 +123,12 @@ class ConversationsWithImages(Conversations):
         return ImageTurnRenderer(self.encoding, self.tokenizer, self.backend)
 
     def expanded_lengths(self, turns: Turns, rows: TurnRows) -> Lengths | None:
-        """Return int64: the length in tokens of each prompt and response, with each image counted
-        as the tokens that the processor makes of it. None if the recipe names no processor.
+        """Return the length in tokens (int64) of each prompt and response, where each image counts
+        as the tokens that the processor makes of it. Return None if the recipe names no processor.
+
+        Args:
+            turns: the turns of the rows.
+            rows: the rows, with the images of their records.
         """
         if "processor" not in self.encoding.images:
             return None
@@ -126,11 +141,12 @@ class ConversationsWithImages(Conversations):
                 for image in images[:count]
             ]
         )
-        # Add the tokens of each image to the prompt or response that contains its image token.
+        # Find the number of the prompt or response that contains each image token.
         offsets = turns.find(self.untrained)
-        segments = np.searchsorted(turns.ids.offsets, offsets, "right") - 1
-        # One token of each image is already there: hence the - 1.
-        added = np.bincount(segments, tokens - 1, len(turns.ids))
+        sides = np.searchsorted(turns.ids.offsets, offsets, "right") - 1
+        # Add up the tokens of the images in each prompt or response. Each image already has one
+        # token, hence the - 1.
+        added = np.bincount(sides, tokens - 1, len(turns.ids))
         return np.asarray(turns.ids.lengths + added, np.int64)
 
     @property
@@ -143,20 +159,24 @@ class ConversationsWithImages(Conversations):
 
 def _image_settings(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the field `images` of the Encoding: the image token, the keys of the recipe's section
-    that are not at their defaults, and the processor.
+    `images` that are not at their defaults, and the hash of the processor.
+
+    Raises RecipeError if no image token is known, or the processor uses another image token.
     """
     spec = stream.images or DEFAULTS
     processor = open_processor(recipe.processor) if recipe.processor else None
     token = choose_image_token(spec, tokenizer, processor)
     if processor and token != processor.image_token:
         raise RecipeError(
-            f"stream {stream.name}: images.token is {token}, but the processor {processor.name} "
-            f"expands {processor.image_token}: remove images.token, or name another processor."
+            f"stream {stream.name}: images.token is {token}, but the image token of the processor "
+            f"{processor.name} is {processor.image_token}: remove images.token from the recipe, or "
+            "name another processor."
         )
     token_id = None if token is None else find_token_id(token, tokenizer)
     if token is None or token_id is None:
         raise RecipeError(_missing_image_token(stream, tokenizer, token))
     settings: dict[str, Any] = {"token": token, "id": token_id}
+    # Copy the keys of the section, except `token` (set above) and `root`.
     defaults = asdict(DEFAULTS)
     for key, value in asdict(spec).items():
         if key in ("root", "token") or value == defaults[key]:
@@ -174,50 +194,56 @@ def _missing_image_token(stream: StreamSpec, tokenizer: Tokenizer, token: str | 
     """Return the message for a stream with images whose tokenizer lacks the image token.
 
     Args:
-        token: the image token that was chosen; None if no token was.
+        stream: the stream.
+        tokenizer: the tokenizer of the recipe.
+        token: the image token that was chosen; None if none was found.
     """
     image_tokens = [name for name in tokenizer.special_tokens if "image" in name.lower()]
     fault = f"has no token {token} of its own" if token else "declares no image_token"
-    suggestion = suggest_key(
-        token or "", image_tokens or tokenizer.special_tokens, "its own tokens are"
-    )
+    candidates = image_tokens if image_tokens else tokenizer.special_tokens
+    suggestion = suggest_key(token or "", candidates, "the tokenizer's own tokens are")
     return (
         f"stream {stream.name} has images, but the tokenizer {tokenizer.name} {fault} to mark "
-        f"their positions: set images.token; {suggestion}"
+        f"their positions: set images.token in the recipe; {suggestion}"
     )
 
 
 def choose_image_token(
     spec: ImagesSpec, tokenizer: Tokenizer, processor: Processor | None = None
 ) -> str | None:
-    """Return the image token: the recipe's `images.token`, or else the processor's image token, or
-    else the tokenizer's `image_token`. None if all three are missing.
+    """Return the image token, such as `<image>`. It comes from the first of these that has one: the
+    recipe's `images.token`, the processor, the tokenizer's `image_token`. Return None if none has.
     """
     if spec.token:
         return spec.token
-    declared = processor and processor.image_token
-    declared = declared or tokenizer.template_variables.get("image_token")
+    if processor and processor.image_token:
+        return processor.image_token
+    declared = tokenizer.template_variables.get("image_token")
     return declared if isinstance(declared, str) else None
 
 
 def find_token_id(token: str, tokenizer: Tokenizer) -> int | None:
-    """Return the id of an added or special token, which tokenizers match as a whole in any text;
-    None if the tokenizer has no such token.
+    """Return the id of a special or added token, which the tokenizer finds as a whole in any text.
+    Return None if the tokenizer has no special or added token of this name.
     """
     if token in tokenizer.special_tokens:
         return tokenizer.special_ids[tokenizer.special_tokens.index(token)]
-    added = orjson.loads(Path(tokenizer.path).read_bytes()).get("added_tokens", [])
-    return next((entry["id"] for entry in added if entry.get("content") == token), None)
+    tokenizer_json = orjson.loads(Path(tokenizer.path).read_bytes())
+    for entry in tokenizer_json.get("added_tokens", []):
+        if entry.get("content") == token:
+            token_id: int = entry["id"]
+            return token_id
+    return None
 
 
 class ImageTurnRenderer(TurnRenderer):
-    """Renders conversations with one image token for each image. The strings that the processor
-    puts before and after an image are printed around it.
+    """Renders conversations with one image token for each image. Some processors put a string
+    before and after each image; these strings are printed around the image token.
     """
 
     @property
     def token(self) -> str:
-        """The token that stands for an image in a text."""
+        """The string of the image token, such as `<image>`."""
         return str(self.encoding.images["token"])
 
     @property
@@ -229,21 +255,30 @@ class ImageTurnRenderer(TurnRenderer):
 
         Raises RecordRefused (image_placeholders) if a row has more or fewer image tokens than its
         messages have images.
+
+        Args:
+            unread: counts the fields that the template does not print; they are added here.
         """
         token = self.token
         template = self.chat.for_tools(conversation.tools)
         rows = super().rows_of(forms.fit_images(template, token, conversation), unread)
-        contents = [message.get("content") for message in conversation.messages]
-        parts = [content if isinstance(content, list) else () for content in contents]
-        # The last row ends with the last trained answer, the row before it with the trained answer
-        # before that, and so on.
-        for row, end in zip(rows, find_trained_answers(conversation)[-len(rows) :], strict=True):
-            images = sum(item["type"] == "image" for item in chain(*parts[: end + 1]))
+        # Count the images of each message.
+        counts = list[int]()
+        for message in conversation.messages:
+            content = message.get("content")
+            parts = content if isinstance(content, list) else []
+            counts.append(len([part for part in parts if part["type"] == "image"]))
+        # Each row ends with a trained answer: the last row with the last trained answer, the row
+        # before it with the trained answer before it, and so on.
+        ends = find_trained_answers(conversation)[-len(rows) :]
+        for row, end in zip(rows, ends, strict=True):
+            images = sum(counts[: end + 1])
             placeholders = sum(text.count(token) for text in chain(*row))
             if images != placeholders:
                 raise RecordRefused("image_placeholders", images=images, placeholders=placeholders)
-        # Put the image token between the processor's two strings: before + token + after.
-        framed = token.join(self.encoding.images.get("around", ("", "")))
+        # Put the processor's two strings around each image token.
+        before, after = self.encoding.images.get("around", ("", ""))
+        framed = f"{before}{token}{after}"
         return [
             [
                 (prompt.replace(token, framed), response.replace(token, framed))
@@ -254,18 +289,16 @@ class ImageTurnRenderer(TurnRenderer):
 
 
 class ImageRows(SampleRows):
-    """Rows with images. Full shards are handed out while rows are added, since the rows of a work
-    unit may be many GB. A shard ends before the row that would make it larger than SHARD_BYTES, so
-    its end depends only on the rows, not on the batches.
+    """Makes rows with images. The rows of a work unit may be many GB, so each shard is returned as
+    soon as it is full. A shard ends before the row that would make it larger than SHARD_BYTES. So
+    the contents of shards depend only on the rows, not on how they are batched.
     """
 
     _size = 0
-    "Bytes of the rows that are kept."
+    "The bytes of the rows that are kept."
 
     def add(self, batch: Encoded) -> Iterator[Rows]:
-        """Add a batch. Yield the rows of each shard that is full; these rows are then no longer
-        kept here.
-        """
+        """Add a batch. Yield the rows of each shard that is full, and keep these rows no longer."""
         stored = [image for images in batch.images for image in images]
         self._totals += replace(
             batch.totals,
@@ -287,8 +320,10 @@ class ImageRows(SampleRows):
 
 
 def _frames(images: Sequence[Image]) -> Iterator[bytes]:
-    """Yield the value of a column `list[jpeg]` in pieces, in Streaming's layout: a reserved 0, the
-    number of images, the size of each in bytes, all uint32 (little endian), then the images.
+    """Yield, as bytes to be joined, the value of a column `list[jpeg]`, in Streaming's layout.
+
+    First come uint32 numbers (little endian): a reserved 0, the number of images, and the size of
+    each image in bytes. Then come the contents of the images.
     """
     yield np.array([0, len(images), *(image.size for image in images)], "<u4").tobytes()
     for image in images:

@@ -1,10 +1,10 @@
-"""ComposeRL's loader of preferences: the rows of its PairwisePreferenceStreamingDataset and the
-batches of its collator.
+"""Makes the same rows and batches as ComposeRL's loader of preferences: the rows of its
+PairwisePreferenceStreamingDataset, and the batches of its collator.
 
-The dataset puts the prompt before each answer, and truncates both sides to max_seq_len. The
+A side is an answer with the prompt before it. The dataset truncates each side to max_seq_len. The
 collator joins the two sides to one sequence. If they have more than max_seq_len tokens together, it
-removes the same number of tokens from the end of each (`cut_per_answer`).
-`tests/with_torch/test_preferences.py` compares batches with those recorded from ComposeRL.
+removes the same number of tokens from the end of each side (`cut_per_answer`).
+`tests/with_torch/test_preferences.py` compares batches with batches that ComposeRL made.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def cut_per_answer(length: Any, max_seq_len: int) -> NDArray[np.int64]:
     """Return how many tokens ComposeRL's collator removes from the end of each answer.
 
     Args:
-        length: tokens of both answers together, each with its prompt; an int or an array.
-        max_seq_len: tokens of a row.
+        length: the number of tokens of both sides (each answer with its prompt) together, for one
+            preference or for an array of preferences.
+        max_seq_len: how many tokens a row may have.
 
     >>> cut_per_answer([96, 97, 98, 99], 96).tolist()
     [0, 2, 2, 3]
@@ -37,12 +38,17 @@ def cut_per_answer(length: Any, max_seq_len: int) -> NDArray[np.int64]:
 
 
 def make_row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
-    """Return a stored sample in the form that `make_batch` takes.
+    """Return a stored sample in the form that `make_batch` takes: `{"prompt_len": 2, "answers":
+    [chosen, rejected]}`.
 
-    Keys: `answers`, two int64 arrays, chosen and rejected, each with the prompt before it and
-    truncated as in a batch; `prompt_len`; and the rewards, if the sample has them.
+    The answers are int64 arrays, each with the prompt before it and truncated as in a batch. If the
+    sample has rewards, they are entries of the result too.
 
-    Raises MixRefused if truncation leaves no token of an answer and its prompt.
+    Raises MixRefused if truncation leaves nothing of an answer and its prompt.
+
+    Args:
+        sample: its decoded columns.
+        max_seq_len: how many tokens a row may have.
     """
     prompt, *answers = decode_preference(sample)
     prompt = prompt[:max_seq_len]
@@ -50,8 +56,8 @@ def make_row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
     cut = int(cut_per_answer(sum(map(len, sides)), max_seq_len))
     if min(map(len, sides)) <= cut:
         raise MixRefused(
-            f"max_seq_len: {max_seq_len} leaves nothing of an answer: convert the stream for this "
-            "max_seq_len, which leaves such records out."
+            f"max_seq_len: {max_seq_len} leaves nothing of an answer: convert the stream again "
+            f"with max_seq_len: {max_seq_len} in the recipe, which leaves such records out."
         )
     rewards = {key: sample[key] for key in REWARDS if key in sample}
     answers = [side[: len(side) - cut] for side in sides]
@@ -61,27 +67,35 @@ def make_row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
 def make_batch(
     rows: Sequence[Mapping[str, Any]], max_seq_len: int, eos: int, fill: int
 ) -> dict[str, NDArray[Any]]:
-    """Return the batch of rows as ComposeRL's collator makes it: the chosen answer, then the
-    rejected answer, each with its prompt before it and EOS as its last token.
-
-    Returns: `input_ids` and `sequence_id` (0 chosen, 1 rejected, -1 padding), int64 [rows,
-    max_seq_len]; `attention_mask`, bool [rows, max_seq_len], false at every token equal to `fill`,
-    which may be EOS; `prompt_len`, `chosen_len`, `rejected_len`, int64 [rows]; rewards, float32
-    [rows, 1].
+    """Return the batch of rows as ComposeRL's collator makes it. Each row is the chosen answer,
+    then the rejected answer. Both have the prompt before them, and EOS as their last token.
 
     Raises MixRefused if only some rows have rewards.
+
+    Args:
+        rows: what `make_row` returned for each sample.
+        max_seq_len: how many tokens a row has, with padding.
+        eos: the id of EOS.
+        fill: the id of the token for padding, which may be EOS.
+
+    Returns:
+        input_ids: int64 [rows, max_seq_len].
+        sequence_id: int64 [rows, max_seq_len]: 0 chosen, 1 rejected, -1 padding.
+        attention_mask: bool [rows, max_seq_len]: false at every token equal to `fill`.
+        prompt_len, chosen_len, rejected_len: int64 [rows].
+        chosen_reward, rejected_reward: float32 [rows, 1], if the rows have rewards.
     """
     if any(row.keys() != rows[0].keys() for row in rows):
         raise MixRefused(
-            "a batch contains preferences with rewards and others without: convert all streams of "
-            "the run with them, or none."
+            "a batch contains preferences with rewards and preferences without rewards: convert "
+            "all streams of the run with rewards, or all streams without rewards."
         )
     input_ids = np.full((len(rows), max_seq_len), fill, np.int64)
     sequence_ids = np.full_like(input_ids, -1)
-    lengths = np.zeros((2, len(rows)), int)
+    lengths = np.zeros((2, len(rows)), int)  # of the chosen and the rejected answer of each row
     for number, row in enumerate(rows):
         lengths[:, number] = [*map(len, row["answers"])]
-        ends = lengths[:, number].cumsum()
+        ends = lengths[:, number].cumsum()  # where the chosen and the rejected answer end
         input_ids[number, : ends[1]] = np.concatenate(row["answers"])
         input_ids[number, ends - 1] = eos
         sequence_ids[number, : ends[1]] = np.repeat([0, 1], lengths[:, number])
@@ -93,7 +107,8 @@ def make_batch(
         "sequence_id": sequence_ids,
         "prompt_len": np.array([row["prompt_len"] for row in rows]),
     }
-    for key in rows[0].keys() & {*REWARDS}:
+    rewards = rows[0].keys() & {*REWARDS}
+    for key in rewards:
         batch[key] = np.array([[row[key]] for row in rows], np.float32)
     return batch
 

@@ -1,8 +1,8 @@
-"""Preferences: a prompt with a chosen and a rejected answer, in the columns that ComposeRL's
-PairwisePreferenceStreamingDataset reads (`preference_loader.py`).
+"""The kind of preferences: a prompt with a chosen and a rejected answer, in the columns that
+ComposeRL's PairwisePreferenceStreamingDataset reads (`preference_loader.py`).
 
-`prompt`, `chosen` and `rejected` are int64 ids (little endian) as plain bytes. Answers end in EOS
-and are stored without the prompt.
+The columns `prompt`, `chosen` and `rejected` are int64 token ids (little endian) as plain bytes.
+The answers end in EOS and are stored without the prompt.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, Ids, Tokens, Turn, decod
 from mdsmix.tokenizer.card import Tokenizer
 
 Half = Turn | str
-"""The ids of a preference's prompt and of one of its answers, the chosen or the rejected one. A str
-is a reason code instead, such as `template_error`: the preference is refused.
+"""One half of a preference: the token ids of its prompt and of its chosen answer, or of its prompt
+and of its rejected answer. A str in place of the ids is a reason code, such as `template_error`:
+the preference is refused.
 """
 
 
 class Halves(NamedTuple):
-    """Both halves of a preference: its prompt with the chosen answer, and with the rejected one."""
+    """Both halves of a preference: its prompt with each answer."""
 
     chosen: Half
     rejected: Half
 
 
 class StoredIds(NamedTuple):
-    """The ids of a preference that can be used for training."""
+    """The token ids of a preference that can be used for training."""
 
     prompt: Ids
     chosen: Ids
@@ -58,22 +59,33 @@ class LastAnswerRenderer(TurnRenderer):
     """Renders a conversation as one turn: all text up to its last answer, and that answer."""
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[chat.Turn]]:
-        # The parent's last row ends with the last answer. The prompt of the one turn is the text of
-        # all turns before that answer, and its own prompt.
-        *before, (prompt, answer) = super().rows_of(conversation, unread)[-1]
-        return [[("".join(chain(*before, [prompt])), answer)]]
+        """Return one row with one turn.
+
+        Args:
+            unread: counts the fields that the template does not print; they are added here.
+        """
+        # The parent's last row ends with the last answer. The new prompt is the text of all earlier
+        # turns, joined, and the prompt of the last turn.
+        last_row = super().rows_of(conversation, unread)[-1]
+        *earlier_turns, (prompt, answer) = last_row
+        whole_prompt = "".join(chain(*earlier_turns, [prompt]))
+        return [[(whole_prompt, answer)]]
 
     def whole_texts(self, preference: Preference) -> list[str]:
-        """Return three strings: the text that both prompts begin with, then the whole text of the
-        chosen side and of the rejected side.
+        """Return three strings: the text that both prompts begin with, the prompt with the chosen
+        answer, and the prompt with the rejected answer.
 
-        Raises RecordRefused (prompts_differ) if the prompts differ before the answer begins.
+        Raises RecordRefused (prompts_differ) if the prompts differ before the text that the
+        template prints for the answer.
+
+        Args:
+            preference: a preference of two conversations.
         """
         prompts = list[str]()
-        wholes = list[str]()
-        histories = list[str]()
+        wholes = list[str]()  # each prompt with its answer
+        histories = list[str]()  # the text of all messages before the answer
         for half in (preference.chosen, preference.rejected):
-            # The two pairs of a preference have one prompt: only conversations can differ.
+            # Prompts differ only if a preference has two conversations: two pairs share a prompt.
             if not isinstance(half, Conversation):
                 continue
             [[(prompt, answer)]] = self.rows_of(half, Counter())
@@ -82,6 +94,7 @@ class LastAnswerRenderer(TurnRenderer):
             template, conversation = self.prepare(half, Counter())
             history = template.render(conversation.messages[:-1], False, conversation.tools)
             histories.append(history)
+        # The common beginning of the prompts must not end inside a control token.
         start = chat.cut_open_word(chat.find_common_start(prompts), wholes, self.words)
         if all(start.startswith(history) for history in histories):
             return [start, *wholes]
@@ -95,8 +108,8 @@ class LastAnswerRenderer(TurnRenderer):
 
 
 class Preferences(TemplateKind):
-    """The kind of preferences. A sample has the ids of a prompt, of the chosen answer and of the
-    rejected answer, in the columns of ComposeRL.
+    """The kind of preferences. A sample has the token ids of a prompt, of the chosen answer and of
+    the rejected answer, in the columns that ComposeRL reads.
     """
 
     name = "preferences"
@@ -110,27 +123,33 @@ class Preferences(TemplateKind):
     loader = PREFERENCE_LOADER
     reasons: ClassVar[Mapping[str, str]] = {
         "answers_unlike": (
-            "One answer of a preference is a text, and the other a message or a list of messages."
+            "One answer of the preference is a string, and the other answer is a message or a list "
+            "of messages."
         ),
-        "no_prompt": "A preference has no prompt, and its two texts have no common beginning.",
+        "no_prompt": (
+            "The preference has no prompt, and its two answers have no common beginning that could "
+            "be the prompt."
+        ),
         "prompts_differ": (
-            "The chat template prints another conversation before each answer of a preference; the "
-            "detail shows both prompts where they differ."
+            "The chat template prints different conversations before the two answers of the "
+            "preference; the detail shows both prompts where they differ."
         ),
         "bad_reward": (
-            "A reward is not a number, or is missing although the recipe names its field."
+            "A reward of the preference is not a number, or is missing although the recipe names "
+            "its field."
         ),
     }
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields of Encoding that this kind sets. Raises RecipeError if the tokenizer
-        has no EOS, since each answer ends in EOS.
+        """Return the fields of Encoding that this kind sets.
+
+        Raises RecipeError if the tokenizer has no EOS, which ends each answer.
         """
         if tokenizer.eos_id is None:
             raise RecipeError(
-                f"stream {stream.name}: an answer ends in EOS, but the tokenizer {tokenizer.name} "
-                "has none: name one in tokenizer.kwargs (eos_token)."
+                f"stream {stream.name}: answers of preferences end in EOS, but the tokenizer "
+                f"{tokenizer.name} has no EOS token: set tokenizer.kwargs.eos_token in the recipe."
             )
         rewards = dict.fromkeys(_rewards_of(stream), "float64")
         return {
@@ -143,19 +162,20 @@ class Preferences(TemplateKind):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Yield a sentence for each wrong or contradictory setting, among them those that only
-        concern preferences, such as their rewards.
+        """Yield a sentence for each wrong or contradictory setting. Checks for preferences, such as
+        the check of the rewards' fields, come before the checks of all kinds.
         """
         rewards = _rewards_of(stream)
         if len(rewards) == 1:
             yield (
-                f"source.{rewards[0]} is set without the other reward: name the fields of both "
-                "rewards, or of none."
+                f"source.{rewards[0]} names the field of one reward, but the other reward has no "
+                f"field: set both source.{REWARDS[0]} and source.{REWARDS[1]}, or remove "
+                f"source.{rewards[0]}."
             )
         if stream.pack or not recipe.decoder_only_format:
             yield (
-                "has preferences, which cannot be packed and are for decoder-only models only: "
-                "remove pack and decoder_only_format."
+                "has preferences, which cannot be packed and are only for decoder-only models: "
+                "remove pack from this stream and decoder_only_format from the recipe."
             )
         yield from super().contradictions(recipe, stream)
 
@@ -164,11 +184,13 @@ class Preferences(TemplateKind):
         return LastAnswerRenderer(self.encoding, self.tokenizer, self.backend)
 
     def encode(self, preferences: Sequence[Preference]) -> Encoded:
-        """Encode each preference to one sample: columns `prompt`, `chosen`, `rejected` (bytes of
-        int64 ids), and rewards (float64) if the recipe names their fields. The prompt counts twice
-        among the tokens, since the model sees it twice.
+        """Encode each preference that can be used for training to one sample.
+
+        Its columns are `prompt`, `chosen` and `rejected` (bytes of int64 ids), and the two rewards
+        (float64) if the recipe names their fields. In the counts of tokens a prompt counts twice,
+        since the model sees it before each answer.
         """
-        # Tokenize both halves of each preference, after the same prompt.
+        # Tokenize both halves of each preference, and give them the same prompt.
         halves, with_specials = self._tokenize(preferences)
         self._share_prompts(preferences, halves)
         # Select the preferences that can be used for training.
@@ -180,19 +202,20 @@ class Preferences(TemplateKind):
                 faults[position] = verdict
             else:
                 trainable[position] = verdict
-        # Truncate the answers here, as ComposeRL's dataset would before its collator gets them. The
-        # dataset fails on a longer side if max_seq_len is not a multiple of 8, since it truncates
-        # bytes, not tokens. So no longer side is stored.
+        # Truncate the answers so that no prompt and answer together are longer than max_seq_len.
+        # ComposeRL's dataset would truncate them too. But it truncates bytes, and then fails if
+        # max_seq_len is not a multiple of 8.
         max_seq_len = self.encoding.max_seq_len
         prompts, chosen, rejected = (
             Ragged.from_rows(rows, "<i8") for rows in _transpose(trainable.values())
         )
-        whole = chosen.lengths + rejected.lengths
+        lengths_before = chosen.lengths + rejected.lengths
         chosen = chosen.first(max_seq_len - prompts.lengths)
         rejected = rejected.first(max_seq_len - prompts.lengths)
-        answers = chosen.lengths + rejected.lengths
-        cut = 2 * cut_per_answer(2 * prompts.lengths + answers, max_seq_len)
-        # Lay them out in columns.
+        lengths = chosen.lengths + rejected.lengths
+        # The tokens that ComposeRL's collator will remove from both answers of each preference.
+        cut = 2 * cut_per_answer(2 * prompts.lengths + lengths, max_seq_len)
+        # Lay out the ids in columns. An int64 id has 8 bytes.
         columns = dict[str, Ragged]()
         for name, ids in zip(PREFERENCE_COLUMNS, (prompts, chosen, rejected), strict=True):
             columns[name] = Ragged(ids.values.view(np.uint8), ids.offsets * 8)
@@ -204,10 +227,10 @@ class Preferences(TemplateKind):
             columns,
             [prompts, prompts, chosen, rejected],
             [*trainable],
-            loss_tokens=int((answers - cut).sum()),
-            lost_tokens=int((whole - answers).sum()),
+            loss_tokens=int((lengths - cut).sum()),
+            lost_tokens=int((lengths_before - lengths).sum()),
             cut=cut,
-            truncated=whole - answers,
+            truncated=lengths_before - lengths,
             specials=len(with_specials),
             unread=self._count_unread(preferences, trainable),
             placeholders=_placeholders_in(preferences),
@@ -215,10 +238,12 @@ class Preferences(TemplateKind):
         )
 
     def _tokenize(self, preferences: Sequence[Preference]) -> tuple[list[Halves], set[int]]:
-        """Return the halves of each preference, and the positions of the preferences whose text
-        contains the string of a special token. A half that cannot be tokenized is a reason code.
+        """Return the tokenized halves of each preference, and the positions of the preferences
+        whose text contains the string of a special token. A half that cannot be tokenized is a
+        reason code.
         """
-        # Preference i has its chosen half at 2 i and its rejected half at 2 i + 1.
+        # Tokenize pairs together and conversations together. In `records` and `halves`, preference
+        # i has its chosen half at 2 i and its rejected half at 2 i + 1.
         records = [half for preference in preferences for half in preference[:2]]
         halves: list[Half] = [""] * len(records)
         with_specials = set[int]()
@@ -228,10 +253,12 @@ class Preferences(TemplateKind):
         ]
         for record_type, tokenize in tokenizers:
             numbers = [i for i, record in enumerate(records) if isinstance(record, record_type)]
+            # A position in `rows` counts only the records of this type: `numbers` leads back.
             rows = tokenize([records[number] for number in numbers])
             for position, reason in rows.rejected.items():
                 halves[numbers[position]] = reason
             for row, position in enumerate(rows.positions):
+                # Each row has one turn, so its prompt and answer are two successive lists of ids.
                 prompt = rows.turns.ids[2 * row]
                 answer = rows.turns.ids[2 * row + 1]
                 halves[numbers[position]] = Turn(prompt, self._end_with_eos(answer))
@@ -243,18 +270,19 @@ class Preferences(TemplateKind):
         return tokenize_pairs(pairs, self.encoding, self.tokenizer, self.backend)
 
     def _share_prompts(self, preferences: Sequence[Preference], halves: list[Halves]) -> None:
-        """Replace the halves of each preference whose two prompts have different ids.
+        """Give both halves of each preference the same prompt.
 
-        If the prompts differ only in text that the template prints for the answer, both halves get
-        one prompt: the tokens that both whole texts begin with. So no token is lost or changed. If
-        the prompts differ earlier, the preference gets a reason code.
+        A template may print text for an answer that depends on the answer, such as an empty
+        thought. Then the two prompts differ at their ends. The shared prompt has only the tokens
+        that are common to both sides; all later tokens become part of the answers. If the prompts
+        differ before that text, the preference gets a reason code.
 
         Args:
             preferences: the records.
             halves: the halves of each preference; entries of this list are replaced.
         """
-        positions = list[int]()  # the preferences that get one prompt
-        texts = list[str]()  # three for each of them: the common beginning, and both whole texts
+        positions = list[int]()  # the preferences whose prompts differ only at their ends
+        texts = list[str]()  # three for each of these, as `whole_texts` returns them
         for position, (chosen, rejected) in enumerate(halves):
             # A str is a reason code: the preference is already refused.
             if isinstance(chosen, str) or isinstance(rejected, str):
@@ -272,17 +300,23 @@ class Preferences(TemplateKind):
             return
         ids = self.backend.encode(texts, match_special=True)
         for number, position in enumerate(positions):
-            # Each preference has three texts in a row, from `whole_texts`.
-            start, *wholes = [ids[3 * number + text] for text in range(3)]
+            common_start = ids[3 * number]
+            chosen_ids = ids[3 * number + 1]
+            rejected_ids = ids[3 * number + 2]
             # The prompt ends where the tokens of the three texts first differ.
-            end = _common_length([start, *wholes])
+            end = _common_length([common_start, chosen_ids, rejected_ids])
             halves[position] = Halves(
-                *(Turn(whole[:end], self._end_with_eos(whole[end:])) for whole in wholes)
+                Turn(chosen_ids[:end], self._end_with_eos(chosen_ids[end:])),
+                Turn(rejected_ids[:end], self._end_with_eos(rejected_ids[end:])),
             )
 
     def _judge(self, preference: Preference, halves: Halves) -> StoredIds | str:
-        """Return the ids of a preference if it can be used for training. A str is a reason code:
-        the preference is refused.
+        """Return the token ids of a preference that can be used for training. For any other
+        preference return a reason code (a str).
+
+        Args:
+            preference: the record.
+            halves: its tokenized halves.
         """
         chosen, rejected = halves
         if self._has_rewards and not preference.rewards:
@@ -295,23 +329,28 @@ class Preferences(TemplateKind):
             return "empty_prompt"
         if not (len(chosen.response) and len(rejected.response)):
             return "empty_response"
-        # Truncate both sides as the loader would, and check that an answer token is left of each.
+        # Find the length of the shorter side (prompt and answer) after the loader has truncated
+        # both. The preference is refused if no token of its answer is left.
         longest = self.encoding.max_seq_len
-        sides = [min(sum(map(len, side)), longest) for side in (chosen, rejected)]
-        shortest = min(sides) - int(cut_per_answer(sum(sides), longest))
-        if shortest <= len(chosen.prompt):
+        sides = [min(len(side.prompt) + len(side.response), longest) for side in (chosen, rejected)]
+        shorter = min(sides) - int(cut_per_answer(sum(sides), longest))
+        if shorter <= len(chosen.prompt):
             return "no_loss_tokens"
         return StoredIds(chosen.prompt, chosen.response, rejected.response)
 
     def _count_unread(
         self, preferences: Sequence[Preference], trainable: Mapping[int, Any]
     ) -> Counter[str]:
-        """Count the rewards that no column stores, and the variables that the template does not
-        read.
+        """Return name -> number of records: for the fields of rewards that no column stores, and
+        for the variables that the chat template does not read.
+
+        Args:
+            preferences: the records.
+            trainable: has a key for the position of each record that can be used for training.
         """
         unstored = 0
         if not self._has_rewards:
-            unstored = sum(bool(preferences[position].rewards) for position in trainable)
+            unstored = len([position for position in trainable if preferences[position].rewards])
         unread = Counter(dict.fromkeys(REWARDS, unstored))
         for preference in preferences:
             # Both answers have the same variables, those of the record: count them once.
@@ -321,10 +360,11 @@ class Preferences(TemplateKind):
 
     @property
     def _has_rewards(self) -> bool:
+        """Whether the columns of the stream include the rewards."""
         return REWARDS[0] in self.encoding.columns
 
     def _end_with_eos(self, answer: Ids) -> Ids:
-        """Return the answer with a final EOS; an empty answer stays empty."""
+        """Return the answer with EOS as its last token. An empty answer stays empty."""
         if not len(answer) or answer[-1] == self.tokenizer.eos_id:
             return answer
         return np.append(answer, self.tokenizer.eos_id or 0)
@@ -333,12 +373,15 @@ class Preferences(TemplateKind):
         return np.add.reduceat(tokens.responses, tokens.turns[:-1]) - self.cut(tokens)
 
     def cut(self, tokens: Tokens) -> Lengths:
+        # Add up the prompts and the answers of each sample. The prompt is before both answers.
         prompts = np.add.reduceat(tokens.prompts, tokens.turns[:-1])
         answers = np.add.reduceat(tokens.responses, tokens.turns[:-1])
         return 2 * cut_per_answer(2 * prompts + answers, self.encoding.max_seq_len)
 
     def pieces(self, sample: Sample) -> Iterator[Piece]:
-        """Yield the prompt, untrained; then the chosen and the rejected answer, trained."""
+        """Yield the prompt, which is not trained, then the chosen and the rejected answer, which
+        are trained.
+        """
         prompt, *answers = decode_preference(sample)
         yield prompt.tolist(), False
         for answer in answers:
@@ -346,7 +389,7 @@ class Preferences(TemplateKind):
 
 
 def _rewards_of(stream: StreamSpec) -> list[str]:
-    """Return the keys of rewards whose fields the recipe names."""
+    """Return the keys of `source:` that name fields of rewards: none, one or both of REWARDS."""
     return [key for key in REWARDS if stream.source and key in stream.source.fields]
 
 
@@ -365,27 +408,28 @@ def _transpose(preferences: Iterable[StoredIds]) -> tuple[list[Ids], list[Ids], 
 
 
 def _common_length(rows: Sequence[Ids]) -> int:
-    """Return the length of the common beginning of all rows, in ids."""
+    """Return how many ids all rows have in common at their beginnings: 2 for [5, 6, 7] and [5, 6,
+    8].
+    """
     shortest = min(map(len, rows))
-    firsts = np.stack([row[:shortest] for row in rows])
-    differs = (firsts != firsts[0]).any(axis=0)
+    beginnings = np.stack([row[:shortest] for row in rows])
+    differs = (beginnings != beginnings[0]).any(axis=0)  # a flag for each position
+    # `argmax` returns the first position whose flag is true.
     return int(differs.argmax()) if differs.any() else shortest
 
 
 def _texts_of(half: Pair | Conversation) -> Sequence[str]:
-    """Return all texts of a prompt with one of its answers."""
+    """Return all texts of one half of a preference: a prompt with one answer."""
     return half if isinstance(half, Pair) else half.texts
 
 
 def _placeholders_in(preferences: Sequence[Preference]) -> dict[str, int]:
-    """Count the preferences that contain a placeholder of media, such as `<image>`: placeholder ->
-    number of preferences.
+    """Return placeholder -> number of preferences that contain it, for placeholders of images,
+    videos and sounds such as `<image>`.
     """
-    texts = (
-        text for preference in preferences for half in preference[:2] for text in _texts_of(half)
-    )
-    records = (
-        "\n".join([*_texts_of(preference.chosen), *_texts_of(preference.rejected)])
+    texts_of_preferences = [
+        [*_texts_of(preference.chosen), *_texts_of(preference.rejected)]
         for preference in preferences
-    )
-    return count_placeholders(texts, records)
+    ]
+    all_texts = chain.from_iterable(texts_of_preferences)
+    return count_placeholders(all_texts, map("\n".join, texts_of_preferences))

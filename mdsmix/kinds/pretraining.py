@@ -1,11 +1,13 @@
-"""Documents for plain language modelling.
+"""The kind of documents for plain language modelling.
 
-`layout: concat` joins documents and splits them into rows of exactly max_seq_len: there is no
-padding, but documents begin and end inside rows. `layout: document` makes one sample of each
-document, and splits those longer than max_seq_len: no token is lost, but rows need padding (or
-packing, by `pack` or in the loader). For the finetuning loader a row is stored as its first token
-(context) and the rest (labels). LLM-Foundry's collator then computes exactly the language-modelling
-loss.
+`layout: concat` joins documents and splits them into rows of exactly max_seq_len tokens. Rows need
+no padding, but documents begin and end inside rows.
+
+`layout: document` makes one sample of each document, and splits documents that are longer than
+max_seq_len. Rows need padding, or packing (by `pack: true` or in the loader).
+
+For the finetuning loader a row is stored as its first token (the context) and all other tokens (the
+labels). So LLM-Foundry's collator gives the usual language-modelling loss.
 """
 
 from __future__ import annotations
@@ -35,11 +37,13 @@ from mdsmix.shards.token_ids import Tokens
 from mdsmix.tokenizer.card import Tokenizer
 
 KEYS = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "pack")
-"Settings of a stream that shape its samples and that are copied into its Encoding."
+"Keys of a stream that change its samples, and that are copied into its Encoding."
 
 
 class Pretraining(Kind):
-    """Documents. The model is trained on all tokens; the run's target policies do not apply."""
+    """The kind of documents. The model is trained on all their tokens, whatever the run's target
+    policies are.
+    """
 
     name = "pretraining"
     word = "pretraining"
@@ -49,8 +53,9 @@ class Pretraining(Kind):
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields of Encoding that this kind sets. Raises RecipeError if the stream adds
-        BOS or EOS and the tokenizer has none.
+        """Return the fields of Encoding that this kind sets.
+
+        Raises RecipeError if the stream adds BOS or EOS, and the tokenizer has no such token.
         """
         if stream.add_bos and tokenizer.bos_id is None:
             raise RecipeError(_missing_token(stream, tokenizer, "bos"))
@@ -65,19 +70,20 @@ class Pretraining(Kind):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Yield a sentence for each wrong or contradictory setting, among them those that only
-        concern documents, such as `max_tokens`.
+        """Yield a sentence for each wrong or contradictory setting. Checks for documents, such as
+        the check of `max_tokens`, are added to the checks of all kinds.
         """
         if stream.max_tokens is not None and stream.max_tokens < max(1, stream.min_tokens):
             yield (
-                f"max_tokens is {stream.max_tokens}, below min_tokens {stream.min_tokens}: no "
-                "document would be left."
+                f"max_tokens is {stream.max_tokens} and min_tokens is {stream.min_tokens}, so no "
+                "document would be left: set max_tokens to at least 1 and at least min_tokens."
             )
         yield from super().contradictions(recipe, stream)
         if stream.pack and stream.layout == "concat":
             yield (
-                "pack: true keeps documents whole and apart, but layout: concat joins and splits "
-                "them into full rows: set layout: document, or remove pack."
+                "pack: true keeps documents whole and apart, but layout: concat joins documents "
+                "and splits them into full rows: set layout: document, or remove pack from this "
+                "stream."
             )
         if recipe.loader == "text":
             return
@@ -85,12 +91,13 @@ class Pretraining(Kind):
             yield (
                 "is pretraining data, which cannot be used with decoder_only_format: false, since "
                 "the encoder would see only one token of each sample: set train_loader.name: text "
-                "or decoder_only_format: true."
+                "or decoder_only_format: true in the recipe."
             )
         if stream.layout == "document" and not stream.add_eos and not recipe.has_plain_rows:
             yield (
-                "layout: document needs add_eos: true with the finetuning loader. Otherwise the "
-                "loader adds an EOS that is not in the data, and trains on it."
+                "layout: document needs add_eos: true with the finetuning loader, which would "
+                "otherwise add an EOS that is not in the data and train on this EOS: set add_eos: "
+                "true for this stream."
             )
 
     @property
@@ -105,16 +112,18 @@ class Pretraining(Kind):
         return tokens.ids.lengths - 1
 
     def encode(self, documents: Sequence[Document]) -> Encoded:
-        """Encode documents. With `layout: document` the result has finished rows. With
-        `layout: concat` it has one row for each document in the column `tokens`; `JoinedRows` later
-        joins these and splits them into full rows.
+        """Encode documents.
+
+        With `layout: document` the result has finished rows. With `layout: concat` it has the
+        tokens of each document as one row of the column `tokens`. `JoinedRows` later joins these
+        rows, and splits the joined tokens into full rows.
         """
         # Tokenize.
         texts = [*chain.from_iterable(documents)]
         rule = self.encoding.special_tokens_in_text
         ids, with_specials, refused = encode_texts(self.backend, texts, rule, self.tokenizer)
         rows = self._add_bos_and_eos(ids)
-        # Select.
+        # Select the documents that can be used.
         verdicts = self._judge(ids.lengths, rows.lengths)
         verdicts[refused] = "special_token_in_text"
         keep = verdicts == USABLE
@@ -154,13 +163,13 @@ class Pretraining(Kind):
         return add_special_tokens(ids, head, tail, tokenizer.dtype)
 
     def _judge(self, bare: Lengths, whole: Lengths) -> NDArray[np.object_]:
-        """Return object [n]: USABLE, or the reason code of a document that is left out. If several
-        rules leave a document out, the code of the last rule counts.
+        """Return object [n]: for each document USABLE, or the reason code if it is left out.
 
         Args:
-            bare: int64 [n], tokens of each document without BOS and EOS.
-            whole: int64 [n], tokens of each document with all added tokens.
+            bare: int64 [n], the tokens of each document without added tokens such as BOS.
+            whole: int64 [n], the tokens of each document with added tokens.
         """
+        # A later rule overwrites the code of an earlier rule.
         verdicts = np.full(len(whole), USABLE, object)
         if not self.joins_units:
             verdicts[whole < 2] = "one_token"
@@ -171,6 +180,7 @@ class Pretraining(Kind):
         return verdicts
 
     def _lay_out(self, rows: Ragged) -> Mapping[str, Ragged]:
+        """Return the rows in the stream's columns: name -> rows."""
         if self.encoding.pack:
             return {"input_ids": rows}
         if self.joins_units or self.encoding.loader == "text":
@@ -179,15 +189,24 @@ class Pretraining(Kind):
 
 
 def _missing_token(stream: StreamSpec, tokenizer: Tokenizer, name: str) -> str:
+    """Return the message for a stream that adds a token which its tokenizer does not have.
+
+    Args:
+        stream: the stream.
+        tokenizer: the tokenizer of the recipe.
+        name: `bos` or `eos`.
+    """
     return (
         f"stream {stream.name} sets add_{name}: true, but the tokenizer {tokenizer.name} has no "
         f"{name.upper()} token, so nothing would mark where a document begins or ends: set "
-        f"add_{name}: false for this stream, or name one in tokenizer.kwargs ({name}_token)."
+        f"add_{name}: false for this stream, or set tokenizer.kwargs.{name}_token in the recipe."
     )
 
 
 def _columns_of(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
-    """Return column -> MDS encoding. Rows of layout: concat have a fixed length."""
+    """Return the columns of the stream: name -> MDS encoding. The encoding contains the length of
+    rows if all rows have the same length, as with `layout: concat`: `ndarray:uint16:2048`.
+    """
     if stream.pack:
         return packed_columns(tokenizer, has_targets=False)
     tokens = f"ndarray:{tokenizer.dtype}"

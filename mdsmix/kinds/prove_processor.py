@@ -1,11 +1,11 @@
-"""Proves that a loader's batch of stored rows equals the batch that a processor makes of the whole
-conversations.
+"""Proves that the batch which a loader makes of stored rows equals the batch which a processor
+makes of whole conversations.
 
-Processors print different text around an image, but a stored row only has one token for it. So a
-processor is used only if it is proved equal, on rows of a few made-up conversations and a few rows
-of the stream itself: transformers makes one batch of their whole texts, the loader makes another of
-the stored rows, and every key of both batches is compared. `docs/images.md` lists the families of
-processors.
+Processors print different text around an image, but a stored row has only one token for an image.
+So a processor is used only after a proof, on rows of a few made-up conversations and a few rows of
+the stream itself: transformers makes a batch of their whole texts, the loader makes a batch of the
+stored rows, and every key of the two batches is compared. `docs/images.md` lists the families of
+processors that are equal.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ MADE_ROW_TOKENS = 1 << 20
 OWN_ROWS = 4
 "How many rows of the stream itself are compared, in addition to the made-up ones."
 FIX_UNEQUAL = (
-    "set images.max_images: 1 if only rows of several images differ, or name the processor of "
-    "another model (docs/images.md lists those that are equal)"
+    "set images.max_images: 1 if only rows with several images differ, or name the processor of "
+    "another model (docs/images.md lists the processors that are equal)"
 )
+"What a message advises if the two batches differ."
 CONVERSATIONS = {
     "one image": ["<image>\nWhat is it?"],
     "two images side by side": ["<image><image>\nWhich is larger?"],
@@ -52,7 +53,7 @@ CONVERSATIONS = {
     "no image": ["What is it?"],
     "an image in a later turn": ["Hello.", "<image>What is it?"],
 }
-"Name of a made-up conversation -> its questions; each is answered `This.`."
+"Name of a made-up conversation -> its questions. The answer to each question is `This.`."
 DRAWINGS = ((160, 96), (72, 144))
 "Width and height, in pixels, of a wide image and a high one."
 ODD_DRAWINGS = {
@@ -61,8 +62,8 @@ ODD_DRAWINGS = {
     "an image of one pixel": (1, 1),
     "an image of four pixels": (2, 2),
 }
-"""Name of a made-up row -> width and height of its image, in pixels. Sizes that the processor
-refuses are left out.
+"""Name of a made-up row -> width and height of its image, in pixels. A row is left out if its
+image is refused.
 """
 
 
@@ -70,16 +71,20 @@ def find_difference(
     folder: Path, encoding: Encoding, tokenizer: Tokenizer, stream_rows: Iterable[StoredRow]
 ) -> str | None:
     """Compare the batch that a loader makes of stored rows with the batch that the processor makes
-    of whole conversations. Return a message on the first difference. If there is none, record that
-    in the cache, and return None.
+    of whole conversations.
+
+    Return a message on the first difference. If there is no difference, return None, and write a
+    mark to the cache so that the same rows are not compared again.
 
     Args:
-        folder: the snapshot of the processor. It contains the processor's tokenizer, which the
-            processor's hash does not cover.
+        folder: the snapshot of the processor, with its tokenizer.
+        encoding: the settings of the stream.
+        tokenizer: the tokenizer of the stream.
         stream_rows: rows of the stream; the first OWN_ROWS with images are compared.
     """
     with_images = (row for row in stream_rows if row.images)
     rows = [*make_rows(encoding, tokenizer), *islice(with_images, OWN_ROWS)]
+    # The name of the mark is a hash of all that the result depends on.
     key = xxhash.xxh128(orjson.dumps([str(folder), package_version("transformers")]))
     for row in rows:
         key.update(orjson.dumps([row.ids, list(map(len, row.images))]))
@@ -90,36 +95,52 @@ def find_difference(
     difference = ask_processor(folder, {"rows": rows})
     if difference:
         return str(difference)
-    with suppress(Unreachable):  # without the mark the next run only asks again
+    with suppress(Unreachable):  # without the mark the next run only compares again
         keep_in_cache(mark, b"")
     return None
 
 
 def make_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
-    """Yield the rows of CONVERSATIONS and of ODD_DRAWINGS, rendered by the stream's own template
-    and encoded by the reference.
+    """Yield made-up rows: one for each of CONVERSATIONS, and one for each image of ODD_DRAWINGS.
+
+    They are rendered by the stream's own chat template and encoded by the reference backend.
+
+    Args:
+        encoding: the settings of the stream.
+        tokenizer: the tokenizer of the stream.
     """
     from mdsmix.images.reader import ImageReader  # imports http and ssl
 
+    # Without a processor in the settings, its token counts refuse no row.
     images = {key: value for key, value in encoding.images.items() if key != "processor"}
     kind = kind_of(replace(encoding, max_seq_len=MADE_ROW_TOKENS, images=images))
     encoder = kind.open(tokenizer, open_backend(tokenizer, "reference"))
     reader = ImageReader(images, locate("."))
 
     def encode(name: str, questions: Sequence[str], drawings: Sequence[bytes]) -> list[StoredRow]:
+        """Return the row of a conversation with images; an empty list if an image is refused.
+
+        Args:
+            name: the name of the row.
+            questions: the questions, with a placeholder for each image.
+            drawings: the content of each image.
+        """
         conversation = place_images(_make_conversation(questions), drawings, PLACEHOLDER)
-        usable = [read for read in reader.read([conversation]) if not isinstance(read, str)]
+        # `read` returns a string, a reason code, for a conversation whose images are refused.
+        results = reader.read([conversation])
+        usable = [result for result in results if not isinstance(result, str)]
         return [*list_stored_rows(name, encoder.encode(usable))]
 
     drawings = [_draw(*size) for size in DRAWINGS]
     for name, questions in CONVERSATIONS.items():
-        yield from encode(name, questions, drawings[: "".join(questions).count(PLACEHOLDER)])
+        image_count = "".join(questions).count(PLACEHOLDER)
+        yield from encode(name, questions, drawings[:image_count])
     for name, size in ODD_DRAWINGS.items():
         yield from encode(name, CONVERSATIONS["one image"], [_draw(*size)])
 
 
 def _make_conversation(questions: Sequence[str]) -> Conversation:
-    """Return a conversation of these questions, each answered `This.`."""
+    """Return a conversation with these questions. The answer to each question is `This.`."""
     messages = list[Message]()
     for question in questions:
         messages.append({"role": "user", "content": question})
@@ -128,7 +149,7 @@ def _make_conversation(questions: Sequence[str]) -> Conversation:
 
 
 def list_stored_rows(name: str, encoded: Encoded) -> Iterator[StoredRow]:
-    """Yield encoded samples as StoredRows, all with this name."""
+    """Yield each encoded sample as a StoredRow. All get the same name."""
     for number, images in enumerate(encoded.images):
         turns = orjson.loads(encoded.columns["turns"][number].tobytes())
         sample = {"images": [image.content for image in images], "turns": turns}
@@ -136,7 +157,13 @@ def list_stored_rows(name: str, encoded: Encoded) -> Iterator[StoredRow]:
 
 
 def make_stored_row(name: str, sample: Sample) -> StoredRow:
-    """Return a stored sample, with its columns decoded, as a StoredRow."""
+    """Return a stored sample as a StoredRow.
+
+    Args:
+        name: the name of the row, for messages.
+        sample: its decoded columns `turns` and `images`.
+    """
+    # Join the ids of all prompts and responses.
     sides = [side for turn in decode_turns({"turns": sample["turns"]}) for side in turn]
     return StoredRow(name, np.concatenate(sides).tolist(), sample["images"])
 

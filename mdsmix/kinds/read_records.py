@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from mdsmix.images.reader import ImageReader
 
 MAX_NAMES = 64
-"""How many fields are counted by name in a work unit. Further ones are counted together as `...`,
-since records may have any number of names.
+"""How many names (of fields, placeholders or keys) are counted one by one in a work unit. All
+further names are counted together as `...`, since records may have any number of names.
 """
 FURTHER_NAMES = "..."
+"The name under which all further names are counted."
 
 
 class Diagnostics:
-    """Counts of likely mistakes in the records of a work unit (the part of a source that one task
+    """Counts likely mistakes in the records of a work unit (the part of a source that one task
     converts): fields that are not read, placeholders of media, null entries.
     """
 
@@ -45,22 +46,25 @@ class Diagnostics:
 
         Args:
             fields_read: names of the fields that are read.
-            rival_fields: fields for the same value, such as `images` and `image`. Of each record,
-                only the first that is not empty is read.
+            rival_fields: fields for the same value, such as `images` and `image`. In each record
+                only the first of these fields that is not empty is read.
         """
         self._fields_read = frozenset(fields_read)
         self._rival_fields = rival_fields
         self.counts: dict[str, Any] = {}
-        """Diagnosis, the name of a field of the manifest's `Records`, such as `unread` -> field,
-        placeholder or key -> number of records that have it.
+        """The counts so far, such as `{"unread": {"score": 12}}`: diagnosis -> name -> number of
+        records.
+
+        The diagnosis is a field of the manifest's `Records`. The records have a field, a
+        placeholder or a key of this name.
         """
 
     def add(self, diagnosis: str, record_counts: Mapping[str, int]) -> None:
-        """Add counts.
+        """Add counts, such as `add("unread", {"score": 12})`.
 
         Args:
             diagnosis: a key of `counts`.
-            record_counts: field, placeholder or key -> records that have it.
+            record_counts: name -> number of records with a field, placeholder or key of this name.
         """
         totals = self.counts.setdefault(diagnosis, {})
         for name, count in record_counts.items():
@@ -70,17 +74,18 @@ class Diagnostics:
                 totals[key] = totals.get(key, 0) + count
 
     def count_unread_fields(self, records: Sequence[Any]) -> None:
-        """Count the unread fields of raw records, bad records included."""
+        """Count the fields of raw records that are not read. Bad records count too."""
         objects: Iterable[Any] = (record for record in records if type(record) is dict)
+        # Quickly skip the records all of whose fields are read.
         if not self._rival_fields:
             objects = filterfalse(self._fields_read.issuperset, objects)
         self.add("unread", Counter(chain.from_iterable(map(self._unread_fields, objects))))
 
     def _unread_fields(self, record: Mapping[str, Any]) -> list[str]:
-        """Return the unread fields of a record that are not empty. Null, "", [] and {} count as
-        empty; 0 and False do not, since they may be labels.
+        """Return the names of the fields of a record that are neither read nor empty. Null, "", []
+        and {} count as empty. 0 and False count as values, since they may be labels.
         """
-        # The first of the rival fields that is not empty is read; the others are not.
+        # Of the rival fields with a value only the first is read.
         rivals = [name for name in self._rival_fields if record.get(name) not in NOTHING]
         unread = [
             name
@@ -92,39 +97,46 @@ class Diagnostics:
 
 @dataclass(frozen=True)
 class RecordReader:
-    """Turns the raw records of one work unit into samples: a shape, then a kind."""
+    """Turns the raw records of one work unit into samples: the shape reads each record, and the
+    kind encodes what the shape returns.
+    """
 
     shape: Shape
     fields: Fields
     kind: Kind | None = None
     "The kind, opened with a tokenizer; None if records are only read, not encoded."
     options: Mapping[str, Any] = field(default_factory=dict)
-    "Options of the shape that are not at their defaults."
+    "Options of the shape that are not at their defaults: key -> value."
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    "Counts likely mistakes in the records."
     membership: Membership = field(default_factory=Membership)
+    "Decides which records are in the stream."
     where: Condition | None = None
-    "Records that do not match are left out before the shape reads them."
+    """The recipe's `where`. A record that does not meet this condition is left out before the shape
+    reads it.
+    """
     id: str | None = None
-    "The field that contains a record's name, `source.id` in the recipe; None if not set."
+    "The field that contains a record's name, `source.id` in the recipe; None if it is not set."
     images: ImageReader | None = None
-    "Reads the images of the records; None if they have none."
+    "Reads the images of the records; None if the stream has no images."
 
     def encode(
         self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
     ) -> Encoded:
-        """Return the samples of the records. `Encoded.rejected` and `Encoded.positions` count from
-        the first of `records`.
+        """Return the samples of the records. In `Encoded.rejected` and `Encoded.positions` the
+        first of `records` has the position 0.
 
         Args:
-            records: decoded records of one window (a slice of a source file).
-            first: how many records of the window come before these.
+            records: some successive decoded records of one window (a slice of a source file).
+            first: how many records of the window come before the first of `records`.
             folders: the folder of each record's file, where relative paths of images begin.
         """
-        assert self.kind is not None, "it was opened to encode"
+        assert self.kind is not None, "only a reader with a kind can encode"
         positions, readable, rejected = split_rejected(self.read(records, first, folders))
         encoded = self.kind.encode(readable)
         self.diagnostics.add("unread", encoded.unread)
         self.diagnostics.add("placeholders", encoded.placeholders)
+        # The kind counts only the readable records: turn its positions into positions in `records`.
         for position, reason in encoded.rejected.items():
             rejected[int(positions[position])] = reason
         encoded = replace(encoded, rejected=rejected, positions=positions[encoded.positions])
@@ -133,15 +145,16 @@ class RecordReader:
     def read(
         self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
     ) -> list[Any]:
-        """Return a result for each record: an object of type `Shape.gives`, with its images. A str
-        is a reason code: the record is bad or left out.
+        """Return a result for each record: an object of type `Shape.gives`, such as a Pair. A str
+        is a reason code instead: the record is bad or left out.
 
         Args:
-            records: decoded records of one window (a slice of a source file).
-            first: how many records of the window come before these.
+            records: some successive decoded records of one window (a slice of a source file).
+            first: how many records of the window come before the first of `records`.
             folders: the folder of each record's file, where relative paths of images begin.
         """
-        if self.shape.fields:  # otherwise it is unknown which fields the shape reads
+        is_known_which_are_read = bool(self.shape.fields)  # not for a function of the user
+        if is_known_which_are_read:
             self.diagnostics.count_unread_fields(records)
         results = self.membership.select(records, self._apply_shape(records), first)
         self._count_nulls(records, results)
@@ -149,19 +162,20 @@ class RecordReader:
 
     def _apply_shape(self, records: Sequence[Any]) -> list[Any]:
         """Return the shape's result for each record. A str is a reason code: the record is bad or
-        left out. If the stream has no `where`, options, paths and templates, `read_plain` reads all
-        records at once, which is faster.
+        left out.
         """
         where = self.where
         derive = make_deriver(self.fields.values())
+        # The fast way, for a stream without a condition, paths, templates and options: read all
+        # records at once.
         if not (where or derive or self.options):
             results = self.shape.read_plain(records, self.fields)
             if results is not None:
                 return results
 
         def read_one(record: Any) -> Any:
-            """Read one record: check `where`, add the values of paths, then read it by the shape.
-            A str is a reason code.
+            """Return the result for one record: check `where`, add the values of paths and
+            templates to the record, then read the record by the shape.
             """
             if where:
                 reason = where.refusal(record)
@@ -176,9 +190,11 @@ class RecordReader:
         return [read_one(record) for record in records]
 
     def _count_nulls(self, records: Sequence[Any], results: Sequence[Any]) -> None:
-        """Count the records with null entries inside messages or tools, which templates print. A
-        key of a message itself that is null counts only if the template prints it. Nothing is
-        counted if the option `nulls` drops null entries.
+        """Count the records with null entries inside messages or tools, since templates may print
+        such a null as `None`.
+
+        A null that is directly under a key of a message counts only if the template may print this
+        key. Nothing is counted if the option `nulls` drops null entries.
         """
         if "nulls" in self.options:
             return
@@ -187,6 +203,7 @@ class RecordReader:
                 continue
             count = 0
             for record, conversation in zip(records, results, strict=True):
+                # A plain conversation has no nulls. Conversations with images are not checked.
                 if type(conversation) is not RichConversation or conversation.images:
                     continue
                 value = find_value(self.fields[key], record)
@@ -197,7 +214,7 @@ class RecordReader:
             self.diagnostics.add("nulls", {key: count})
 
     def _may_print_null(self, value: Any, conversation: RichConversation) -> bool:
-        """Check whether the template may print a null entry of these raw messages.
+        """Check whether the template may print a null entry of the raw messages of a record.
 
         Args:
             value: the raw messages, as the record has them.
@@ -205,8 +222,8 @@ class RecordReader:
         """
         if self.kind is None or not isinstance(value, list):
             return True
-        # A null deeper inside a message may always be printed. Collect the keys of messages that
-        # are null themselves.
+        # A null deeper inside a message may always be printed. A null directly under a key of a
+        # message depends on the key: collect these keys.
         null_keys = set[str]()
         for item in value:
             if not isinstance(item, dict):
@@ -217,7 +234,7 @@ class RecordReader:
             else:
                 null_keys.update(key for key, inner in item.items() if inner is None)
         null_keys.discard("content")
-        # Check whether the shape keeps such a key, and the template prints it.
+        # Check whether the shape has kept one of these keys, and the template may print it.
         for message in conversation.messages:
             for key, inner in message.items():
                 is_null = inner is None and key in null_keys
@@ -226,8 +243,10 @@ class RecordReader:
         return False
 
     def _add_ids(self, encoded: Encoded, records: Sequence[Any]) -> Encoded:
-        """Return the samples with the name of each sample's record in `Encoded.ids`, and with the
-        name of each rejected record as `id` in its detail.
+        """Return the samples with the names of their records, which the field `id` contains.
+
+        `Encoded.ids` gets the name of each sample's record. The detail of each rejected record's
+        reason code gets the record's name as `id`.
         """
         names = [_as_name(find_value(self.id or "", record)) for record in records]
         rejected = dict[int, str]()
@@ -241,11 +260,12 @@ class RecordReader:
 
 
 def _as_name(value: Any) -> str | int | None:
-    """Return a record's name if it is a string or a whole number, otherwise None. A whole number
-    beyond 64 bits becomes a string, since the JSON writer cannot store it.
+    """Return the value of the field `id` as a record's name: a string or a whole number, otherwise
+    None.
     """
-    if type(value) is int and not -(1 << 63) <= value < 1 << 64:
-        return str(value)
+    fits_64_bits = type(value) is not int or -(1 << 63) <= value < 1 << 64
+    if not fits_64_bits:
+        return str(value)  # the JSON writer cannot store such a number
     return value if type(value) in (str, int) else None
 
 
@@ -256,15 +276,15 @@ def open_record_encoder(
     root: Location | None = None,
     dropped: bytes = b"",
 ) -> RecordReader:
-    """Return a reader that encodes the records of a stream.
+    """Return a reader that reads and encodes the records of a stream.
 
     Args:
         stream: the stream.
         tokenizer: its tokenizer.
         backend: encodes texts by that tokenizer.
         root: the folder where paths of images begin; None: the folder of the record's file.
-        dropped: a bit for each record of the window, 1 if it is dropped as a duplicate; eight a
-            byte, the lowest bit first.
+        dropped: a bit for each record of the window (a slice of a source file): 1 if the record is
+            dropped as a duplicate. Each byte has eight of these bits, the lowest bit first.
     """
     images = open_image_reader(stream.encoding, root)
     reader = open_record_reader(stream, dropped, images)
@@ -274,14 +294,14 @@ def open_record_encoder(
 def open_record_reader(
     stream: ResolvedStream, dropped: bytes, images: ImageReader | None
 ) -> RecordReader:
-    """Return a reader without a kind: it reads the records of a stream, for their fingerprints and
-    images, but cannot encode them.
+    """Return a reader that reads the records of a stream, for example for their fingerprints, but
+    cannot encode them.
 
     Args:
         stream: the stream.
-        dropped: a bit for each record of the window, 1 if it is dropped as a duplicate; eight a
-            byte, the lowest bit first.
-        images: reads the images of the records; None if they have none.
+        dropped: a bit for each record of the window (a slice of a source file): 1 if the record is
+            dropped as a duplicate. Each byte has eight of these bits, the lowest bit first.
+        images: reads the images of the records; None if the stream has no images.
     """
     encoding = stream.encoding
     return RecordReader(
@@ -299,8 +319,9 @@ def open_record_reader(
 def open_image_reader(
     encoding: Encoding, root: Location | None, judges: bool = True
 ) -> ImageReader | None:
-    """Return the reader of a stream's images; None if its records have none. Raises RecipeError if
-    Pillow is not installed.
+    """Return the reader of a stream's images; None if the stream has no images.
+
+    Raises RecipeError if the stream has images and Pillow is not installed.
 
     Args:
         encoding: the settings of the stream.

@@ -1,5 +1,5 @@
-"""The reason codes of bad records: those that formats, shapes and kinds declare, and those that
-several of them share (`record.BAD`).
+"""Collects the reason codes of bad records: the codes that each format, shape and kind declares,
+and the codes that several of them share (`record.BAD`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from mdsmix.sources.formats import FORMATS
 
 
 def list_bad_reasons() -> dict[str, str]:
-    """Return reason code -> explanation, in the order of the steps that read a record."""
+    """Return reason code -> explanation for all bad records. The shared codes come first, then
+    the codes of formats, of functions, of shapes and of kinds.
+    """
     declared: list[Mapping[str, str]] = [BAD]
     declared += [format.reasons for format in FORMATS.values()]
     declared += [FUNCTION_REASONS]

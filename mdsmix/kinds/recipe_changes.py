@@ -1,4 +1,4 @@
-"""Compares the settings of a recipe with those that a stream was converted with."""
+"""Compares the settings of a recipe with the settings that a stream was converted with."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from mdsmix.shards.manifest import Encoding
 
 SOURCE_KEYS = {field.name for field in fields(SourceSpec)}
 KEYS_WITHOUT_ROWS = frozenset({"compression", "source.id", "loader", "columns"})
-"""Keys that do not change the content of rows, only the shards, the names of records or the
-columns. Another check judges whether a loader reads the columns.
+"""Keys that do not change the content of rows. They change only how shards are compressed, the
+names of records, or the columns. Another check judges whether a loader reads the columns.
 """
 SAMPLE = "sample"
 STOPS = "tokenizer.stop_tokens (ids)"
 DERIVED = "columns"
-"A key that is not set, but follows from other settings and from the tokenizer."
+"A setting that no key of a recipe sets: it follows from other settings and from the tokenizer."
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyChange:
-    """A key of the recipe whose value has changed. The value None means that it is not set."""
+    """A key of the recipe whose value has changed. A value None means that the key is not set."""
 
     key: str
     published: Any
@@ -44,26 +44,36 @@ class KeyChange:
 
 
 def _format_value(value: Any) -> str:
+    """Return the value of a key for a message: `not set`, `true`, `a, b and 3 more`."""
     if isinstance(value, list):
         return join_names([*map(format_yaml_value, value)])
     return "not set" if value is None else format_yaml_value(value)
 
 
 def compare_encodings(published: Encoding, current: Encoding) -> list[KeyChange]:
-    """Return the settings that differ between two encodings, by the recipe keys that set them.
+    """Return the settings that differ between two encodings, by the recipe's keys for them.
     Versions of rules are not compared.
+
+    Args:
+        published: the settings that the stream was converted with.
+        current: the settings in the recipe.
     """
     changes = compare_keys(list_recipe_keys(published), list_recipe_keys(current))
-    if not is_ended_by_next(published):  # its rows do not depend on stop tokens
+    depends_on_stops = is_ended_by_next(published)
+    if not depends_on_stops:
         changes = [change for change in changes if change.key != STOPS]
-    # Name a derived key only if nothing else has changed: its change follows from the others.
+    # If other keys have changed too, the change of the derived key may follow from them: name it
+    # only if it is the only change.
     own_changes = [change for change in changes if change.key != DERIVED]
     return own_changes or changes
 
 
 def compare_sources(published: Mapping[str, Any], current: Mapping[str, Any]) -> list[KeyChange]:
-    """Return the settings of the source that differ: which files are read, and how. If a manifest
-    has no such settings, nothing is compared.
+    """Return the settings that differ between two sources: which files are read, and how.
+
+    Args:
+        published: the settings in the manifest. If the manifest has none, nothing is compared.
+        current: the settings in the recipe.
     """
     if not published:
         return []
@@ -72,7 +82,9 @@ def compare_sources(published: Mapping[str, Any], current: Mapping[str, Any]) ->
 
 
 def compare_keys(published: Mapping[str, Any], current: Mapping[str, Any]) -> list[KeyChange]:
-    """Return the keys whose values differ; a key that is missing has the value None."""
+    """Return the keys whose values differ. A key that is missing in one mapping has the value None
+    there.
+    """
     changes = list[KeyChange]()
     for key in dict.fromkeys([*published, *current]):
         before = published.get(key)

@@ -1,5 +1,5 @@
-"""`open_recipe` reads a recipe and checks it by the rules of loaders, kinds and shapes, which
-`mdsmix.recipe` does not know.
+"""Reads a recipe and checks it by the rules of loaders, kinds and shapes (`open_recipe`). The
+package `mdsmix.recipe` does not know these rules.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from mdsmix.sources.formats import FORMATS
 def open_recipe(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), folder: Path | None = None
 ) -> Recipe:
-    """Read a recipe as `load_recipe` does, and check it by the rules of loaders, kinds and shapes.
-    No data is read.
+    """Read a recipe, and check it by the rules of loaders, kinds and shapes. No data is read.
 
     Args:
         path: the YAML file.
-        overrides: `key=value` each.
-        folder: the base of relative paths, if that is not the recipe's own folder.
+        overrides: changes of the recipe, each written as `key=value`.
+        folder: the folder where relative paths begin; None: the folder of the recipe.
 
     Raises RecipeError if a rule is broken.
     """
@@ -48,7 +47,8 @@ def open_recipe(
     if recipe.loader not in DATASET_KEYS_OF:
         names = join_names(list(DATASET_KEYS_OF), len(DATASET_KEYS_OF))
         raise RecipeError(
-            f"{path}: train_loader.name is {recipe.loader!r}; the loaders are {names}."
+            f"{path}: train_loader.name is {recipe.loader!r}, but must be the name of a loader: "
+            f"{names}."
         )
     has_templates = False
     for stream in recipe.sourced:
@@ -62,7 +62,9 @@ def open_recipe(
 
 
 def is_data(path: str | os.PathLike[str]) -> bool:
-    """Check by its name whether a path is a data file. A `.json` may be YAML too."""
+    """Check whether a path is a data file, by its suffix. A `.json` file does not count, since it
+    may be a recipe: JSON is YAML too.
+    """
     return str(path).endswith(tuple(FORMATS.keys() - {".json"})) and os.path.isfile(path)
 
 
@@ -76,18 +78,24 @@ def _unused_tokenizer_keys(recipe: Recipe, has_templates: bool) -> Iterator[str]
         return
     if recipe.tokenizer.template:
         yield (
-            "tokenizer.template is for chat templates, but no stream has messages; it would change "
-            "nothing, so take it out."
+            "tokenizer.template sets variables of the chat template, but no stream has messages "
+            "for a chat template: remove tokenizer.template, which would change nothing."
         )
     if recipe.tokenizer.stop_tokens:
         yield (
-            "tokenizer.stop_tokens is for the answers of chats, but no stream has messages; it "
-            "would change nothing, so take it out."
+            "tokenizer.stop_tokens is for the answers of chats, but no stream has messages: remove "
+            "tokenizer.stop_tokens, which would change nothing."
         )
 
 
 def _contradictions(recipe: Recipe, stream: StreamSpec, record_type: RecordType) -> Iterator[str]:
-    """Yield a sentence for each rule of shapes and kinds that a stream with a source breaks."""
+    """Yield a sentence for each rule of shapes and kinds that a stream with a source breaks.
+
+    Args:
+        recipe: the recipe.
+        stream: one of its streams, with a source.
+        record_type: the shape and the kind of the stream.
+    """
     source = stream.source
     assert source is not None
     if stream.kind and not find_kinds(stream.kind):
@@ -95,7 +103,8 @@ def _contradictions(recipe: Recipe, stream: StreamSpec, record_type: RecordType)
         yield f"kind is {stream.kind!r}; {suggest_key(stream.kind, words)}"
         return
     yield from _shape_faults(stream, source)
-    shape, kind = record_type.shape, record_type.kind
+    shape = record_type.shape
+    kind = record_type.kind
     yield from _unreadable_fields(source, shape)
     if shape is None or kind is None:
         yield _no_shape_fits(stream, source)
@@ -111,8 +120,8 @@ def _contradictions(recipe: Recipe, stream: StreamSpec, record_type: RecordType)
 
 
 def _shape_faults(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
-    """Yield sentences on a `shape:` that names neither a shape nor a function, and on keys that
-    have no effect with it.
+    """Yield a sentence if `shape:` names neither a shape nor a function, and a sentence on keys
+    that have no effect with this `shape:`.
     """
     if is_function(source.shape):
         sentence = describe_bad_name(source.shape)
@@ -123,27 +132,35 @@ def _shape_faults(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
             unused.append("images")
         if unused:
             yield (
-                "source.shape is a function, which gets the whole record and returns no images: "
-                f"remove {' and '.join(unused)}."
+                "source.shape is a function, which gets the whole record and cannot return images: "
+                f"remove {' and '.join(unused)} from this stream."
             )
     elif source.gives:
         yield (
             f"source.gives is {source.gives}, but source.shape is not a function such as "
-            "my_shapes.py:read; it would change nothing, so take it out."
+            "my_shapes.py:read: remove source.gives, which would change nothing."
         )
     elif source.shape and not find_shape(source.shape, ()):
         yield f"source.shape is {source.shape!r}; {suggest_key(source.shape, list(SHAPES))}"
 
 
 def _unreadable_fields(source: SourceSpec, shape: Shape | None) -> Iterator[str]:
-    """Yield sentences on fields and a condition that cannot be parsed."""
-    key = ""
+    """Yield a sentence on each template in place of a list, and on the first field or condition
+    that cannot be parsed.
+
+    Args:
+        source: the stream's source.
+        shape: the stream's shape; None if no shape fits.
+    """
+    structured = shape.structured if shape else ()
+    key = ""  # the key that is being parsed, for the message on an error
     try:
         for key, name in {**source.fields, "id": source.id}.items():
-            if name and parse_field(name).is_template and shape and key in shape.structured:
+            if name and parse_field(name).is_template and key in structured:
                 yield (
-                    f"source.{key} is {shorten_value(name)}, a template, whose value is always "
-                    "text: name the field that contains the list."
+                    f"source.{key} is the template {shorten_value(name)}, whose value is always "
+                    f"text, but must be a list: set source.{key} to the field that contains the "
+                    "list."
                 )
         key = "where"
         if source.where is not None:
@@ -153,25 +170,32 @@ def _unreadable_fields(source: SourceSpec, shape: Shape | None) -> Iterator[str]
 
 
 def _no_shape_fits(stream: StreamSpec, source: SourceSpec) -> str:
+    """Return the message for a stream whose `shape:` or fields do not fit its `kind`."""
     types = {kind.reads for kind in find_kinds(stream.kind)}
     shapes = [shape for shape in SHAPES.values() if shape.gives in types and shape.fields]
-    choices = ", or ".join(dict.fromkeys(" and ".join(shape.fields) for shape in shapes))
+    # Several shapes may have the same fields: `dict.fromkeys` keeps one of each.
+    choices = dict.fromkeys(" and ".join(shape.fields) for shape in shapes)
     if source.shape:
         setting = f"source.shape is {source.shape}"
+    elif source.fields:
+        setting = f"source names the fields {', '.join(source.fields)}"
     else:
-        setting = f"source names the fields {', '.join(source.fields) or 'none'}"
-    return f"{setting}; {stream.kind} reads {choices}."
+        setting = "source names no fields"
+    return f"{setting}; {stream.kind} reads {', or '.join(choices)}."
 
 
 def _foreign_fields(source: SourceSpec, shape: Shape) -> Iterator[str]:
     """Yield a sentence if the source names other fields than its shape reads."""
     keys = source.fields.keys()
-    if keys and not set(shape.fields) <= keys <= shape.own_fields.keys():
+    optional = ""
+    if shape.optional:
+        optional = f", and may have {' and '.join(shape.optional)}"
+    has_fitting_keys = set(shape.fields) <= keys <= shape.own_fields.keys()
+    if keys and not has_fitting_keys:
         yield (
-            f"source.shape is {shape.name}, which needs {' and '.join(shape.fields)}, and may have "
-            f"{' and '.join(shape.optional) or 'no more'}; but the source names "
-            f"{' and '.join(keys)}: name the fields of the shape, or no field if the record's "
-            "fields have the shape's names."
+            f"source.shape is {shape.name}, which needs {' and '.join(shape.fields)}{optional}; "
+            f"but the source names {' and '.join(keys)}: name the fields of the shape, or no field "
+            "if the fields of the records have these names."
         )
 
 
@@ -181,6 +205,7 @@ def _foreign_options(stream: StreamSpec, shape: Shape) -> Iterator[str]:
         if key not in shape.options:
             shapes = [candidate.name for candidate in SHAPES.values() if key in candidate.options]
             yield (
-                f"{key} is for records of the shape {' and '.join(shapes)}, but these are "
-                f"{shape.name}; it would change nothing, so take it out."
+                f"{key} is for records of the shape {' and '.join(shapes)}, but the records of "
+                f"this stream have the shape {shape.name}: remove {key}, which would change "
+                "nothing."
             )

@@ -1,8 +1,8 @@
-"""A stream with its shape, its kind and the fields that it reads. They are found once, and then
-passed on.
+"""A stream with its shape, its kind and the fields that are read. These are found once and then
+passed on, as a ResolvedStream.
 
-`resolve_stream` in `encodings.py` makes a ResolvedStream from a recipe. `resolve_encoding` makes
-one from the stored settings of a stream.
+`resolve_stream` in `encodings.py` makes a ResolvedStream from a recipe. `resolve_encoding` makes a
+ResolvedStream from the stored settings of a published stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from mdsmix.shards.manifest import Encoding
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedStream:
-    """The settings of a stream with a source, and all that follows from them."""
+    """The settings of a stream with a source, and the shape, kind and fields that follow from
+    these settings.
+    """
 
     encoding: Encoding
     shape: Shape
@@ -37,28 +39,29 @@ class ResolvedStream:
         return resolve_encoding, (self.encoding,)
 
     def with_settings(self, **changes: Any) -> ResolvedStream:
-        """Return the stream with changed settings. The caller makes sure that they change neither
-        the shape nor the kind of its records.
+        """Return the stream with changed settings.
 
         Args:
-            changes: fields of Encoding with their new values.
+            changes: fields of Encoding with their new values. They must change neither the shape
+                nor the kind of the stream.
         """
         encoding = replace(self.encoding, **changes)
         return replace(self, encoding=encoding, kind=type(self.kind)(encoding))
 
     @cached_property
     def fields_read(self) -> tuple[str, ...]:
-        """The names of the top-level fields of a record that are read. Empty for a shape without
-        fixed fields (a user's function), since it gets the whole record.
+        """The names of the top-level fields of a record that are read. Empty for a function of the
+        user, which gets the whole record.
         """
         if not self.shape.fields:
             return ()
-        return tuple(sorted(self._extras.union(*(reader.roots for reader in self._readers()))))
+        roots = [reader.roots for reader in self._readers()]
+        return tuple(sorted(self._extras.union(*roots)))
 
     @cached_property
     def fields_parsed(self) -> tuple[str, ...]:
-        """The names of the top-level fields that contain lists or objects. In a format whose cells
-        are strings, such as CSV, these cells are parsed as JSON.
+        """The names of the top-level fields whose values are lists or objects. In a format whose
+        cells are strings, such as CSV, the cells of these fields are parsed as JSON.
         """
         fields = self.encoding.fields
         structured = {fields[key] for key in self.shape.structured if key in fields}
@@ -74,28 +77,31 @@ class ResolvedStream:
 
     @property
     def rival_fields(self) -> tuple[str, ...]:
-        """`images` and `image`, if the recipe does not name the image fields: only the first of
-        them that is not empty is read. Empty if the recipe names the fields, or images are in the
-        texts.
+        """The names of fields of which only the first that is not empty is read: `images` and
+        `image`, if the stream has images and the recipe does not name their fields. Otherwise
+        empty.
         """
         names_field = "field" in self.encoding.images
         return FIELDS if self._has_image_fields and not names_field else ()
 
     @property
     def _has_image_fields(self) -> bool:
+        """Whether the stream has images in fields of their own, not inside the texts."""
         return bool(self.encoding.images) and self.shape.has_images != "inside"
 
     @property
     def _extras(self) -> frozenset[str]:
-        """The names of the fields that are read although no key of `source:` names them for the
-        shape: the shape's extras, such as `loss_mask`, and the field named by `train_mark`.
+        """The names of the fields that are read although no key of `source:` names them.
+
+        These are the extras of the shape, such as `loss_mask`, and the field that the option
+        `train_mark` names.
         """
         mark = self.encoding.shape_options.get(MARK)
         return frozenset([*self.shape.extras, mark] if mark else self.shape.extras)
 
     def _readers(self) -> Iterator[Field | Condition]:
-        """Yield each object that reads fields of a record: the fields of the shape, the id, the
-        image fields, and the condition `where`.
+        """Yield all objects that read fields of a record: a Field for each field of the shape, for
+        the id and for each field of images, and the Condition of `where`.
         """
         encoding = self.encoding
         names = [*encoding.fields.values(), encoding.id]
@@ -109,17 +115,17 @@ class ResolvedStream:
 
 
 def find_image_fields(encoding: Encoding) -> tuple[str, ...]:
-    """Return the names of the fields that may contain images, for a stream that has images."""
+    """Return the names of the fields that may contain images. The stream must have images."""
     return tuple(encoding.images.get("field", FIELDS))
 
 
 def read_images_too(shape: Shape, encoding: Encoding) -> Shape:
-    """Return a shape that also reads images if the stream has any, otherwise the same shape."""
+    """Return the shape of a stream: if the stream has images, a shape that reads them too."""
     return with_images(shape, find_image_fields(encoding)) if encoding.images else shape
 
 
 def resolve_encoding(encoding: Encoding) -> ResolvedStream:
-    """Find the shape and the kind of a stream by its stored settings."""
+    """Return a stream with the shape and the kind that follow from its stored settings."""
     shape = find_shape(encoding.shape, encoding.fields)
     assert shape is not None, f"a stream of the unknown shape {encoding.shape}"
     shape = read_images_too(shape, encoding)
@@ -129,16 +135,21 @@ def resolve_encoding(encoding: Encoding) -> ResolvedStream:
 def kind_of(encoding: Encoding) -> Kind:
     """Return the kind of a published stream, by its stored settings.
 
-    A stream that `mdsmix mix` made of several streams has the fields of all of them, so several
-    kinds may fit. The last one in `KINDS` is returned: conversations rather than pairs.
+    Several kinds may fit a stream that `mdsmix mix` made of several streams, since it has the
+    fields of all of them. The kind that comes last in `KINDS` is then returned: conversations, not
+    pairs.
     """
+    # Find the types of record that the stream may have, such as Pair.
     names = encoding.fields.keys()
     types = {shape.gives for shape in SHAPES.values() if shape.fields and names >= {*shape.fields}}
     if encoding.shape:
         shape = find_shape(encoding.shape, names)
         assert shape is not None, f"a stream of the unknown shape {encoding.shape}"
         types.add(shape.gives)
+    # Choose the last kind that reads such records; without such a kind, the last with the same
+    # `kind:`.
     has_images = bool(encoding.images)
     kinds = [kind for kind in find_kinds(encoding.kind) if kind.has_images == has_images]
     fitting = [kind for kind in kinds if kind.reads in types]
-    return (fitting or kinds)[-1](encoding)
+    kind = fitting[-1] if fitting else kinds[-1]
+    return kind(encoding)

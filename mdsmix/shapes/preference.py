@@ -201,9 +201,13 @@ PREFERENCE = Shape(
     | EXTRAS_REASONS
     | {
         "answers_unlike": (
-            "One answer of a preference is a text, and the other a message or a list of messages."
+            "One answer of the preference is a string, and the other answer is a message or a list "
+            "of messages."
         ),
-        "no_prompt": "A preference has no prompt, and its two texts have no common beginning.",
+        "no_prompt": (
+            "The preference has no prompt, and its two answers have no common beginning that could "
+            "be the prompt."
+        ),
     },
     parse=with_extras(parse_preference),
 )

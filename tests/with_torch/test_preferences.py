@@ -345,7 +345,7 @@ def test_init_writes_a_recipe_of_preferences_alone(
 
 REFUSED: dict[str, str] = {
     "train_loader.name=finetuning": "is read only by train_loader.name: pairwise_preference",
-    "streams.likes.pack=true": "remove pack and decoder_only_format",
+    "streams.likes.pack=true": "remove pack from this stream and decoder_only_format",
     "streams.likes.too_long=filter": "too_long",
     "streams.likes.kind=preferences": "did you mean preference?",
     "streams.likes.source.shape=messages": "preference reads chosen and rejected",
