@@ -164,7 +164,11 @@ STREAMS = [
 IMAGES = [
     ({"shape": "x/fine.py:read", "gives": "conversation"}, {}, "remove images"),
     ({"shape": "llava"}, {"field": []}, "images.field names no field"),
-    ({"shape": "qwen_vl"}, {"field": "pic"}, "records of the shape qwen_vl have their images in the texts: remove images.field"),
+    (
+        {"shape": "qwen_vl"},
+        {"field": "pic"},
+        "records of the shape qwen_vl have their images in the texts: remove images.field",
+    ),
 ]
 FINETUNING = {"kind": "finetuning"}
 FILTERS = {"source": {"path": "a", "messages": "m"}, "too_long": "filter"} | FINETUNING

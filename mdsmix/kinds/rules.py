@@ -1,10 +1,10 @@
-"""The versions of the rules that decide the content of rows: of kinds, shapes, formats and chat
-templates.
+"""The versions of the rules that decide the content of rows. Kinds, shapes, formats and chat
+templates have such rules.
 
-A rule's version is part of the key of each work unit (the part of a source that one task converts)
-that the rule applies to. If a version is increased, `convert` makes these units again and no
-others, and `check` names the rule for streams that were made before. Version 1 is never written, so
-keys and manifests that are older than the versions stay valid.
+Each work unit (the part of a source that one task converts) has a key, which contains the versions
+of all rules that apply to the unit. If a version is increased, `convert` makes these units again,
+and no others. `check` names the rule for streams that were made under the earlier version. Version
+1 is never written, so keys and manifests from the time before versions stay valid.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from mdsmix.tokenizer.card import Tokenizer
 
 EXTRAS_RULE = "record.extras"
 EXTRAS_VERSION = 2
-"""Version 1 did not read the extras of records, of shapes that have not got another version
-themselves.
+"""Version 1 of this rule ignored the extras of records, such as `loss_mask`. The rule is for the
+shapes whose own version was not increased when extras were first read.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleChange:
-    """A rule that had another version when a stream was made."""
+    """A rule whose version has changed since a stream was made."""
 
     rule: str
     published: int
@@ -47,15 +47,15 @@ class RuleChange:
 def list_raised_rules(
     kind: Kind, shapes: Iterable[Shape], encoding: Encoding, tokenizer: Tokenizer | None
 ) -> dict[str, int]:
-    """Return the version of each rule, if above 1, that applies to a stream: rule -> version. Rules
-    of source formats are not included.
+    """Return rule -> version, for each rule of version 2 or higher that applies to a stream: for
+    example `{"shape.openai": 2}`. Rules of source formats are not included.
 
     Args:
         kind: the kind of the stream.
         shapes: the shapes of its records.
         encoding: its settings.
-        tokenizer: its tokenizer. If it is None because it is unknown, all template rules that may
-            apply are included.
+        tokenizer: its tokenizer; None if it is unknown. Then all template rules that may apply are
+            included.
     """
     versions = {f"kind.{kind.name}": kind.version}
     versions |= {f"shape.{shape.name}": shape.version for shape in shapes}
@@ -66,15 +66,16 @@ def list_raised_rules(
 
 
 def find_extras_rule(manifest: Manifest, shape: Shape | None) -> dict[str, int]:
-    """Return rule -> version of the rule that reads a record's extras, such as `loss_mask`, if it
-    applies to a published stream; otherwise an empty dict.
+    """Return `{"record.extras": 2}` if the rule of this name applies to a published stream,
+    otherwise an empty dict.
 
-    Only the records show whether they have extras. So the rule applies to a stream that was made
-    with it, and to a stream whose manifest counts extras among the unread fields.
+    The rule is that the extras of records, such as `loss_mask`, are read. It applies to a stream
+    that was made under version 2 of the rule, and to a stream whose manifest counts extras among
+    the unread fields.
 
     Args:
         manifest: the manifest of the published stream.
-        shape: the shape of its records; None if they have several.
+        shape: the shape of the stream's records; None if the records have several shapes.
     """
     unread = {*manifest.records.unread, *manifest.records.unseen}
     has_unread_extras = shape is not None and not unread.isdisjoint(shape.extras)
@@ -84,16 +85,19 @@ def find_extras_rule(manifest: Manifest, shape: Shape | None) -> dict[str, int]:
 
 
 def list_raised_formats(paths: Iterable[str]) -> dict[str, int]:
-    """Return the version of each rule, if above 1, that reads files of these names: rule ->
-    version.
+    """Return rule -> version, for each rule of a source format that has version 2 or higher and
+    that reads one of the files: for example `{"format.parquet": 2}`.
 
-    A file whose suffix does not tell its format is left out.
+    Args:
+        paths: the files. A file whose format does not follow from its suffix is left out.
     """
     file_names = {path.lower().rpartition("/")[2] for path in paths}
-    # A format follows from the suffix, or from the whole name index.json. So one made-up name for
-    # each suffix, such as x.jsonl, is enough.
+    # A format follows from the suffix, or from the whole name index.json. So instead of all files
+    # look at one made-up name for each suffix, such as x.jsonl.
     suffixes = {name.partition(".")[2] for name in file_names if name != INDEX}
-    examples = {f"x.{suffix}" for suffix in suffixes} | ({INDEX} & file_names)
+    examples = {f"x.{suffix}" for suffix in suffixes}
+    if INDEX in file_names:
+        examples.add(INDEX)
     formats = list[Format]()
     for name in examples:
         with suppress(RecipeError):

@@ -17,15 +17,16 @@ from mdsmix.shapes.extras import OWN_VARIABLES
 from mdsmix.tokenizer.card import Tokenizer
 
 SET_BY_MDSMIX = OWN_VARIABLES | {"documents", "date_string"}
-"""Variables of a template that a recipe cannot set. The day comes from the stream's date_string,
-and documents come from a record.
+"""Variables of a chat template that a recipe cannot set, since mdsmix sets them. For example
+`date_string` is a key of the stream, and `documents` comes from the record.
 """
 
 
 def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the variables of the chat template that the recipe sets (tokenizer.template).
+    """Return the variables of the chat template that the recipe sets in `tokenizer.template`, such
+    as `{"enable_thinking": False}`.
 
-    Raises RecipeError if the template does not read one of them, or mdsmix sets it itself.
+    Raises RecipeError if the template does not read a variable, or mdsmix sets the variable itself.
     """
     variables = recipe.tokenizer.template
     if not variables:
@@ -34,8 +35,8 @@ def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     for name in variables:
         if name in SET_BY_MDSMIX:
             raise RecipeError(
-                f"tokenizer.template.{name} is set by mdsmix itself, from a record or the stream's "
-                "date_string: remove it from the recipe."
+                f"tokenizer.template.{name} is set by mdsmix itself, from a record or from the "
+                f"stream's date_string: remove tokenizer.template.{name} from the recipe."
             )
         if name not in read_names:
             similar = suggest_key(name, sorted(read_names - SET_BY_MDSMIX))

@@ -1,5 +1,5 @@
-"""Renders conversations with a stream's chat template, splits them into the turns that
-LLM-Foundry's converter makes, and tokenizes these.
+"""Renders conversations with a stream's chat template, splits the rendered text into the same turns
+as LLM-Foundry's converter does, and tokenizes the turns.
 
 The tokenizer is called once for each batch, with the texts of all turns in one list. All later
 steps are arithmetic on lengths.
@@ -37,31 +37,36 @@ TEMPLATE_REASONS = {
     "template_error": "The chat template fails on the conversation.",
     "split_token": (
         "A prompt or an answer would end inside a control token of the tokenizer; the detail shows "
-        "both sides."
+        "the text before and after that end."
     ),
     "not_prefix_stable": (
-        "The chat template changes earlier messages once there are more; the detail shows both "
-        "texts where they differ."
+        "The chat template prints earlier messages in another way once more messages follow; the "
+        "detail shows both texts where they differ."
     ),
     "untrained_in_prompt": (
-        "An answer that is not trained is in a prompt, and target_prompts trains prompts."
+        "A prompt contains an answer that is marked as not trained, but target_prompts in the "
+        "recipe trains prompts."
     ),
-    "tools_not_printed": "The chat template prints no tool, call or result of the conversation.",
-    "image_not_printed": "The chat template prints no image token for an image.",
+    "tools_not_printed": (
+        "The conversation has tools, calls or results, but the chat template prints none of them."
+    ),
+    "image_not_printed": (
+        "The conversation has an image, but the chat template prints no image token for it."
+    ),
 }
-"""Reason code -> explanation, of conversations that a chat template does not render."""
+"""Reason codes of conversations that the chat template cannot render -> their explanations."""
 
 
 class Prepared(NamedTuple):
-    """A conversation in the form that its template takes, and the template."""
+    """A conversation in the form that a chat template takes, and this template."""
 
     template: ChatTemplate
     conversation: Conversation
 
 
 class TurnRenderer:
-    """Renders the conversations of a stream and tokenizes their turns. A turn is a prompt and the
-    response to it. Kinds that need other rows of a conversation override `rows_of`.
+    """Renders the conversations of a stream, and tokenizes their turns. A turn is a prompt and the
+    response to it. Subclasses that make other rows of a conversation override `rows_of`.
     """
 
     def __init__(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> None:
@@ -84,7 +89,7 @@ class TurnRenderer:
 
     @cached_property
     def words(self) -> ControlWords:
-        """The special and added tokens. A text must not be split inside one of them."""
+        """The special and added tokens of the tokenizer. No text may be split inside a token."""
         return open_control_words((*self.controls, *self.tokenizer.added_tokens))
 
     @cached_property
@@ -93,28 +98,31 @@ class TurnRenderer:
         return {token[0] for token in (*self.controls, *PLACEHOLDERS) if token}
 
     def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
-        """Check whether the conversation's template may print a key that is null in a message of
-        this role.
+        """Check whether the chat template may print the null of a message such as `{"role":
+        "user", "name": None}`.
+
+        Args:
+            conversation: the conversation with the message.
+            role: the role of the message.
+            key: the key of the message whose value is null.
         """
         template = self.chat.for_tools(conversation.tools)
         return forms.prints_null(add_variables(template, conversation.variables), role, key)
 
     def render(self, conversations: Sequence[Conversation]) -> TurnRows:
-        """Render each conversation with the chat template, and tokenize its turns. A conversation
-        gives one row, or several if `rows_of` splits it. A conversation that cannot be rendered
-        gets a reason code in `TurnRows.rejected`.
+        """Render each conversation with the chat template, and tokenize its turns.
+
+        A conversation becomes one row, or the several rows that `rows_of` makes of it. A
+        conversation that cannot be rendered gets a reason code in `TurnRows.rejected`.
         """
-        # Find special tokens in the texts. First search for their first characters, which takes a
-        # tenth of the time: few texts contain one. Only those texts are searched for tokens.
+        # Find special tokens in the texts. A search for their first characters takes a tenth of the
+        # time, and few texts contain such a character. So only these texts, joined to one string,
+        # are searched for special tokens.
         texts = [*chain.from_iterable([conversation.texts for conversation in conversations])]
-        suspicious = "\n".join(
-            dict.fromkeys(
-                text
-                for character in self.suspicious_characters
-                for text in texts
-                if character in text
-            )
+        suspicious_texts = dict.fromkeys(  # each text once, in order
+            text for character in self.suspicious_characters for text in texts if character in text
         )
+        suspicious = "\n".join(suspicious_texts)
         with_specials = set[int]()
         if self.has_control(suspicious):
             with_specials = {
@@ -133,7 +141,7 @@ class TurnRenderer:
                 if position in with_specials and not allows_specials:
                     raise RecordRefused("special_token_in_text")
                 rows = self.rows_of(conversation, unread)
-                # Refuse it if a prompt or a response ends inside a control token.
+                # Refuse the conversation if a prompt or a response ends inside a control token.
                 for row in rows:
                     self.words.refuse_split([*chain.from_iterable(row)])
             except RecordRefused as refused:
@@ -141,9 +149,9 @@ class TurnRenderer:
             else:
                 rendered += rows
                 positions += [position] * len(rows)
-        # Tokenize the prompts and responses of all turns together.
-        turns_of_all = chain.from_iterable(rendered)
-        ids = self.backend.encode([*chain.from_iterable(turns_of_all)], match_special=True)
+        # Tokenize all turns together: the list of texts is prompt, response, prompt, and so on.
+        all_turns = chain.from_iterable(rendered)
+        ids = self.backend.encode([*chain.from_iterable(all_turns)], match_special=True)
         whole_texts = (conversation.all_text for conversation in conversations)
         return TurnRows(
             turns=Turns(ids, np.array([len(row) for row in rendered], np.int64)),
@@ -156,31 +164,35 @@ class TurnRenderer:
         )
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
-        """Return the rows of a conversation, each a list of turns.
+        """Return the rows of a conversation, each a list of turns: `[[("Hi", "Hello")]]`.
 
-        Raises RecordRefused if no row can be made of it.
+        Raises RecordRefused if no row can be made of the conversation.
 
         Args:
+            conversation: the record.
             unread: counts the fields that the template does not print; they are added here.
         """
-        # If some answers are marked as not trained, check that one is left. An untrained answer
-        # before a trained one becomes a part of its prompt: refuse it if prompts are trained.
+        # If some answers are marked as not trained, check that at least one answer is trained. An
+        # untrained answer becomes a part of the prompt of the next trained answer: refuse the
+        # conversation if prompts are trained.
         if conversation.trained is not None:
             trained = find_trained_answers(conversation)
             if not trained:
                 raise RecordRefused("nothing_trained")
             all_answers = find_trained_answers(conversation._replace(trained=None))
             trains_prompts = self.encoding.target_prompts != "none"
-            if trains_prompts and all_answers[: len(trained)] != trained:
+            has_earlier_untrained = all_answers[: len(trained)] != trained
+            if trains_prompts and has_earlier_untrained:
                 raise RecordRefused("untrained_in_prompt")
         template, conversation = self.prepare(conversation, unread)
         rule = self.encoding.rewritten_history
         return render_rows(template, conversation, rule, self.words)
 
     def prepare(self, conversation: Conversation, unread: Counter[str]) -> Prepared:
-        """Return a conversation in the form that its template takes, and the template.
+        """Return a conversation in the form that the chat template takes, and this template.
 
         Args:
+            conversation: the record.
             unread: counts the fields that the template does not print; they are added here.
         """
         if isinstance(conversation, RichConversation):
