@@ -1,3 +1,3 @@
-"""Images of records: found, read several at a time, judged before a model is trained on them, and
-changed only if a recipe asks for it.
+"""Reads the images that records name, several at a time, and judges whether a model can be trained
+on them. Images are changed only if a recipe asks for it.
 """

@@ -1,12 +1,12 @@
-"""The place of an image, from its path in a record, and its bytes.
+"""Finds the place of an image by the image's path in a record, and reads its bytes.
 
 Records may come from strangers, and a path may name any file or object that the user of mdsmix may
 read, as with every tool that trains on such records. `inside` refuses paths that lead out of the
 folder at which paths begin.
 
 An http(s) URL is requested only if a recipe sets `http: fetch`, within limits of time and size. A
-URL may return another image tomorrow, so each is requested once: its work unit records the
-content's hash, and later runs do not request it again unless they read the sources again.
+URL may return another image tomorrow, so each URL is requested once: the hash of the image is
+stored with the work unit, and later runs request the URL again only if they read the sources again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from mdsmix.storage import Location, locate
 MOST_BYTES = 256 << 20
 "The largest image file that is read, in bytes."
 MISSING = (-1, "")
-"""Instead of size and stamp if there is no file: it is missing, or the image is in its record or at
-a URL.
+"""In place of size and stamp if an image has no file: the file is missing, or the image is in its
+record or at a URL.
 """
 HTTP_BYTES = 64 << 20
 "The most bytes that are downloaded for one image."
@@ -48,32 +48,34 @@ _RETRIED_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 
 
 ImagePlace = Location | str | bytes
-"The place of an image: a file or object, an http URL, or the bytes that the record itself has."
+"The place of an image: a file or object, an http URL (str), or the bytes in the record itself."
 NOWHERE = b""
 "The place of an image whose path is not valid."
 
 
 class ImageFile(NamedTuple):
-    """The bytes of an image."""
+    """The bytes of an image, with size and stamp of its file."""
 
     data: bytes
     stamp: tuple[int, str]
-    "Size and stamp of its file; MISSING if it has none."
+    "(size, stamp) of the image's file; MISSING if the image has no file."
 
 
 def locate_image(path: str | bytes, base: Location, inside: bool = False) -> ImagePlace:
     """Return the place of an image.
 
     Args:
-        path: relative to `base`, absolute, or a URL; bytes are the image itself.
+        path: a path or URL; or bytes, which are the image itself.
+        base: the folder at which relative paths begin.
         inside: whether the place must be below `base`.
 
-    Raises BadImage (bad_image_path) if the path names no place, or one that is not below `base`.
+    Raises BadImage (bad_image_path) if the path is not valid, or if the place is not below `base`
+    although `inside` requires it.
     """
     if isinstance(path, bytes) or is_http(path):
         return path
     try:
-        path.encode()
+        path.encode()  # raises a ValueError for a lone surrogate
         place = _locate_path(path, base)
     except (RecipeError, ValueError) as error:
         raise BadImage("bad_image_path", str(error)) from None
@@ -86,13 +88,18 @@ def locate_image(path: str | bytes, base: Location, inside: bool = False) -> Ima
 
 
 def _locate_path(path: str, base: Location) -> Location:
-    """Return the location of a path or URL; ValueError or RecipeError if it names none."""
+    """Return the location of a path or URL. Relative paths begin at the folder `base`.
+
+    Raises ValueError or RecipeError if the path is not valid, or leads out of the bucket.
+    """
     if "\0" in path:  # the message leaves out the folder, which differs between machines
         raise ValueError("a path cannot contain a NUL character")
     if "://" in path:
         return locate(path)
     if not base.is_store or path.startswith("/"):
         return locate(os.path.join(base.url, path))
+
+    # A relative path in a store: `..` must not lead out of the bucket.
     whole = posixpath.normpath(f"{base.path}/{path}")
     if not f"{whole}/".startswith(f"{base.container}/"):
         raise ValueError(f"it leads out of the {base.container_noun} {base.container}")
@@ -100,7 +107,7 @@ def _locate_path(path: str, base: Location) -> Location:
 
 
 def _is_below(place: Location, base: Location) -> bool:
-    """Return whether the place is below the folder `base`; on a disk, after following links."""
+    """Return whether the place is below the folder `base`. On a disk, links are followed first."""
     if place.is_store or base.is_store:
         # `..` is an ordinary name in S3, but a step up in stores that are folders or HTTP servers.
         return place.url.startswith(f"{base.url.rstrip('/')}/") and ".." not in place.url.split("/")
@@ -113,13 +120,13 @@ def _resolve(path: str) -> Path:
 
 
 def read_image_file(place: ImagePlace, fetches: bool) -> ImageFile:
-    """Return the image's bytes, with size and stamp of its file.
+    """Return the bytes of the image at this place, with size and stamp of its file.
 
     Args:
         fetches: whether http URLs are requested.
 
-    Raises Unreachable if a store does not answer, and BadImage if only this image is missing,
-    refused or too large.
+    Raises Unreachable if a store does not answer, so that no image in it can be read.
+    Raises BadImage if only this image is missing, refused or too large.
     """
     if isinstance(place, bytes):
         return ImageFile(place, MISSING)
@@ -132,12 +139,13 @@ def read_image_file(place: ImagePlace, fetches: bool) -> ImageFile:
     try:
         fetched = place.fetch(MOST_BYTES)
     except Unreachable as error:
-        if place.is_store and not isinstance(error, Denied | NoSuchPlace):
+        concerns_only_image = isinstance(error, Denied | NoSuchPlace)
+        if place.is_store and not concerns_only_image:
             raise
         reason = "image_not_found" if isinstance(error, NoSuchPlace) else "image_unreadable"
-        raise BadImage(
-            reason, str(error).partition(": ")[2]
-        ) from None  # paths differ between machines
+        # Leave out the path, which is before the first colon: it differs between machines.
+        why = str(error).partition(": ")[2]
+        raise BadImage(reason, why) from None
     if fetched is None:
         raise BadImage("image_not_found", "there is no such file")
     stat, data = fetched
@@ -156,15 +164,15 @@ def is_http(path: str) -> bool:
 
 
 def fetch_url(url: str) -> bytes:
-    """Return the bytes at a URL, requested through the proxies of the environment.
+    """Return the bytes at a URL, after up to 3 tries. Proxies are taken from the environment.
 
-    Raises BadImage (image_not_found, image_not_fetched, image_file_too_large) if they do not arrive
-    completely.
+    Raises BadImage (image_not_found, image_not_fetched, image_file_too_large) if the bytes do not
+    arrive completely.
     """
     deadline = time.monotonic() + SECONDS
-    fault = ""
+    fault = ""  # of the last try
     for number in range(TRIES):
-        time.sleep(PAUSE_SECONDS * number)
+        time.sleep(PAUSE_SECONDS * number)  # no pause before the first try
         if time.monotonic() > deadline:
             break
         try:
@@ -185,13 +193,15 @@ def _request(url: str, deadline: float) -> bytes:
     """Request a URL once, and return the bytes of the answer.
 
     Args:
-        deadline: the time, as `time.monotonic` counts it, by which all bytes must have arrived.
+        deadline: when all bytes must have arrived, as a time of `time.monotonic`.
+
+    Raises BadImage if the answer is too large or too slow.
     """
     headers = {"User-Agent": "mdsmix", "Accept": "image/*"}
     request = Request(quote(url, safe=punctuation), headers=headers)  # a space is %20
     content = bytearray()
     with build_opener().open(request, timeout=QUIET_SECONDS) as answer:
-        while piece := answer.read1(1 << 16):  # `read` would wait for the whole piece
+        while piece := answer.read1(1 << 16):  # `read` would wait until it has all these bytes
             content += piece
             if len(content) > HTTP_BYTES:
                 raise BadImage(
@@ -201,6 +211,6 @@ def _request(url: str, deadline: float) -> bytes:
                 raise BadImage(
                     "image_not_fetched", f"it did not arrive completely in {SECONDS:g} s"
                 )
-        if answer.length:
+        if answer.length:  # bytes that the server has announced and not sent
             raise IncompleteRead(bytes(content), answer.length)
     return bytes(content)

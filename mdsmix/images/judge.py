@@ -1,11 +1,12 @@
-"""Judges whether an image can be trained on, and reads its size: header, mark of the end, and a
-full decode, by Pillow. Shrinks images, or writes them in another format, if a recipe sets that:
-turned as EXIF requires, without EXIF, in 8 bits a channel.
+"""Judges whether an image can be trained on, and reads its size. Pillow reads the header and
+decodes the whole image; the mark of the image's end must be there. If a recipe sets it, images are
+also shrunk or written in another format: turned as EXIF requires, without EXIF, in 8 bits a
+channel.
 
 A full decode finds damage after the header, and takes 3 to 4 ms for a JPEG of 1,120 x 1,120 pixels.
-`decode: header` leaves it out, and still finds images whose end is missing. An image is judged by
-its bytes alone, never by the memory of a machine: the same image is good or bad everywhere. Reason
-codes: README.md in this folder.
+`decode: header` leaves out the full decode, and still finds images whose end is missing. An image
+is judged by its bytes alone, never by the memory of a machine: the same image is good or bad
+everywhere. Reason codes: README.md in this folder.
 """
 
 from __future__ import annotations
@@ -65,18 +66,18 @@ _OTHER_CONTENT = (
     (rb"....ftyp", f"it is HEIC or a video: {READABLE} are read"),
     (rb"\0*$", "it contains only zeros, as after an unfinished download or copy"),
 )
-"Beginning of a file that is mistaken for an image -> the message on it."
+"(pattern of a file's beginning, message) for files that are mistaken for images."
 
 
 class _LengthField(NamedTuple):
-    """The file's length in the header of a format."""
+    """Where the header of an image format has the length of the file."""
 
     begin: bytes
-    "Pattern of the beginning of such a file."
+    "Pattern of the beginning of files of this format."
     offset: int
-    "Offset of the number: 4 bytes, little-endian."
+    "The byte at which the length begins: 4 bytes, little-endian."
     not_counted: int
-    "Bytes at the beginning that the number leaves out."
+    "How many bytes at the file's beginning the length does not count."
 
 
 _LENGTH_FIELDS = (
@@ -84,8 +85,9 @@ _LENGTH_FIELDS = (
     _LengthField(rb"BM....\0{4}", offset=2, not_counted=0),
 )
 _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
-"""The mark at a format's end. It must come after the header, where a thumbnail has such a mark too.
-For GIF and TIFF only a decode shows whether the end is missing.
+"""Format -> the mark at the end of an image. The mark must come after the header, because a
+thumbnail in the header has such a mark too. For GIF and TIFF only a decode shows whether the end is
+missing.
 """
 NO_PILLOW = (
     "images are read by Pillow, which is not installed: "
@@ -95,16 +97,16 @@ NO_PILLOW = (
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """A stream's rules for its images."""
+    """A stream's rules for its images, as the recipe sets them."""
 
     decode: str = "full"
-    "full or header."
+    "`full`: an image is decoded; `header`: only its header and its end are read."
     max_pixels: int = 178_956_970
     "The most pixels of an image."
 
 
 class ImageSize(NamedTuple):
-    """Pixels of an image, after the turn that EXIF requires."""
+    """Height and width of an image in pixels, after turning it as its EXIF requires."""
 
     height: int
     width: int
@@ -113,7 +115,7 @@ class ImageSize(NamedTuple):
 def require_pillow() -> None:
     """Raise RecipeError if Pillow is not installed.
 
-    Removes Pillow's own limit of pixels, since the recipe has one (max_pixels).
+    Also remove Pillow's own limit of pixels, since the recipe has a limit (max_pixels).
     """
     try:
         from PIL import Image
@@ -125,12 +127,13 @@ def require_pillow() -> None:
 def judge_image(data: bytes, rules: Rules) -> ImageSize:
     """Judge an image by its bytes, and return its size.
 
-    Raises BadImage if it cannot be trained on.
+    Raises BadImage if a model cannot be trained on the image.
     """
     if not data:
         raise BadImage("image_empty", "the file has no bytes")
     _check_length(data)
     with open_image(data) as image:
+        # Check what the header says.
         width, height = image.size
         if width * height > rules.max_pixels:
             raise BadImage(
@@ -140,7 +143,8 @@ def judge_image(data: bytes, rules: Rules) -> ImageSize:
             raise BadImage("image_animated", "it has more than one frame")
         if image.mode.startswith(DEEP_MODES):
             raise BadImage("image_depth", f"it has more than 8 bits a channel (mode {image.mode})")
-        # The mark of the end must come after what Pillow has read so far, the header.
+
+        # The mark of the end must come after the header, which is what Pillow has read so far.
         end = _ENDS.get(str(image.format))
         if end and data.rfind(end) <= image.fp.tell():  # type: ignore[attr-defined]
             raise BadImage("image_truncated", "the mark of its end is missing")
@@ -160,15 +164,15 @@ def _check_length(data: bytes) -> None:
 
 
 class BadImage(Exception):
-    """An image that cannot be trained on."""
+    """Raised for an image that a model cannot be trained on."""
 
     def __init__(self, reason: str, why: str, stamp: tuple[int, str] | None = None) -> None:
         """Set the reason.
 
         Args:
             reason: a reason code.
-            why: the detail, which the quarantine stores.
-            stamp: size and stamp of a file that is too large to be read.
+            why: the detail, which the quarantine (the file of bad records) stores.
+            stamp: (size, stamp) of a file that is too large to be read; otherwise None.
         """
         super().__init__(reason, why)
         self.reason = reason
@@ -178,7 +182,9 @@ class BadImage(Exception):
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Return FORMATS, and AVIF if this Pillow decodes it."""
+    """Return the names of the formats that Pillow may open here: FORMATS, and AVIF if this release
+    of Pillow decodes it.
+    """
     from PIL import features
 
     with warnings.catch_warnings():
@@ -189,7 +195,10 @@ def _formats() -> tuple[str, ...]:
 
 @contextmanager
 def open_image(data: bytes) -> Iterator[Image]:
-    """Open an image without decoding it. Inside the block, Pillow's errors become BadImage."""
+    """Open an image without decoding it.
+
+    Pillow's errors, also those inside the `with` block, become BadImage.
+    """
     from PIL import Image, UnidentifiedImageError
 
     with warnings.catch_warnings():
@@ -208,16 +217,23 @@ def open_image(data: bytes) -> Iterator[Image]:
 
 
 def decode_image(image: Image, data: bytes) -> None:
-    """Decode all bytes of the image.
+    """Decode all bytes of the image, to find damage.
 
-    A large one waits until no other process of this user decodes one: it takes hundreds of MB. A
-    large JPEG of several scans takes as much even if it is decoded to few pixels.
+    A large image waits until no other process of this user decodes a large image: each takes
+    hundreds of MB. A large JPEG of several scans takes as much even if it is decoded to few pixels.
+
+    Args:
+        image: the open image.
+        data: the bytes of its file.
+
+    Raises an error of Pillow if the image is damaged; `open_image` turns it into BadImage.
     """
     is_large = image.size[0] * image.size[1] > LARGE_PIXELS
     with lock_large_images() if is_large else nullcontext():
         if image.format not in ("JPEG", "MPO"):
             image.load()
         elif not _decodes_small(image):
+            # Open the image again and decode it fully, a large image at a fraction of its sides.
             with open_image(data) as again:
                 if is_large:
                     again.draft(None, (1, 1))
@@ -227,10 +243,10 @@ def decode_image(image: Image, data: bytes) -> None:
 
 
 def _decodes_small(image: Image) -> bool:
-    """Check whether a JPEG decodes at an eighth of its height and width, brightness alone.
+    """Return whether a JPEG decodes at an eighth of its height and width, brightness alone.
 
-    This reads and decodes the same bytes as a full decode in half of the time, and agreed with it
-    on each of 400,000 damaged files. If it fails, the caller decodes the image fully.
+    Such a decode reads the same bytes as a full decode in half of the time, and agreed with a full
+    decode on each of 400,000 damaged files. If it fails, the caller decodes the image fully.
     """
     try:
         image.draft("L", (1, 1))
@@ -241,10 +257,16 @@ def _decodes_small(image: Image) -> bool:
 
 
 def _swaps_sides(image: Image, data: bytes) -> bool:
-    """Check whether EXIF swaps height and width.
+    """Return whether height and width of `image.size` must be swapped, because EXIF turns the
+    image.
 
-    False if `image.size` is already that of the turned image, as in newer releases of Pillow for a
-    TIFF. Pillow decodes a whole PNG to find its EXIF, so a PNG without a mark of EXIF is not asked.
+    False for a TIFF in newer releases of Pillow, where `image.size` is already the size of the
+    turned image. Pillow decodes a whole PNG to find its EXIF, so a PNG without a mark of EXIF is
+    not searched.
+
+    Args:
+        image: the open image.
+        data: the bytes of its file.
     """
     if image.format == "PNG" and not any(mark in data for mark in _PNG_EXIF):
         return False
@@ -256,10 +278,10 @@ def _swaps_sides(image: Image, data: bytes) -> bool:
 
 @contextmanager
 def lock_large_images() -> Iterator[None]:
-    """Wait until no other process of this user decodes a large image. During the block no other
-    process begins to.
+    """Wait until no other process of this user decodes a large image. During the `with` block no
+    other process begins to decode a large image.
 
-    The lock is on a file, so it ends with its process.
+    The lock belongs to a file, so it ends if its process is killed.
     """
     with (Path(tempfile.gettempdir()) / f"mdsmix-large-image-{os.getuid()}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -267,9 +289,9 @@ def lock_large_images() -> Iterator[None]:
 
 
 def _describe_other_content(data: bytes) -> str:
-    """Return a message on bytes that Pillow does not open, by how they begin.
+    """Return what a file that Pillow does not open probably is, by its first bytes.
 
-    It quotes none of them, since a record may name any file of a machine.
+    The message quotes no bytes of the file, since a record may name any file of a machine.
     """
     for begin, message in _OTHER_CONTENT:
         if re.match(begin, data[:4096], re.DOTALL | re.IGNORECASE):
@@ -278,13 +300,13 @@ def _describe_other_content(data: bytes) -> str:
 
 
 KEPT_MODES = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "RGBA", "L", "LA", "1"), "WEBP": ("RGB", "RGBA")}
-"""Format -> Pillow's modes that are written as they are. Any other mode becomes RGB; a transparent
-image RGBA, or RGB on white in a JPEG.
+"""Format -> Pillow's modes that are written as they are. An image in any other mode becomes RGB. If
+such an image is transparent, it becomes RGBA, or in a JPEG RGB on white.
 """
 
 
 class StoredImage(NamedTuple):
-    """An image as it is stored."""
+    """The bytes of an image as they are stored, with its height and width in pixels."""
 
     data: bytes
     height: int
@@ -302,9 +324,14 @@ class Rewriting:
     quality: int = 90
 
     def apply(self, data: bytes, height: int, width: int) -> StoredImage:
-        """Return the image as it is stored. Without `format` a small enough image is not changed.
+        """Return the image as it is stored. If no format is set, an image that is small enough is
+        not changed.
 
-        Raises BadImage if it does not decode.
+        Args:
+            data: the bytes of the image's file.
+            height: the pixels of the image's height, as `width`.
+
+        Raises BadImage if the image does not decode.
         """
         scale = min(1.0, (self.longest or math.inf) / max(height, width))
         if scale == 1 and self.format is None:
@@ -320,19 +347,25 @@ class Rewriting:
         """Return the bytes of the image in its new size and format, turned upright as EXIF says.
 
         Args:
-            height: pixels of the rewritten image, as `width`.
+            height: pixels of the rewritten image's height, as `width`.
             shrinks: whether the image becomes smaller.
         """
         from PIL import Image as pillow  # noqa: N813
         from PIL import ImageOps
 
+        # Choose the format. MPO is a JPEG with further images after the first.
         own_format = "JPEG" if image.format == "MPO" else str(image.format)
         format = own_format if own_format in KEPT_MODES else "PNG"
         if self.format:
             format = self.format.upper()
-        # Decode a JPEG at a fraction of its size if its sides stay twice those of the result.
+
+        # Decode a JPEG at a fraction of its size, with sides at least twice as long as the sides of
+        # the result; but not for a large result, of a sixteenth of LARGE_PIXELS or more.
         if shrinks and height * width * 16 < LARGE_PIXELS and own_format == "JPEG":
-            image.draft(None, (2 * max(width, height), 2 * max(width, height)))
+            least_side = 2 * max(width, height)
+            image.draft(None, (least_side, least_side))
+
+        # Turn, convert and resize the image, and write it.
         upright = _convert_mode(ImageOps.exif_transpose(image), format)
         if upright.size != (width, height):
             upright = upright.resize((width, height), pillow.Resampling.LANCZOS)
@@ -343,15 +376,20 @@ class Rewriting:
 
 
 def _convert_mode(image: Image, format: str) -> Image:
-    """Return the image in a mode that is written in this format (`KEPT_MODES`)."""
+    """Return the image in one of Pillow's modes that can be written in this format (`KEPT_MODES`).
+
+    Args:
+        format: `JPEG`, `PNG` or `WEBP`.
+    """
     from PIL import Image as pillow  # noqa: N813
 
     if image.mode in KEPT_MODES[format]:
         return image
-    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
-        # The image has no transparency.
+    is_transparent = image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
+    if not is_transparent:
         return image.convert("RGB")
     rgba = image.convert("RGBA")
     if "RGBA" in KEPT_MODES[format]:
         return rgba
-    return pillow.alpha_composite(pillow.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    white = pillow.new("RGBA", rgba.size, "white")
+    return pillow.alpha_composite(white, rgba).convert("RGB")

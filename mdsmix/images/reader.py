@@ -1,9 +1,10 @@
-"""The images of conversations, read and judged. A bad image makes its record bad.
+"""Reads and judges the images of conversations. A bad image makes its record bad.
 
-Several images are read at a time, within AHEAD_BYTES: a store takes 20 ms for each, and so does a
-network's disk or a cold one. The images of up to 256 conversations are in memory at once, up to
-KEEP_BYTES. Images beyond that are read a second time when their row is laid out, so memory is
-bounded however large the images are. A worker decodes an image that many records share once.
+Several images are read at a time, within AHEAD_BYTES: a store takes 20 ms for each image, and so
+does a disk in a network or a file that is not in the disk's cache. The images of up to 256
+conversations are in memory at once, up to KEEP_BYTES. Further images are read a second time when
+their row is written, so memory is bounded however large the images are. An image that many records
+share is decoded once by each worker.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from mdsmix.storage import CHANGED, Location
 KEEP_BYTES = 32 << 20
 "The most bytes of images that are in memory at once."
 AIM_BYTES = 16 << 20
-"""About how many bytes of images are read for one group of records. The size of the group is
-estimated from earlier records.
+"""About how many bytes of images are read for one group of records. The number of records in a
+group is estimated from earlier records.
 """
 IN_FLIGHT = 16
 "The most images that one worker reads at a time."
 AHEAD_BYTES = 32 << 20
-"The most bytes of images that are read ahead, if they are as large as the images before."
+"The most bytes of images that are read ahead, assuming that they are as large as earlier images."
 FIRST_BYTES = 8 << 20
 "The assumed size of an image before one was read."
 DECODERS = 2
@@ -63,25 +64,26 @@ SHOWN = 300
 "Characters of a path that a bad record keeps."
 
 _sizes: dict[tuple[Rules, str], ImageSize] = {}
-"The size of a good image, by the rules that it was judged by and its digest."
+"(rules, digest) -> size, for good images: the rules by which the image was judged, and its digest."
 
 
 class ImageRequest(NamedTuple):
-    """An image that a record names."""
+    """An image that a record names, before it is read."""
 
     image: str | bytes
-    "Its path, or its bytes."
+    "The image's path or URL; or its bytes."
     folder: Location
     "The folder at which the path begins."
 
 
 @dataclass(slots=True, kw_only=True)
 class Image:
-    """An image of a record; a bad one has a reason code."""
+    """An image of a record after reading. A bad image has a reason code."""
 
     height: int = 0
-    "Pixels, as `width`, of the stored image."
+    "Pixels of the stored image's height."
     width: int = 0
+    "Pixels of the stored image's width."
     size: int = 0
     "The number of bytes that are stored."
     digest: str = ""
@@ -89,21 +91,23 @@ class Image:
     data: bytes | None = None
     "The bytes that are stored; None if they have to be read again."
     stamp: tuple[int, str] = MISSING
-    "Size and stamp of the image's file."
+    "(size, stamp) of the image's file."
     location: ImagePlace = NOWHERE
+    "The place of the image."
     reader: ImageReader | None = None
-    "Reads the image again."
+    "Reads the image again if `data` is None."
     tokens: int = 0
-    "The tokens that the recipe's processor makes of the image; 0 without a processor."
+    "How many tokens the recipe's processor makes of the image; 0 without a processor."
     reason: str = ""
-    "The reason code of a bad image; empty for a good one."
+    "The reason code of a bad image; empty for a good image."
     why: str = ""
+    "What is wrong with a bad image, in words."
 
     @property
     def content(self) -> bytes:
-        """The bytes that are stored, read again if they are not in memory.
+        """The bytes that are stored. If they are not in memory, the image is read again.
 
-        Raises Unreachable if the file has changed since.
+        Raises Unreachable if the image's file has changed since it was first read.
         """
         if self.data is None and self.reader:
             again = self.reader.read_image(self.location)
@@ -115,19 +119,22 @@ class Image:
 
 @dataclass(slots=True)
 class WindowImages:
-    """Digests and stamps of the images of a window, for the window's key and for the next run."""
+    """Digests and stamps of the images of a window (a slice of a work unit).
+
+    They are a part of the window's key, and show the next run which images have changed.
+    """
 
     results: list[str] = field(default_factory=list)
-    "The digest of each image in order; the reason code of an image that has none."
+    "The digest of each image in order; for an image without a digest, its reason code."
     stamps: dict[str, tuple[int, str]] = field(default_factory=dict)
-    "URL of each file -> its size and stamp; MISSING if there was none."
+    "URL of each image's file -> (size, stamp); MISSING if there was no such file."
     fetched: dict[str, str] = field(default_factory=dict)
     "http URL -> digest of the bytes that the server sent, or a reason code."
 
     @property
     def digest(self) -> str:
-        """xxh3_128 of `results`; "" if there are no images. Equal records with equal digests give
-        equal rows.
+        """xxh3_128 of `results`; "" if there are no images. Two windows with equal records and
+        equal digests of their images give equal rows.
         """
         if not self.results:
             return ""
@@ -136,24 +143,25 @@ class WindowImages:
 
 @dataclass
 class ImageReader:
-    """Reads the images of conversations."""
+    """Reads the images of conversations, several at a time, and judges them."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     "A stream's settings of images, as the manifest has them (`Encoding.images`)."
     root: Location | None = None
-    "The folder at which paths begin; None: that of the record's file."
+    "The folder at which paths begin; None: the folder of each record's file."
     judges: bool = True
     "Whether images are judged; False: they are only read and hashed."
     window_images: WindowImages = field(default_factory=WindowImages)
+    "Collects the digests and stamps of all images that are read."
     _record_bytes: float | None = None
-    "Bytes of the images of a record: a running average; None before the first record."
+    "A running average of the bytes of all images of a record; None before the first record."
     _image_bytes: float = FIRST_BYTES
-    """Bytes of the largest recent image; the value shrinks by a sixteenth with each image that is
+    """Bytes of the largest recent image. The value shrinks by a sixteenth with each image that is
     smaller.
     """
 
     def __post_init__(self) -> None:
-        """Read the settings: rules of judging, changes before storing, and limits."""
+        """Read the settings: the rules for judging, the changes before storing, and the limits."""
         settings = self.settings
         rules = {key: settings[key] for key in ("decode", "max_pixels") if key in settings}
         self.rules = Rules(**rules)
@@ -161,7 +169,7 @@ class ImageReader:
             **(settings.get("resize") or {}),
             **(settings.get("reencode") or {}),
         )
-        self.most_images = settings.get("max_images") or sys.maxsize
+        self.most_images = settings.get("max_images") or sys.maxsize  # of a record
         self.fetches = settings.get("http") == "fetch"
         self._decoding = Semaphore(DECODERS)
         self._processor = settings.get("processor") if self.judges else None
@@ -169,25 +177,30 @@ class ImageReader:
 
     @property
     def most_records(self) -> int:
-        """How many records to take at once."""
+        """How many records the caller shall give to `read` at once, so that their images have about
+        AIM_BYTES; at least 1, and at most MOST_RECORDS.
+        """
         if self._record_bytes is None:
             return FIRST_RECORDS
-        return max(1, min(MOST_RECORDS, int(AIM_BYTES / max(1, self._record_bytes))))
+        records_of_aim = int(AIM_BYTES / max(1, self._record_bytes))
+        return max(1, min(MOST_RECORDS, records_of_aim))
 
     def read(self, records: Sequence[Any], folders: Sequence[Location] = ()) -> list[Any]:
-        """Return the conversations with their images as `Image`. A conversation with a bad image is
-        replaced by its reason code (a str).
+        """Return the conversations, each with its images as `Image` objects. A conversation with a
+        bad image is replaced by a reason code (NoRecord, a str).
 
         Args:
-            records: conversations; reason codes (str) among them stay.
-            folders: the folder of each record's file, for a reader without a root. Without folders
-                and root, as when a few records are only shown, no image is read, and each is
-                assumed to be good.
+            records: conversations; and reason codes (str) in place of bad records, which are
+                returned unchanged.
+            folders: the folder of each record's file; used if the reader has no root. Without
+                folders and root no image is read, and each is assumed to be good, as when a few
+                records are only shown.
         """
         if not folders and self.root is None:
             return [_without_reading(record) for record in records]
 
-        # Read the images of all records, each once.
+        # Read the images of all records, each image once. A record with too many images has no
+        # requests; `_judge` refuses it.
         requests = list[list[ImageRequest]]()
         for number, record in enumerate(records):
             images: Sequence[str | bytes] = ()
@@ -195,7 +208,8 @@ class ImageReader:
                 images = record.images
             base = self.root or folders[number]
             requests.append([ImageRequest(image, base) for image in images])
-        read = self._read_all(dict.fromkeys(chain(*requests)))
+        unique_requests = dict.fromkeys(chain(*requests))  # in the order of the records
+        read = self._read_all(unique_requests)
 
         # Judge each record by its images.
         answers = list[Any]()
@@ -207,7 +221,12 @@ class ImageReader:
         return answers
 
     def _judge(self, record: Conversation, images: list[Image]) -> Conversation | NoRecord:
-        """Return the record with its images; a NoRecord (a reason code) if they make it bad."""
+        """Return the record with its images, or a NoRecord (a reason code with details) if the
+        images make the record bad. Also add the images to `window_images`.
+
+        Args:
+            images: the images of the record after reading; [] if the record has too many.
+        """
         for image in images:
             self.window_images.results.append(image.digest or image.reason)
         size = sum(image.size for image in images)
@@ -218,47 +237,64 @@ class ImageReader:
             return NoRecord("too_many_images", images=count, max_images=self.most_images)
         for number, (path, image) in enumerate(zip(record.images, images, strict=True)):
             if image.reason:
-                name = path[:SHOWN] if isinstance(path, str) else f"number {number} of the record"
+                name = f"number {number} of the record"
+                if isinstance(path, str):
+                    name = path[:SHOWN]
                 return NoRecord(image.reason, image=name, why=image.why)
         if size > MOST_ROW_BYTES:
             return NoRecord("images_too_large", bytes=size, most=MOST_ROW_BYTES)
         return record._replace(images=images)
 
     def weigh(self, size: int) -> None:
-        """Add a record to the running average of `_record_bytes`. `size`: bytes of its images."""
+        """Add a record to the running average `_record_bytes`, with a weight of one sixteenth.
+
+        Args:
+            size: the bytes of all images of the record.
+        """
         average = self._record_bytes
-        self._record_bytes = average + (size - average) / 16 if average else float(size)
+        if average:
+            self._record_bytes = average + (size - average) / 16
+        else:
+            self._record_bytes = float(size)
 
     def _read_all(self, requests: Mapping[ImageRequest, None]) -> dict[ImageRequest, Image]:
-        """Return the requested images, each read and judged once, however many records have it."""
+        """Read and judge the requested images. Return request -> image.
+
+        Args:
+            requests: the requests as keys, each once, however many records have the image.
+        """
         images = dict[ImageRequest, Image]()
         bytes_kept = 0
         for request, image in zip(requests, self._read_ahead(requests), strict=True):
             images[request] = image
-            if isinstance(image.location, str):  # an http URL; bytes are an image in its record
+            # Note what the next run compares: nothing for bytes, which are in the record itself.
+            if isinstance(image.location, str):  # an http URL
                 self.window_images.fetched[image.location] = image.digest or image.reason
             elif not isinstance(image.location, bytes):
                 self.window_images.stamps[image.location.url] = image.stamp
-            if bytes_kept + image.size > KEEP_BYTES:  # `Image.content` reads the image again
+            # Drop the bytes if there are too many in memory; `Image.content` reads them again.
+            if bytes_kept + image.size > KEEP_BYTES:
                 image.data = None
             bytes_kept += len(image.data or b"")
         if self._processor:
-            _count_tokens(self._processor, [image for image in images.values() if not image.reason])
+            good_images = [image for image in images.values() if not image.reason]
+            _count_tokens(self._processor, good_images)
         return images
 
     def _read_ahead(self, requests: Mapping[ImageRequest, None]) -> Iterator[Image]:
-        """Yield the images in order, read ahead by threads.
+        """Yield the requested images in order. Threads read the next images meanwhile.
 
-        Pillow decodes outside of Python's lock, so two threads decode at a time: a source of few
-        work units keeps more processors busy than it has units.
+        Pillow decodes outside of Python's lock, so two threads decode at a time. A source of few
+        work units then keeps more processors busy than it has units.
         """
-        pending = deque[Any]()
+        pending = deque[Any]()  # the futures of images that were requested and not yielded yet
         unsent = iter(requests)
         most_requests = AT_ONCE if self.fetches else IN_FLIGHT
         pool = _pool(os.getpid())
         while True:
-            # As many images as fit into AHEAD_BYTES if each is as large as the largest recent one.
-            room = max(1, min(most_requests, int(AHEAD_BYTES / self._image_bytes)))
+            # Request as many images as fit into AHEAD_BYTES if each has `_image_bytes`.
+            fitting = int(AHEAD_BYTES / self._image_bytes)
+            room = max(1, min(most_requests, fitting))
             for request in islice(unsent, max(0, room - len(pending))):
                 pending.append(pool.submit(self.find_and_read, *request))
             if not pending:
@@ -266,11 +302,11 @@ class ImageReader:
             yield pending.popleft().result()
 
     def find_and_read(self, image: str | bytes, base: Location) -> Image:
-        """Find, read and judge one image; a bad one is returned with its reason code.
+        """Find, read and judge one image. A bad image is returned with its reason code.
 
         Args:
-            image: a path, or the bytes.
-            base: the folder at which the path begins.
+            image: the path or URL of the image; or its bytes.
+            base: the folder at which relative paths begin.
         """
         try:
             location = locate_image(image, base, self.settings.get("outside") == "refuse")
@@ -279,10 +315,11 @@ class ImageReader:
         return self.read_image(location)
 
     def read_image(self, location: ImagePlace) -> Image:
-        """Read and judge the image at this place; a bad one is returned with its reason code."""
+        """Read and judge the image at this place. A bad image is returned with its reason code."""
         image = Image(location=location, reader=self)
         try:
             data, image.stamp = read_image_file(location, self.fetches)
+            # The size of the largest recent image: an earlier maximum shrinks by a sixteenth.
             self._image_bytes = max(len(data), self._image_bytes * 15 / 16, 1)
             image.digest = xxhash.xxh3_128_hexdigest(data)
             image.size = len(data)
@@ -300,9 +337,19 @@ class ImageReader:
         return image
 
     def _size_of(self, data: bytes, digest: str) -> ImageSize:
-        """Judge an image, unless this process remembers that it was good, and return its size."""
-        key = self.rules, digest
-        size = _sizes.get(key) or judge_image(data, self.rules)
+        """Return the height and width of an image after judging it. An image that this process has
+        found good before is not judged again.
+
+        Args:
+            data: the bytes of the image.
+            digest: the xxh3_128 of these bytes.
+
+        Raises BadImage if the image is bad.
+        """
+        key = (self.rules, digest)
+        size = _sizes.get(key)
+        if size is None:
+            size = judge_image(data, self.rules)
         if len(_sizes) >= MOST_REMEMBERED:
             _sizes.clear()
         _sizes[key] = size
@@ -310,14 +357,22 @@ class ImageReader:
 
 
 def _without_reading(record: Any) -> Any:
-    """Return a record with an empty good image for each of its images."""
+    """Return a conversation with an empty image in place of each of its images; a reason code (str)
+    unchanged.
+    """
     if isinstance(record, str):
         return record
     return record._replace(images=[Image(data=b"") for _ in record.images])
 
 
 def _count_tokens(processor: str, images: Sequence[Image]) -> None:
-    """Set the tokens of each image, or the reason why the processor refuses it."""
+    """Set the number of tokens of each image; or a reason code if the processor refuses the image.
+
+    Args:
+        processor: the hash of the recipe's processor.
+        images: good images.
+    """
+    # (height, width) -> number of tokens; or a string that says why the processor refuses the size.
     answers = count_image_tokens(processor, ((image.height, image.width) for image in images))
     for image in images:
         answer = answers[image.height, image.width]
@@ -330,7 +385,10 @@ def _count_tokens(processor: str, images: Sequence[Image]) -> None:
 
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Return the threads of a process, by its id: a forked worker does not inherit those of its
-    parent.
+    """Return the threads that read images, one pool for each process: a forked worker does not
+    inherit its parent's threads.
+
+    Args:
+        process: the id of this process, by which the pool is cached.
     """
     return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="images")

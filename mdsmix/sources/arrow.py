@@ -168,7 +168,7 @@ def _check_stream_end(file: SourceFile, stored: Any, head: bytes) -> None:
         end = ARROW_MESSAGE_START + _STREAM_END
     stored.seek(max(0, file.stat.size - len(end)))
     if stored.read() != end:
-        raise EOFError("its end mark is missing, so it was not written to its end")
+        raise EOFError("its end mark is missing, so the file was not written completely")
 
 
 def _rows(opened: _Opened, span: Span) -> Iterator[Item]:

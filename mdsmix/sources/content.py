@@ -75,6 +75,7 @@ class Digests:
     """
 
     def __init__(self, unit: Unit) -> None:
+        """Begin without blocks. `unit` is the work unit whose blocks will be added."""
         self._unit = unit
         self._file_hashers = dict[int, Any]()
         """Position of a file in the unit -> hasher of all bytes of the file. In the file's first
@@ -84,6 +85,7 @@ class Digests:
         self._windows: dict[int, dict[int, _FileInWindow]] = {}
         "Number of a window -> position of a file -> the file's bytes in the window."
         self._images: dict[int, str] = {}
+        "Number of a window -> digest of its images."
 
     def add(self, position: int, block: Block) -> None:
         """Add the next block. `position`: the position of the block's file in the unit."""

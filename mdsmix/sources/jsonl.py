@@ -248,6 +248,7 @@ class Jsonl(Format):
         return [(start, min(start + window_bytes, size)) for start in starts]
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
+        """Yield the lines that start in the span (a range of the file) as blocks."""
         start, end = span.start, span.end
         until = None if end is None else end + TAIL_BYTES
         # Begin one byte before the split: it shows whether a line begins at `start`.

@@ -64,6 +64,9 @@ class Text(Jsonl):
         return decode_texts([line[:-1].removesuffix(b"\r") for line in lines])
 
     def check(self, file: SourceFile) -> None:
+        """Raise RecipeError if the recipe does not say what a document is, or sets a key that plain
+        text does not use.
+        """
         super().check(file)
         if not file.read_as.split_by:
             raise RecipeError(

@@ -267,10 +267,11 @@ def _blocks_of_unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[
         yield from blocks
         return
     try:
+        # `groupby` reads the blocks of one window after the other.
         for _, blocks_of_window in groupby(blocks, key=attrgetter("window")):
             check_unchanged(file)
             yield from blocks_of_window
     except Unreachable:
-        check_unchanged(file)  # a file that looks damaged may be half written
+        check_unchanged(file)  # a file that looks damaged may have been changed meanwhile
         raise
     check_unchanged(file)

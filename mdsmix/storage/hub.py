@@ -32,6 +32,10 @@ class HubPath(Location):
 
     @classmethod
     def from_url(cls, url: str) -> HubPath:
+        """Return the location of an `hf://` URL.
+
+        Raises RecipeError if the URL does not name a file of a data set.
+        """
         path = url.removeprefix(cls.scheme).rstrip("/")
         if not _PATH.fullmatch(path):
             raise RecipeError(
@@ -41,6 +45,7 @@ class HubPath(Location):
         return cls(path)
 
     def stat(self) -> Stat | None:
+        """Return size and stamp of this file; None if it is missing, or if it is a folder."""
         with _explained(self.url):
             try:
                 info = _file_system().info(self.path)
@@ -49,6 +54,7 @@ class HubPath(Location):
         return _make_stat(info) if info["type"] == "file" else None
 
     def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
+        """Return Stat and bytes of this file, as `Location.fetch` does."""
         stat = self.stat()
         if stat is None:
             return None
@@ -83,6 +89,7 @@ class HubPath(Location):
             return cast(BinaryIO, file)
 
     def list(self, recursive: bool = False, beginning: str = "") -> Listing:
+        """Yield (relative path, Stat) of the files in this folder, as `Location.list` does."""
         depth = None if recursive else 1
         with _explained(self.url):
             try:

@@ -100,6 +100,7 @@ class LocalPath(Location):
         return None
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
+        """Return a reader from byte `start` on, as `Location.open` does. `until` is not used."""
         with explained("read", self.path):
             file = self._open_binary(1 << 20)
             if stamp and _stat_of_open(file).stamp != stamp:

@@ -42,7 +42,9 @@ _DELETED_AT_ONCE = 1000
 
 
 class S3Path(Location):
-    """A bucket and a key without slashes around it; the empty key is the bucket as a folder."""
+    """An object or folder in a bucket. The path is `bucket/key`, without slashes around the key;
+    the path of the bucket itself is `bucket`.
+    """
 
     __slots__ = ()
     scheme = "s3://"
@@ -62,10 +64,15 @@ class S3Path(Location):
 
     @classmethod
     def from_url(cls, url: str) -> S3Path:
+        """Return the location of an `s3://` URL.
+
+        Raises RecipeError if the URL has no bucket, or a pattern in place of a bucket.
+        """
         bucket, _, key = url.removeprefix(cls.scheme).partition("/")
         if not bucket or has_pattern(bucket):
             raise RecipeError(
-                f"{url} does not name a bucket: write s3://bucket/key, with the bucket's full name"
+                f"{url} does not name a bucket: write s3://bucket/key, with the bucket's full name "
+                "and no pattern in it"
             )
         return cls(f"{bucket}/{key.strip('/')}".rstrip("/"))
 
@@ -82,6 +89,7 @@ class S3Path(Location):
         return self.path.partition("/")[2]
 
     def _object(self) -> Object:
+        """Return the parameters by which a request names this object."""
         return {"Bucket": self.bucket, "Key": self.key}
 
     def fetch_command(self, folder: str) -> list[str]:
@@ -93,22 +101,28 @@ class S3Path(Location):
         return ask(self.url, partial(_stat, self._object())) if self.key else None
 
     def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
+        """Return Stat and bytes of this object, as `Location.fetch` does, by one request."""
         answer = ask(self.url, partial(_get, self._object()))
         if answer is None:
             return None
         stat = stat_from(answer)
         with ObjectReader(self.url, self._object(), answer=answer) as reader:
-            return stat, b"" if stat.size > max_bytes else reader.readall()
+            content = reader.readall() if stat.size <= max_bytes else b""
+        return stat, content
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         reader = ObjectReader(self.url, self._object(), start, until, stamp=stamp)
         return io.BufferedReader(reader, buffer_size=1 << 20)
 
     def open_random(self, stat: Stat, ahead: int = 1 << 20) -> BinaryIO:
+        """Return a reader of this object that can seek, as `Location.open_random` does."""
+
         def fetch(start: int, end: int) -> bytes:
+            """Return the bytes from `start` on and before `end`."""
             with self.open(start, end, stat.stamp) as reader:
                 data = reader.read(end - start)
-            if len(data) < end - start:  # a store that ignores If-Match
+            # A store that ignores If-Match may send a newer and shorter version of the object.
+            if len(data) < end - start:
                 raise Unreachable(CHANGED.format(url=self.url))
             return data
 
@@ -125,10 +139,11 @@ class S3Path(Location):
         return ask(self.url, lambda client: put_if(client, self._object(), content, stamp))
 
     def try_conditions(self) -> bool:
-        trial = S3Path(f"{self.path}-trial-{secrets.token_hex(8)}")
+        trial = S3Path(f"{self.path}-trial-{secrets.token_hex(8)}")  # a new object
         return keeps_conditions(trial, self.bucket)
 
     def copy_to(self, target: Location) -> None:
+        """Copy this object to `target`. The store itself copies it if `target` is in a bucket."""
         if not isinstance(target, S3Path):
             Location.copy_to(self, target)
             return
@@ -142,13 +157,15 @@ class S3Path(Location):
         ask(self.url, lambda client: client.delete_object(**self._object()))
 
     def delete_all(self, names: Sequence[str]) -> None:
-        """Delete up to a thousand objects by one request. Objects that it did not delete are then
-        deleted one by one.
+        """Delete the objects with these names below this folder, up to a thousand by one request.
+
+        Objects that this request did not delete are then deleted one by one.
         """
         for start in range(0, len(names), _DELETED_AT_ONCE):
             remaining = names[start : start + _DELETED_AT_ONCE]
             keys = [{"Key": self._prefix + name} for name in remaining]
             request = {"Bucket": self.bucket, "Delete": {"Objects": keys, "Quiet": True}}
+            # If the whole request fails, all objects of it remain.
             with suppress(Unreachable):
                 failed = ask(self.url, partial(_delete, request))
                 remaining = [key.removeprefix(self._prefix) for key in failed]
@@ -166,26 +183,31 @@ class S3Path(Location):
         return self._list_entries("/")
 
     def _list_entries(self, delimiter: str, beginning: str = "") -> Entries:
-        """Return the files and folders below this one whose names start with `beginning`. The store
-        itself skips all others.
+        """Return (files, folders) below this folder: name -> Stat of the files, and the names of
+        the folders. Names are relative to this folder.
 
         Args:
-            delimiter: "/": only what is directly in this folder; "": files at any depth.
+            delimiter: "/": only files and folders directly in this folder; "": files at any depth,
+                and no folders.
+            beginning: only names that start with this string. The store itself skips all others.
         """
         files = dict[str, Stat]()
         folders = set[str]()
-        start = len(self._prefix)
+        start = len(self._prefix)  # relative names begin here in a key
         request = {
             "Bucket": self.bucket,
             "Prefix": self._prefix + beginning,
             "Delimiter": delimiter,
         }
         while True:
+            # Read one page of the listing.
             page = ask(self.url, partial(_list_page, request))
-            folders |= {entry["Prefix"][start:-1] for entry in page.get("CommonPrefixes", [])}
+            for entry in page.get("CommonPrefixes", []):
+                folders.add(entry["Prefix"][start:-1])  # without the slash at the end
             for entry in page.get("Contents", []):
                 name = entry["Key"][start:]
-                if name and not name.endswith("/"):  # otherwise the mark of an empty folder
+                # An empty object whose key ends in a slash marks a folder.
+                if name and not name.endswith("/"):
                     files[name] = stat_from(entry)
             if not page["IsTruncated"]:
                 return files, folders
@@ -193,6 +215,7 @@ class S3Path(Location):
 
     @property
     def _prefix(self) -> str:
+        """The beginning of the keys of all objects in this folder: `key/`; "" for the bucket."""
         return f"{self.key}/" if self.key else ""
 
 
@@ -202,15 +225,16 @@ def _list_page(request: Object, client: Any) -> Answer:
 
 
 def _delete(request: dict[str, Any], client: Any) -> list[str]:
-    """Delete many objects, and return the keys of those that were not deleted."""
-    return [error["Key"] for error in client.delete_objects(**request).get("Errors", ())]
+    """Delete many objects by one request. Return the keys of the objects that were not deleted."""
+    answer = client.delete_objects(**request)
+    return [error["Key"] for error in answer.get("Errors", ())]
 
 
 def _stat(target: Object, client: Any) -> Stat | None:
-    """Return the Stat of an object; None if it is missing.
+    """Return the Stat of an object; None if the object is missing.
 
-    The request is a HEAD. If that is refused, a GET follows, because its answer distinguishes
-    expired credentials, a wrong access key and a wrong name.
+    The request is a HEAD. If the store refuses it, a GET follows: unlike a HEAD, the answer to a
+    GET distinguishes expired credentials, a wrong access key and a wrong name.
     """
     from botocore.exceptions import ClientError
 
@@ -226,8 +250,10 @@ def _stat(target: Object, client: Any) -> Stat | None:
 
 
 def _get(target: Object, client: Any) -> Answer | None:
-    """Return the answer to a GET; None if the object is missing. A bare 404 may also mean that the
-    bucket is missing, which only a write would show.
+    """Return the answer to a GET; None if the object is missing.
+
+    The status 404 without an error code may also mean that the bucket is missing. Only a write
+    would show that.
     """
     request = {**target, "ChecksumMode": "ENABLED"}
     return answer_unless(("404", "NoSuchKey"), client.get_object, request)

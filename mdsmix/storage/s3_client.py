@@ -1,11 +1,11 @@
 """The S3 client of a process, and its retries.
 
 boto3's own retries differ between releases (four retries take 0.4 s in 2026, and took 8 s before).
-So they are switched off, and mdsmix retries itself. An endpoint that has answered before is retried
-through 90 s of failures in a row, long enough for a server to restart. One that has never answered
-is retried for 3 s, so that a wrong address is reported soon. Expired credentials are read again
-once: boto3 reads a credentials file only when it starts, and somebody may have renewed the file
-since.
+So they are switched off, and mdsmix retries itself. Requests to an endpoint that has answered
+before are retried through 90 s of failures in a row, long enough for a server to restart. Requests
+to an endpoint that has never answered are retried for 3 s, so that a wrong address is reported
+soon. Expired credentials are read again once: boto3 reads a credentials file only when it starts,
+and somebody may have renewed the file since.
 """
 
 from __future__ import annotations
@@ -77,18 +77,19 @@ os.register_at_fork(
 
 
 def ask(url: str, request: Callable[[Any], T]) -> T:
-    """Return the result of `request(client)`. Temporary failures are retried.
-
-    Raises Unreachable if it fails for good; the message names `url`.
+    """Send a request to the store, and return its result. Temporary failures are retried.
 
     Args:
-        request: called with a client of boto3 at each try.
+        url: what error messages name.
+        request: called at each try with a client of boto3; returns the result.
+
+    Raises Unreachable if the request fails for good.
     """
     from botocore.exceptions import ClientError
 
     start = time.monotonic()
-    tries = 0
-    has_renewed = False
+    tries = 0  # that have failed
+    has_renewed = False  # whether the credentials were read again
     while True:
         client = _client_for(url)
         endpoint = client.meta.endpoint_url
@@ -102,7 +103,7 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
                 _make_client.cache_clear()  # a new client reads the credentials again
                 continue
             if endpoint in _answered and not tries:
-                # Count from the first failure: before it, a large body may have been sent for long.
+                # Measure the time from the first failure: sending a large body may take long.
                 start = time.monotonic()
             tries += 1
             _pause(url, endpoint, error, tries, time.monotonic() - start)
@@ -114,14 +115,16 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
 
 
 def _pause(url: str, endpoint: str, error: Exception, tries: int, seconds: float) -> None:
-    """Sleep until the next try of a request, longer each time.
-
-    Raises Unreachable if the request is not tried again.
+    """Sleep until the next try of a request. The time is random, and its limit grows each time.
 
     Args:
+        url: what error messages name.
+        endpoint: the address of the store.
         error: the failure of the last try.
         tries: how many tries have failed.
-        seconds: how long they took together.
+        seconds: how long these tries took together.
+
+    Raises Unreachable if the request is not tried again.
     """
     # Wait long only for an endpoint that has answered before, and has not failed for good since.
     is_trusted = endpoint in _answered and endpoint not in _given_up
@@ -140,7 +143,14 @@ def _pause(url: str, endpoint: str, error: Exception, tries: int, seconds: float
 def answer_unless(
     codes: Collection[str], request: Callable[..., Any], parameters: Mapping[str, Any]
 ) -> Answer | None:
-    """Return the store's answer to one request; None if it is an error with one of these codes."""
+    """Send one request, and return the store's answer; None if the store answers with an error
+    that has one of these codes.
+
+    Args:
+        codes: error codes, such as `404`.
+        request: the method of a boto3 client to call.
+        parameters: the arguments of the method.
+    """
     from botocore.exceptions import ClientError
 
     try:
@@ -155,7 +165,7 @@ def answer_unless(
 def find_credentials() -> str:
     """Return where boto3 found the credentials: `env`, `shared-credentials-file`, `iam-role`, ...
 
-    Raises Unreachable if there are none.
+    Raises Unreachable if boto3 found no credentials.
     """
     import boto3
     from botocore.exceptions import BotoCoreError, NoCredentialsError
@@ -170,11 +180,19 @@ def find_credentials() -> str:
 
 
 def _client_for(url: str) -> Any:
-    """Return this process's client of boto3. `url`: named by the error if there is none."""
+    """Return the boto3 client of this process.
+
+    Args:
+        url: what the error message names.
+
+    Raises Unreachable if no client can be made.
+    """
     from botocore.exceptions import BotoCoreError
 
-    # A new client is made if a variable that shapes it has changed.
-    settings = sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "S3_")))
+    # A new client is made if one of the variables that set its options has changed.
+    prefixes = ("AWS_", "S3_")
+    settings = [(name, value) for name, value in os.environ.items() if name.startswith(prefixes)]
+    settings.sort()
     try:
         with _client_lock:  # otherwise each of 16 threads would make a client, 0.3 s each
             return _make_client(os.getpid(), tuple(settings))
@@ -184,8 +202,11 @@ def _client_for(url: str) -> Any:
 
 @lru_cache(maxsize=8)
 def _make_client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
-    """Return a client for each process and settings, since a forked process must not share its
-    parent's sockets.
+    """Return a boto3 client, cached by process and settings.
+
+    Args:
+        pid: the process: a forked process must not share the sockets of its parent's client.
+        settings: (name, value) of the environment variables that set the client's options.
     """
     import boto3
     from botocore.config import Config
@@ -201,39 +222,52 @@ def _make_client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
     client = session.client("s3", endpoint_url=endpoint, config=config)
     if ".amazonaws.com" in client.meta.endpoint_url:
         return client
-    # The bucket is in the path, since other stores have no DNS names for buckets.
+    # For any other store, the bucket is in the path: these stores have no DNS names for buckets.
     path_style = Config(s3={"addressing_style": "path"}, request_checksum_calculation=_CHECKSUMS)
     return session.client("s3", endpoint_url=endpoint, config=config.merge(path_style))
 
 
 def stat_from(answer: Answer) -> Stat:
-    """Return the Stat from the answer to a request for one object, or from an entry of a listing.
+    """Return the Stat of an object.
 
-    Some stores leave out the ETag in listings; the stamp is then empty.
+    Args:
+        answer: the store's answer to a request for the object, or the object's entry in a listing.
+            Some stores leave out the ETag in listings; the stamp is then "".
 
-    Raises Unreachable if the time is missing, or the ETag in an answer about one object.
+    Raises Unreachable if the answer has no time, or if an answer about one object has no ETag.
     """
-    modified = answer.get("LastModified") or _refuse_answer("Last-Modified")
-    if "Size" in answer:
+    modified = answer.get("LastModified")
+    if not modified:
+        raise _lacking_header_error("Last-Modified")
+    if "Size" in answer:  # an entry of a listing
         return Stat(answer["Size"], _stamp(answer), modified.timestamp())
     return Stat(answer["ContentLength"], stamp_from(answer), modified.timestamp())
 
 
 def stamp_from(answer: Answer) -> str:
-    """Return the ETag of one object, without its quotes. Raises Unreachable if it is missing."""
-    return _stamp(answer) or _refuse_answer("ETag")
+    """Return the ETag from an answer about one object, without its quotes.
+
+    Raises Unreachable if the answer has no ETag.
+    """
+    stamp = _stamp(answer)
+    if not stamp:
+        raise _lacking_header_error("ETag")
+    return stamp
 
 
 def _stamp(answer: Answer) -> str:
-    """Return the ETag without its quotes; "" if it is missing. A leading `W/` is removed:
-    compressing proxies add it, but the store compares ETags without it.
+    """Return the ETag of an answer without its quotes; "" if the answer has no ETag.
+
+    The beginning `W/` is also removed: proxies that compress add it, but the store compares ETags
+    without it.
     """
     return str(answer.get("ETag", "")).removeprefix("W/").strip('"')
 
 
-def _refuse_answer(header: str) -> Any:
-    raise Unreachable(
+def _lacking_header_error(header: str) -> Unreachable:
+    """Return the error for the user about a store whose answer lacks this header."""
+    return Unreachable(
         f"the store at {shown_endpoint()} answers without {header}, so mdsmix cannot see whether "
-        "an object was changed or is still in use: look up in its manual which parts of S3 it "
-        "supports, or use another store."
+        "an object was changed or is still in use: look up in the store's manual which parts of "
+        "S3 it supports, or use another store."
     )

@@ -1,13 +1,14 @@
 """Conditional writes (If-None-Match and If-Match of PUT), and a test of whether a store respects
 the conditions.
 
-AWS has respected them since 2024; MinIO and others do too. Some stores ignore them and answer 200
-always (Garage, s3rver). Others check first and write later, so two writers at the same moment both
-succeed (S3Mock, s3s-fs). Ceph compares the quoted ETag of If-Match with its own, which has no
-quotes, so the condition would never be met; Ceph is sent the ETag without quotes. Therefore a store
-that is not AWS is tested before it is trusted. For a store that fails the test, `put_if` checks the
-object right before it writes; another write in the moment between is not noticed. The README of
-this package has the rule for such stores.
+AWS has respected the conditions since 2024; MinIO and others do too. Some stores ignore them and
+answer 200 always (Garage, s3rver). Others check first and write later, so two writers at the same
+moment both succeed (S3Mock, s3s-fs). Ceph compares the quoted ETag of If-Match with its own ETag
+without quotes, so the condition would never be met; mdsmix sends Ceph the ETag without quotes.
+
+Therefore a store that is not AWS is tested before it is trusted. For a store that fails the test,
+`put_if` checks the object right before it writes. A write of another process between the check and
+the write is then not noticed. The README of this package has the rule for such stores.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from mdsmix.storage.s3_client import answer_unless, ask, stamp_from
 from mdsmix.storage.s3_errors import Answer, Object, error_code
 
 WRITERS = 3
-"""Writers at the same moment in the test of each condition. A store where both of two writers
-succeed in 9 of 20 rounds passes 1 test in 36.
+"""Writers at the same moment in the test of each condition. With this number, a store where both of
+two writers succeed in 9 of 20 rounds passes 1 test in 36.
 """
 _CONDITION_FAILED = (
     "PreconditionFailed",
@@ -41,8 +42,8 @@ _UNKNOWN_HEADER = (
     "InvalidArgument",
     "InvalidRequest",
 )
-"""Error codes of stores that do not know the condition's header. If a store answers so after it
-passed the test, it has changed, and the error is raised.
+"""Error codes of stores that do not know the condition's header. If a store that has passed the
+test answers with such a code, it has changed, and the error is raised.
 """
 
 Store = tuple[str, str]
@@ -55,15 +56,23 @@ _trial_lock = threading.Lock()
 
 
 def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> Stat | None:
-    """Write `content` over the object whose ETag is `stamp`, or, without a stamp, if there is no
-    object. Return its Stat; None, without writing, if the condition is not met.
+    """Write an object if a condition is met, and return its Stat. Otherwise write nothing and
+    return None.
+
+    Args:
+        client: a client of boto3.
+        target: the parameters that name the object: Bucket and Key.
+        content: the bytes to write.
+        stamp: the condition: the object has this ETag; None: there is no object.
     """
     from botocore.exceptions import ClientError
 
     store = (client.meta.endpoint_url, target["Bucket"])
-    if _keeps.get(store) is not False:  # it respects conditions, or was not tested yet
-        quoted = stamp if store in _unquoted else f'"{stamp}"'
-        condition = {"IfNoneMatch": "*"} if stamp is None else {"IfMatch": quoted}
+    if _keeps.get(store) is not False:  # the store respects conditions, or was not tested yet
+        if stamp is None:
+            condition = {"IfNoneMatch": "*"}
+        else:
+            condition = {"IfMatch": stamp if store in _unquoted else f'"{stamp}"'}
         try:
             return _put(client, target, content, **condition)
         except ClientError as error:
@@ -71,19 +80,22 @@ def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> St
                 return None
             if error_code(error) not in _UNKNOWN_HEADER or _keeps.get(store):
                 raise
+
     # The store does not respect conditions: check the object, then write.
     answer = head(target, client)
     current_stamp = stamp_from(answer) if answer else None
     stat = _put(client, target, content) if current_stamp == stamp else None
-    _keeps[store] = False  # the plain write succeeded, so the store refused the conditions
+    _keeps[store] = False  # the plain write succeeded, so the store refused the condition
     return stat
 
 
 def keeps_conditions(trial: Location, bucket: str) -> bool:
-    """Return whether the store respects conditions. It is tested once a run.
+    """Return whether the store respects conditions. A store is tested once a run; AWS is not
+    tested.
 
     Args:
-        trial: the object that the test writes, and deletes again.
+        trial: an object that does not exist. The test writes it and deletes it again.
+        bucket: the bucket of this object.
     """
     endpoint = ask(trial.url, lambda client: str(client.meta.endpoint_url))
     store = (endpoint, bucket)
@@ -101,18 +113,26 @@ def keeps_conditions(trial: Location, bucket: str) -> bool:
 
 
 def _passes_trial(trial: Location, store: Store) -> bool:
-    """Return whether exactly one of 3 writers creates an object if they try at the same moment, and
-    then exactly one of 3 replaces it.
+    """Return whether the store passes the test: exactly one of 3 writers creates an object if they
+    try at the same moment, and then exactly one of 3 writers replaces the object.
+
+    Args:
+        trial: the object, which does not exist before.
+        store: endpoint and bucket.
     """
 
     def run_writers(stamp: str | None) -> list[Stat]:
-        """Return the Stat of each write that succeeded."""
+        """Let 3 writers create the object (`stamp` is None), or replace the version with this
+        stamp, at the same moment. Return the Stat of each write that succeeded.
+        """
         barrier = threading.Barrier(WRITERS)
 
         def write(number: int) -> Stat | None:
-            barrier.wait()
+            barrier.wait()  # until all writers are here
             content = f"{number}, where there was {stamp}".encode()
-            return trial.create(content) if stamp is None else trial.replace(stamp, content)
+            if stamp is None:
+                return trial.create(content)
+            return trial.replace(stamp, content)
 
         with ThreadPoolExecutor(WRITERS) as pool:
             return [stat for stat in pool.map(write, range(WRITERS)) if stat]
@@ -120,22 +140,27 @@ def _passes_trial(trial: Location, store: Store) -> bool:
     created = run_writers(None)
     if len(created) != 1:
         return False
-    replaced = run_writers(created[0].stamp)
+    stamp = created[0].stamp
+    replaced = run_writers(stamp)
     if not replaced:
         # No writer succeeded, so the store may want the ETag without its quotes.
         _unquoted.add(store)
-        replaced = run_writers(created[0].stamp)
+        replaced = run_writers(stamp)
     return len(replaced) == 1
 
 
 def head(target: Object, client: Any) -> Answer | None:
-    """Return the answer to a HEAD; None for a missing object or a missing bucket, which a HEAD
-    does not distinguish.
+    """Return the answer to a HEAD; None if the object or the bucket is missing. A HEAD does not
+    distinguish these two cases.
     """
     return answer_unless(("404",), client.head_object, target)
 
 
 def _put(client: Any, target: Object, content: bytes, **condition: Any) -> Stat:
-    """Write an object and return its Stat. `condition`: `IfMatch` or `IfNoneMatch`, or nothing."""
+    """Write an object and return its Stat.
+
+    Args:
+        condition: `IfMatch` or `IfNoneMatch`, as parameters of the request; nothing: always write.
+    """
     answer = client.put_object(**target, Body=content, **condition)
     return Stat(len(content), stamp_from(answer), time.time())

@@ -17,8 +17,8 @@ _AGAIN = "run the same command again"
 _RENEW = "renew the credentials and run the same command again: what is finished is kept"
 _SPACE = "free some space and run the same command again"
 _REPLACED = f"the object was replaced while it was being read; {_AGAIN}"
-_DENIED = "access denied; give these credentials the permission to do this here"
-_REGION = "the bucket is in another region; set AWS_DEFAULT_REGION to it"
+_DENIED = "access denied; give these credentials the permission for this request"
+_REGION = "the bucket is in another region; set AWS_DEFAULT_REGION to that region"
 
 _ADDRESS = "set S3_ENDPOINT_URL to an address such as http://localhost:9000"
 
@@ -38,8 +38,9 @@ _SENTENCES = {
     "AccessDenied": _DENIED,
     "AllAccessDisabled": _DENIED,
     "403": "access denied, or wrong credentials; check both",
-    "RequestTimeTooSkewed": "this machine's clock is off by minutes; set it right",
-    "AuthorizationHeaderMalformed": "the region is wrong; set AWS_DEFAULT_REGION to the bucket's",
+    "RequestTimeTooSkewed": "this machine's clock is off by minutes; correct the clock",
+    "AuthorizationHeaderMalformed": "the region is wrong; "
+    "set AWS_DEFAULT_REGION to the bucket's region",
     "PermanentRedirect": _REGION,
     "301": _REGION,
     "400": "the store refuses the request; check the region, the credentials and the clock",
@@ -59,7 +60,8 @@ _SENTENCES = {
     "CredentialRetrievalError": f"the source of the credentials returned none; {_RENEW}",
     "UnauthorizedSSOTokenError": f"the SSO session has expired; {_RENEW}",
     "ProfileNotFound": "the profile that AWS_PROFILE names does not exist; correct it",
-    "SSLError": "the TLS connection failed; check http:// against https://, and AWS_CA_BUNDLE",
+    "SSLError": "the TLS connection failed; check AWS_CA_BUNDLE, and whether the endpoint begins "
+    "with http:// or https://",
     "EndpointConnectionError": f"nothing answers there; start the server, or {_ADDRESS}",
     "ConnectTimeoutError": f"nothing answers there in time; check the network, or {_ADDRESS}",
     "ProxyConnectionError": "the proxy does not answer; check HTTP_PROXY and HTTPS_PROXY",
@@ -68,7 +70,7 @@ _SENTENCES = {
     "ResponseStreamingError": f"the connection broke in the middle; {_AGAIN}",
     "IncompleteReadError": f"the connection broke in the middle; {_AGAIN}",
     "ResponseParserError": f"the store's answer was cut off, or is not an answer of S3; {_AGAIN}",
-    "FlexibleChecksumError": f"the bytes that arrived are not those that were stored; {_AGAIN}",
+    "FlexibleChecksumError": f"the bytes that arrived differ from the stored bytes; {_AGAIN}",
     "ValueError": f"the endpoint does not start with http:// or https://; {_ADDRESS}",
     "ParamValidationError": "this is not a valid bucket or object name; correct it",
 }
@@ -110,8 +112,10 @@ _PERMANENT_STATUS = (501, 507)  # not implemented; full
 
 @cache
 def error_classes() -> tuple[type[Exception], ...]:
-    """Return the classes of errors that a request may raise. Two are not botocore's own: errors of
-    a truncated answer, and of TLS that breaks in a body.
+    """Return the classes of errors that a request may raise.
+
+    The last two are not base classes of botocore's errors: ResponseParserError is raised for a
+    truncated answer, and urllib3's HTTPError if TLS breaks in the body of an answer.
     """
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
@@ -135,6 +139,7 @@ def is_temporary(error: Exception) -> bool:
 
     if isinstance(error, ClientError):
         return error_code(error) in _TEMPORARY_CODES or _has_temporary_status(error)
+    # Errors that are not botocore's own (`error_classes`) are those of a broken connection too.
     connection_errors = (ConnectionError, HTTPClientError, IncompleteReadError)
     is_broken = isinstance(error, connection_errors) or not isinstance(error, BotoCoreError)
     return is_broken and not isinstance(error, SSLError)
@@ -147,32 +152,34 @@ def _has_temporary_status(error: Exception) -> bool:
 
 
 def has_expired(error: Exception) -> bool:
-    """Return whether the same request may succeed with renewed credentials.
+    """Return whether the credentials have expired, so that the request may succeed with new ones.
 
-    True also if the store does not know the access key, because stores forget expired keys.
+    Also True for an access key that the store does not know, because stores forget expired keys.
     """
     return _RENEW in _SENTENCES.get(error_code(error), "")
 
 
 def error_code(error: Exception) -> str:
-    """Return the store's code for an error: `NoSuchKey`; after a HEAD, which has no body, only the
-    status: `404`. Empty if the store sent no code, as for a broken connection.
+    """Return the store's code for an error, such as `NoSuchKey`. The answer to a HEAD has no body,
+    so the code is then the status: `404`. "" if the store sent no code, as for a broken connection.
     """
     return str(_answer(error).get("Error", {}).get("Code", ""))
 
 
 def _answer(error: Exception) -> Answer:
-    """Return the store's answer in an error; empty for a broken connection."""
-    return getattr(error, "response", None) or {}
+    """Return the store's answer that an error contains; {} for a broken connection."""
+    answer: Answer | None = getattr(error, "response", None)
+    return answer or {}
 
 
 def make_refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> Unreachable:
     """Return the error for the user about a request that has failed for good.
 
     Args:
+        url: the object or folder that the message names.
         error: the failure of the last try.
         tries: how many tries have failed.
-        seconds: how long they took together.
+        seconds: how long these tries took together.
     """
     tried = f" (tried {tries} times in {seconds:.0f} s)" if tries > 1 else ""
     name = error_code(error) or type(error).__name__
@@ -186,8 +193,13 @@ def make_refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0)
 
 
 def waiting_sentence(error: Exception, seconds: float) -> str:
-    """Return the sentence that is shown while a request is retried."""
-    reason = _explain(error).partition(";")[0]
+    """Return the sentence that is shown while a request is retried.
+
+    Args:
+        error: the failure of the last try.
+        seconds: the time for which the request is retried.
+    """
+    reason = _explain(error).partition(";")[0]  # without what to do
     return (
         f"waiting for {shown_endpoint()}: {reason}; each request is retried for up to "
         f"{seconds:.0f} s"
@@ -195,9 +207,15 @@ def waiting_sentence(error: Exception, seconds: float) -> str:
 
 
 def shown_endpoint() -> str:
-    """Return the store's endpoint as messages show it, without a password."""
-    endpoint = next((os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), AWS)
-    return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)  # an address may contain a password
+    """Return the store's endpoint as messages show it, without a password: `http://host:9000` for
+    `http://user:password@host:9000`. AWS if no variable sets an endpoint.
+    """
+    endpoint = AWS
+    for name in ENDPOINT_VARIABLES:
+        if os.environ.get(name):
+            endpoint = os.environ[name]
+            break
+    return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)
 
 
 def _explain(error: Exception) -> str:

@@ -2,9 +2,10 @@
 body breaks off. `RandomReader` reads parts in any order.
 
 For a request of a whole object, botocore compares the body with the checksum that the store sends.
-Reading a directory or a footer (zip, parquet) means reads of a few bytes, first near the end. A
-request takes as long for 1 KB as for 1 MB, so a read of bytes that are not in memory becomes one
-range request, for more bytes than were asked for.
+
+A reader of a directory or a footer (zip, parquet) reads a few bytes at a time, first near the end.
+A request takes as long for 1 KB as for 1 MB. So `RandomReader` requests more bytes than were asked
+for, and keeps them for the next reads.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from typing import Any, BinaryIO, cast
 from mdsmix.storage.s3_client import answer_unless, ask, stamp_from
 from mdsmix.storage.s3_errors import Answer, Object
 
-_READ_BYTES = 8 << 20  # RawIOBase's own would take 8 KiB at a time, 7 times slower
+_READ_BYTES = 8 << 20
+"Bytes that `readall` reads at once. With the 8 KiB of RawIOBase's own it would be 7 times slower."
 
 
 class ObjectReader(io.RawIOBase):
-    """Reads one version of an object from `start` on. It continues if the body breaks off."""
+    """Reads one version of an object from byte `start` on, from start to end. If the body of an
+    answer breaks off, the rest is requested again.
+    """
 
     def __init__(
         self,
@@ -33,12 +37,16 @@ class ObjectReader(io.RawIOBase):
         answer: Answer | None = None,
         stamp: str = "",
     ) -> None:
-        """Send the first request, unless its answer is given.
+        """Send the first request, unless there is an answer already.
 
         Args:
-            end: the byte at which reading probably ends; reading beyond it takes another request.
-            answer: the answer to a GET that was already sent.
-            stamp: the ETag of the version to read.
+            url: what error messages name.
+            target: the parameters that name the object: Bucket and Key.
+            start: the byte at which reading begins.
+            end: the byte at which reading probably ends; reading after it takes another request.
+                None: the end of the object.
+            answer: the answer to a GET that was already sent; None: there is none.
+            stamp: the ETag of the version to read; "": the newest version.
         """
         self._url = url
         self._target = target
@@ -53,7 +61,7 @@ class ObjectReader(io.RawIOBase):
             ask(url, self._begin)
 
     def _begin(self, client: Any) -> None:
-        """Request the bytes from the current position on."""
+        """Request the bytes from the current position on, and read from this answer from now on."""
         request = {**self._target, "ChecksumMode": "ENABLED"}
         if self._stamp:
             request["IfMatch"] = f'"{self._stamp}"'
@@ -63,12 +71,12 @@ class ObjectReader(io.RawIOBase):
         self._use(_get(request, client))
 
     def _use(self, answer: Answer) -> None:
-        """Read from the body of this answer from now on. Its stamp is kept, so that later requests
-        are for the same version.
+        """Read from the body of this answer from now on. Keep the answer's stamp, so that later
+        requests are for the same version of the object.
         """
         self._body = answer["Body"]
         self._is_over = False
-        if answer["ContentLength"]:
+        if answer["ContentLength"]:  # an empty answer may have no stamp (`_get`)
             self._stamp = stamp_from(answer)
 
     def readable(self) -> bool:
@@ -84,22 +92,28 @@ class ObjectReader(io.RawIOBase):
         return len(data)
 
     def _next(self, size: int, client: Any) -> bytes:
-        """Return the next bytes, at most `size`. If the last read broke, or reached the likely end
-        (`end`), the body is first requested again, from the current position on.
+        """Return the next bytes, at most `size`; b"" at the object's end.
+
+        If the last read failed, the bytes from the current position on are requested again. If the
+        likely end (`end`) is reached, the bytes after it are requested.
         """
         if self._is_over:
             self._body.close()
             self._begin(client)
-        self._is_over = True  # stays so if the read raises an error
+        self._is_over = True  # remains True if the read raises an error
         data: bytes = self._body.read(size)
         self._is_over = not data and size > 0 and self._position == self._end
         if self._is_over:
-            self._end = None
+            self._end = None  # request all bytes up to the object's end
             return self._next(size, client)
         return data
 
     def readall(self) -> bytes:
-        return b"".join(iter(lambda: self.read(_READ_BYTES), b""))
+        """Return all remaining bytes."""
+        pieces = list[bytes]()
+        while piece := self.read(_READ_BYTES):
+            pieces.append(piece)
+        return b"".join(pieces)
 
     def close(self) -> None:
         if not self.closed:
@@ -108,18 +122,30 @@ class ObjectReader(io.RawIOBase):
 
 
 def _get(request: Object, client: Any) -> Answer:
-    """Return the answer to a GET, with an empty body if the object ends before the range."""
-    empty = {"Body": io.BytesIO(), "ContentLength": 0}
-    return answer_unless(("InvalidRange",), client.get_object, request) or empty
+    """Return the answer to a GET. If the object ends before the requested range, return an answer
+    with an empty body.
+    """
+    answer = answer_unless(("InvalidRange",), client.get_object, request)
+    if answer is None:
+        return {"Body": io.BytesIO(), "ContentLength": 0}
+    return answer
 
 
 class RandomReader(io.RawIOBase):
-    """A seekable file of `size` bytes, which `fetch(start, end)` returns in parts. A request asks
-    for at least `ahead` bytes, up to the file's end. They are kept until the next request, so that
-    small reads near each other share one.
+    """A reader of an object that can seek.
+
+    A request asks for at least `ahead` bytes, up to the object's end. The bytes are kept until the
+    next request, so that small reads near each other need only one request.
     """
 
     def __init__(self, fetch: Callable[[int, int], bytes], size: int, ahead: int) -> None:
+        """Store the arguments.
+
+        Args:
+            fetch: called with (start, end); returns the bytes from `start` on and before `end`.
+            size: the number of bytes of the object.
+            ahead: the least bytes of a request.
+        """
         self._fetch = fetch
         self._size = size
         self._ahead = ahead
@@ -135,15 +161,19 @@ class RandomReader(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        position = (0, self._position, self._size)[whence] + offset
+        """Move to another position, as files of Python do. Return the position in the object."""
+        origins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
+        position = origins[whence] + offset
         if position < 0:
             raise OSError(errno.EINVAL, "a seek to before the beginning")
         self._position = position
         return position
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill the buffer, or its first part, with the next bytes. Return how many these are; 0 at
-        the file's end. A request is sent only if the last one did not return the first byte.
+        """Copy the next bytes into the buffer or into its first part. Return the number of copied
+        bytes; 0 at the object's end.
+
+        A request is sent only if the first of these bytes is not in memory.
         """
         start = self._position
         end = min(self._size, start + len(buffer))
@@ -158,19 +188,20 @@ class RandomReader(io.RawIOBase):
         return len(data)
 
     def _fetch_block(self, start: int, end: int, is_next: bool) -> None:
-        """Request a block that contains bytes `start` to `end`.
+        """Request a block (the bytes that are kept in memory) with the bytes from `start` on and
+        before `end`.
 
-        A jump to the end of the file usually looks for a directory, and the next reads are of bytes
-        before it. So a block at the end begins earlier, which makes 5 requests for a zip instead of
-        19.
+        Usually a reader jumps to the end of a file to find a directory, and then reads bytes before
+        the directory. So a block at the end of the file begins earlier than `start`. A zip then
+        takes 5 requests instead of 19.
 
         Args:
-            is_next: whether the bytes follow the last block, as in sequential reading; the block
-                then begins at `start`.
+            is_next: whether the bytes follow the last block directly. The block then begins at
+                `start`, because the file is probably read from start to end.
         """
         last = min(self._size, max(end, start + self._ahead))
         first = start if is_next else min(start, max(0, last - self._ahead))
-        self._block = b""
+        self._block = b""  # if `fetch` raises an error, no bytes are in memory
         self._block_start = first
         self._block = self._fetch(first, last)
 

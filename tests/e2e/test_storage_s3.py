@@ -242,7 +242,7 @@ def test_damaged_answers_are_noticed_if_the_object_has_a_checksum(
     for read in (file.read, file.fetch, lambda: file.open().read()):
         proxy.rules = [Rule("damaged answer", "GET")]
         with pytest.raises(
-            Unreachable, match="the bytes that arrived are not those that were stored"
+            Unreachable, match="the bytes that arrived differ from the stored bytes"
         ):
             read()
         assert file.read() == b"12345678"
