@@ -124,6 +124,7 @@ def _run_with_loader(
     """Build a loader in a process of its own, and return the result of `work` on it."""
 
     def build_and_work() -> T:
+        """Do both in the forked process."""
         from mdsmix.load import build_loader
 
         loader = build_loader(bench.make_config(setting, caches), bench.batch, ids=ids)
@@ -169,6 +170,7 @@ def time_pass(
     first = time.perf_counter() - started
 
     # Time batches at the model's pace.
+    # At least LEAST steps, then until half of the time, or of the batches, is used up.
     waits = list[float]()
     deadline = started + first + seconds / 2
     while len(waits) < LEAST or (time.perf_counter() < deadline and len(waits) < most_steps):
@@ -229,6 +231,7 @@ def _run_in_process(name: str, work: Callable[[], T]) -> T:
     finally:
         # The process may be cleaning up after a Ctrl-C, which both processes get.
         process.join(ENDS_WITHIN)
+        # A process that does not end by itself is stopped, first by SIGTERM, then by SIGKILL.
         for stop in (process.terminate, process.kill):
             stop()
             process.join(ENDS_WITHIN)

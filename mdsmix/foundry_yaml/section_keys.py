@@ -17,6 +17,7 @@ CHECKS = CheckList()
 
 @CHECKS.loader_section("error", "A loader that mdsmix does not know cannot be checked.")
 def loader_unknown(loader: LoaderSection) -> Findings:
+    """Find a loader with a name that mdsmix does not know."""
     if loader.name not in DATASET_KEYS_OF:
         yield Finding(
             f"name of {{loader}} is {format_yaml_value(loader.section.get('name'))}, but mdsmix "
@@ -90,6 +91,7 @@ def _fix_of_unread_key(key: str, section: SectionOfLoader, loader: LoaderSection
 
 @CHECKS.loader_section("error", "LLM-Foundry refuses the loader's section.")
 def key_missing(loader: LoaderSection) -> Findings:
+    """Find keys without a default in LLM-Foundry that the section does not set."""
     for key, example in LOADER_NEEDS.get(loader.name, {}).items():
         if loader.section.get(key) is None:
             yield Finding(f"{key} is missing in {{loader}}.", f"add {key}{example}.")
@@ -190,6 +192,7 @@ def remote_cut(loader: LoaderSection, stream: StreamSection) -> Findings:
     "error", "Streaming cannot read such a URL, and fails when the run starts (ValueError)."
 )
 def remote_file(loader: LoaderSection, stream: StreamSection) -> Findings:
+    """Find a remote that is a file: URL."""
     remote = str(stream.settings.get("remote") or "")
     if remote.startswith("file:"):
         yield Finding(
@@ -204,6 +207,7 @@ def remote_file(loader: LoaderSection, stream: StreamSection) -> Findings:
     "again (FileExistsError).",
 )
 def local_unset(loader: LoaderSection, stream: StreamSection) -> Findings:
+    """Find a stream without a local folder."""
     if not stream.settings.get("local"):
         yield Finding(
             "no local folder is set for {streams}.",

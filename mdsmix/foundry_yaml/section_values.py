@@ -31,6 +31,7 @@ REFUSED = "LLM-Foundry refuses the loader's section."
 
 @CHECKS.loader_section("error", "LLM-Foundry refuses the loader's section, or the run.")
 def length_invalid(loader: LoaderSection) -> Findings:
+    """Find a max_seq_len that is missing, not a whole number, or less than 2."""
     if (loader.max_seq_len or 0) < 2:
         yield Finding(
             "dataset.max_seq_len of {loader} is "
@@ -79,6 +80,7 @@ def setting_value(loader: LoaderSection) -> Findings:
 
 @CHECKS.loader_section("error", "LLM-Foundry or Streaming fails on null for this key.")
 def setting_null(loader: LoaderSection) -> Findings:
+    """Find keys of a dataset that are null but must not be (NOT_NULL)."""
     known = DATASET_KEYS_OF.get(loader.name, {}).keys()
     for key in sorted(NOT_NULL & known & loader.dataset.keys()):
         if loader.dataset[key] is None and not loader.is_mdsmix:
@@ -202,6 +204,7 @@ def own_settings(loader: LoaderSection) -> Findings:
 
 @CHECKS.loader_section("error", REFUSED)
 def separators_both(loader: LoaderSection) -> Findings:
+    """Find a loader with both eos_token_id and bos_token_id."""
     eos = loader.dataset.get("eos_token_id")
     bos = loader.dataset.get("bos_token_id")
     if eos is not None and bos is not None:
@@ -238,6 +241,7 @@ def separator_differs(loader: LoaderSection, tokenizer_ids: Mapping[str, int | N
 
 @CHECKS.stream_section("error", "Streaming refuses the streams (TypeError or ValueError).")
 def weights_number(loader: LoaderSection, stream: StreamSection) -> Findings:
+    """Find a weight that is not a number of at least 0, or a choose that is not whole."""
     for key, value in stream.weight.items():
         if not is_number(value) or value < 0 or (key == "choose" and value != int(value)):
             yield Finding(
@@ -263,7 +267,8 @@ def weights_together(loader: LoaderSection) -> Findings:
                 [stream.name],
                 "weights-scheme",
             )
-    zeros = [stream.name for stream in streams if [*stream.weight.values()] == [0]]
+    # Streams whose only weight is 0.
+    zeros = [stream.name for stream in streams if list(stream.weight.values()) == [0]]
     if zeros and len(zeros) == len(streams):
         yield Finding(
             "the weights draw no sample of any stream of {loader}: {streams}.",
@@ -271,7 +276,7 @@ def weights_together(loader: LoaderSection) -> Findings:
             zeros,
             "weights-none",
         )
-    relative = [s.name for s in streams if "proportion" in s.weight]
+    relative = [stream.name for stream in streams if "proportion" in stream.weight]
     if relative and len(relative) < len(streams):
         yield Finding(
             f"only some of the {len(streams)} streams of {{loader}} are weighted by proportion: "
@@ -280,13 +285,14 @@ def weights_together(loader: LoaderSection) -> Findings:
             relative,
             "weights-scheme",
         )
-    if size and (parse_quantity(size, COUNT_UNITS) or -1) < 0:
+    quantity = parse_quantity(size, COUNT_UNITS) if size else None
+    if size and (quantity is None or quantity <= 0):
         yield Finding(
             f"epoch_size of {{loader}} is {size!r}, not a number of samples.",
             "write a number of samples, for example 64M.",
             id="weights-epoch-size",
         )
-    absolute = [s.name for s in streams if {"repeat", "choose"} & s.weight.keys()]
+    absolute = [stream.name for stream in streams if {"repeat", "choose"} & stream.weight.keys()]
     if size and absolute:
         yield Finding(
             f"{{loader}} sets epoch_size: {size}, but repeat or choose of {{streams}} already "

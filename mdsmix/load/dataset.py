@@ -111,6 +111,12 @@ class CheckedStream(Stream):  # type: ignore[misc]
     """
 
     def __init__(self, *, name: str, **settings: Any):
+        """Open the stream. Raises Unreachable if a package that Streaming needs is not installed.
+
+        Args:
+            name: the stream's name, for messages and the lock.
+            settings: the keywords of Streaming's Stream.
+        """
         try:
             super().__init__(**settings)
         except ImportError as error:
@@ -309,6 +315,12 @@ class MixDataset(ShardKeeper):
     """
 
     def __init__(self, rules: RowRules, **settings: Any):
+        """Open the streams.
+
+        Args:
+            rules: the rules for making rows from samples.
+            settings: the keywords of StreamingDataset.
+        """
         super().__init__(**settings)
         self.rules = rules
         self._settings_before_epochs = {key: getattr(self, key) for key in SETTINGS_FILLED_IN}

@@ -79,6 +79,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
     """
 
     def __init__(self, **settings: Any):
+        """Open the dataset with the keywords of StreamingDataset."""
         super().__init__(**settings)
         # Torch shares the tensor with the workers, so that each shard is read once per rank and not
         # once per worker.

@@ -66,6 +66,11 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     "Accelerator.save_state and load_state keep the state of a prepared loader with this mark."
 
     def __init__(self, dataset: MixDataset, **keys: Any) -> None:
+        """Make the loader of a dataset.
+
+        Args:
+            keys: the keywords of torch's DataLoader.
+        """
         super().__init__(dataset, **keys)
         # Lightning calls set_epoch of the sampler, not of the loader.
         self.sampler.set_epoch = dataset.set_epoch

@@ -70,6 +70,7 @@ def prepare_microbatches(collate: Collate) -> Callable[[Batch, int | float], lis
     vision.with_dummy = False  # each microbatch gets its own
 
     def split(batch: Batch, size: int | float) -> list[Batch]:
+        """Split a batch into microbatches of `size` rows each."""
         if isinstance(size, float):
             raise RecipeError(
                 f"device_train_microbatch_size is {size}, but a row with its images cannot be "

@@ -85,7 +85,7 @@ def find_mix_images(mix: Mix) -> Images | None:
             "tokens that an image becomes: set train_loader.dataset.processor in the training "
             "YAML, or set processor: in the recipe and convert again."
         )
-    return Images(tokens.pop(), processor[0])
+    return Images(tokens.pop(), processor.hash)
 
 
 def has_ids(stream: StreamInMix) -> bool:
@@ -93,8 +93,13 @@ def has_ids(stream: StreamInMix) -> bool:
     return bool(find_id_columns(stream.columns)) and "text" not in stream.columns
 
 
-ShardKey = tuple[int, int]
-"A stream's number in the mix, and a shard's number in the stream, both from 0."
+class ShardKey(NamedTuple):
+    """A shard of the mix."""
+
+    stream: int
+    "The stream's number in the mix, from 0."
+    shard: int
+    "The shard's number in the stream, from 0."
 
 
 @dataclass(slots=True)
@@ -116,7 +121,7 @@ class ShardReader:
         # Group the samples by shard, and check the limit.
         positions_by_shard = defaultdict[ShardKey, list[int]](list)
         for place in places:
-            positions_by_shard[place.stream, place.shard].append(place.position)
+            positions_by_shard[ShardKey(place.stream, place.shard)].append(place.position)
         size = sum(self._size(key, len(rows)) for key, rows in positions_by_shard.items())
         if self.read + size > self.most:
             self.most = self.read  # leave no room for later calls either
@@ -125,23 +130,26 @@ class ShardReader:
 
         def read(key: ShardKey) -> dict[int, Sample]:
             """Read the samples of one shard: position in the shard -> sample."""
-            stream = self.streams[key[0]]
-            return read_samples(stream.folder, stream.shards[key[1]], positions_by_shard[key])
+            stream = self.streams[key.stream]
+            shard = stream.shards[key.shard]
+            return read_samples(stream.folder, shard, positions_by_shard[key])
 
         # Read the shards side by side, in threads.
         samples = dict[SamplePlace, Sample]()
         shards = zip(positions_by_shard, map_threads(read, positions_by_shard), strict=True)
         for key, samples_of_shard in shards:
             for position, sample in samples_of_shard.items():
-                samples[SamplePlace(*key, position)] = sample
+                samples[SamplePlace(key.stream, key.shard, position)] = sample
         return samples
 
     def _size(self, key: ShardKey, count: int) -> int:
         """Return the most bytes that are read for `count` samples of a shard."""
-        shard = self.streams[key[0]].shards[key[1]]
+        shard = self.streams[key.stream].shards[key.shard]
         whole_shard = shard.stored.bytes
         if shard.packing:
             return whole_shard
+        # The shard's header: the number of samples, and the offset of each and of the end, 4 bytes
+        # each.
         offsets = 4 * (shard.samples + 2)
         mean_sample = shard.raw_data.bytes // shard.samples
         return min(whole_shard, offsets + count * (mean_sample + MOST_GAP_BYTES))

@@ -278,5 +278,8 @@ def _with_each_stream_first(rows: Sequence[SampleRow]) -> list[SampleRow]:
     for row in rows:
         is_first = row.place.stream not in seen_streams
         seen_streams.add(row.place.stream)
-        (firsts if is_first else others).append(row)
+        if is_first:
+            firsts.append(row)
+        else:
+            others.append(row)
     return firsts + others
