@@ -160,7 +160,7 @@ def time_pass(
     if most_steps < LEAST:
         needed = 1 + setting.ready + 2 * LEAST
         raise TooSmall(
-            f"an epoch gives {total} batches, and {setting} needs {needed} to be measured"
+            f"an epoch gives {total} batches, but {setting} needs {needed} batches to be measured"
         )
 
     # Time the first batch, for which the workers start.

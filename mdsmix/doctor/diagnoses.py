@@ -249,7 +249,7 @@ def _compare_processor(recipe: Recipe, stream: StreamSpec, files: list[sources.S
     """
     job = make_job(recipe, stream, open_tokenizer(recipe.tokenizer), None)
     refuse_unproved_processor(job, files)
-    return f"whole conversations put through {recipe.processor} equal the rows of the loader"
+    return f"whole conversations, put through {recipe.processor}, give the same rows as the loader"
 
 
 def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:

@@ -50,7 +50,7 @@ def list_sections(loader: LoaderSection) -> Iterator[SectionOfLoader]:
 
 
 @CHECKS.loader_section(
-    "error", "The loader is called with it and fails (TypeError).", "key-rejected"
+    "error", "The loader is called with the key and fails (TypeError).", "key-rejected"
 )
 @CHECKS.loader_section(
     "error",
@@ -97,7 +97,7 @@ def key_missing(loader: LoaderSection) -> Findings:
             yield Finding(f"{key} is missing in {{loader}}.", f"add {key}{example}.")
 
 
-@CHECKS.loader_section("error", "There is nothing to read.", "streams-none")
+@CHECKS.loader_section("error", "The loader has nothing to read.", "streams-none")
 @CHECKS.loader_section(
     "error",
     "The finetuning loader needs both local and remote; it reads a lone local as a Hugging Face "
@@ -106,7 +106,8 @@ def key_missing(loader: LoaderSection) -> Findings:
 )
 @CHECKS.loader_section(
     "error",
-    "A dataset is read from streams or from one remote/local; Streaming refuses both (ValueError).",
+    "A dataset is read from streams or from one remote/local; Streaming refuses a "
+    "dataset with both (ValueError).",
     "streams-and-remote",
 )
 def data_is_named(loader: LoaderSection) -> Findings:
@@ -138,7 +139,7 @@ def data_is_named(loader: LoaderSection) -> Findings:
 
 @CHECKS.loader_section(
     "warning",
-    "A stream without a split takes the dataset's, and cannot opt out with split: null.",
+    "A stream without a split takes the dataset's split, and cannot opt out with split: null.",
 )
 def split_inherited(loader: LoaderSection) -> Findings:
     """Find streams without a split in a dataset that has one."""
@@ -189,7 +190,7 @@ def remote_cut(loader: LoaderSection, stream: StreamSection) -> Findings:
 
 
 @CHECKS.stream_section(
-    "error", "Streaming cannot read such a URL, and fails when the run starts (ValueError)."
+    "error", "Streaming cannot read a file: URL, and fails when the run starts (ValueError)."
 )
 def remote_file(loader: LoaderSection, stream: StreamSection) -> Findings:
     """Find a remote that is a file: URL."""
@@ -203,8 +204,8 @@ def remote_file(loader: LoaderSection, stream: StreamSection) -> Findings:
 
 @CHECKS.stream_section(
     "warning",
-    "Streaming caches it in the temporary folder, and refuses that folder when the run starts "
-    "again (FileExistsError).",
+    "Streaming caches the stream in the temporary folder, and refuses this folder when the run "
+    "starts again (FileExistsError).",
 )
 def local_unset(loader: LoaderSection, stream: StreamSection) -> Findings:
     """Find a stream without a local folder."""

@@ -60,7 +60,7 @@ def length_odd(loader: LoaderSection) -> Findings:
 
 @CHECKS.loader_section(
     "error",
-    "The loader refuses such a value (ValueError, KeyError or TypeError), or reads it as another.",
+    "The loader refuses the value (ValueError, KeyError or TypeError), or reads another value.",
 )
 def setting_value(loader: LoaderSection) -> Findings:
     """Find keys whose value is not accepted. `keys_unread` finds unknown keys, and `setting_null`

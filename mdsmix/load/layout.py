@@ -103,7 +103,7 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
                 f"train_loader: by weights and epoch_size an epoch has {self.epoch_size:,} "
                 f"samples, but a preview lays out 1 to {MOST_SAMPLES:,} samples, since Streaming "
                 "takes 1.1 s for each million on every node at every start; change repeat, choose "
-                "or epoch_size in the recipe."
+                "or epoch_size in the recipe or training YAML."
             )
 
     def set_samples(self, sizes: Sequence[Sequence[int]]) -> None:
