@@ -208,7 +208,7 @@ def find_differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifferenc
         old_stream = old_streams.get(name, "not in the mix")
         new_stream = new_streams.get(name, "not in the mix")
         if old_stream != new_stream:
-            yield LockDifference(f"{name} was {old_stream} and is {new_stream}", [name])
+            yield LockDifference(f"stream {name} was {old_stream} and is {new_stream}", [name])
     if list(old_streams) != list(new_streams) and old_streams.keys() == new_streams.keys():
         order = list(new_streams)
         yield LockDifference(f"the streams are in another order: {', '.join(order)}", order)

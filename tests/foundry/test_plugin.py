@@ -73,7 +73,7 @@ def test_a_lost_shard_ends_a_run_and_changed_data_is_refused(
     run_ok("convert", tmp_path / "recipe.yaml")
     resuming = [f"load_path={tmp_path}/saved/ep0-ba10-rank0.pt"]
     told = foundry("train.failure", path=str(config), steps=30, settings=resuming)
-    assert told.startswith("MixRefused: The checkpoint was written on other data: s2 was ")
+    assert told.startswith("MixRefused: The checkpoint was written on other data: stream s2 was ")
     resuming.append("train_loader.accept_changed=true")
     assert len(foundry("train.losses", path=str(config), steps=14, settings=resuming)) == 4
 

@@ -239,7 +239,7 @@ def test_of_a_foundry_config_only_the_section_of_the_loader_is_resolved(tmp_path
     assert list(read_settings(path, "eval_loader.faq").streams) == ["faq"]
     evaluation = read_settings(path, "eval_loader.web")
     assert evaluation.streams == {"web": {"local": "b/web", "validate_hash": "sha1"}}
-    names = r"name train_loader, eval_loader\.faq, eval_loader\.web\."
+    names = r"train_loader, eval_loader\.faq, eval_loader\.web\."
     with pytest.raises(RecipeError, match=names):
         read_settings(path, "eval_loader")
 
@@ -251,7 +251,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "finetuning",
         {"shufle": True},
         "dataset of train_loader has the key shufle, which is not read there. The loader is called "
-        "with it and fails (TypeError). Fix: remove shufle, or write shuffle if that key was meant.",
+        "with the key and fails (TypeError). Fix: remove shufle, or write shuffle if that key was "
+        "meant.",
     ),
     ("finetuning", {"target_prompts": "some"}, "target_prompts is 'some'"),
     (
@@ -345,7 +346,7 @@ def test_if_the_yaml_names_no_hash_the_fastest_that_all_shards_have_is_checked(
     (two / "index.json").write_text(json.dumps(index))
     assert read_hash(two) == "sha1", "which all shards have"
     local = {"local": str(two)}
-    assert "have sha1" in refusal(RecipeError, local, validate_hash="xxh64")
-    assert "have sha1" in refusal(RecipeError, local | {"validate_hash": "md5"})
+    assert "have hashes by sha1" in refusal(RecipeError, local, validate_hash="xxh64")
+    assert "have hashes by sha1" in refusal(RecipeError, local | {"validate_hash": "md5"})
     assert all(map(is_hash, FASTEST_FIRST))
     assert read_hash(write_tokens(tmp_path / "none", 4, hashes=())) is None

@@ -157,7 +157,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"turns": []}, {}, "has no turns"),
     ({"turns": [{"input_ids": [1]}]}, {}, "lacks input_ids or labels"),
     ({"turns": [{"input_ids": [10], "labels": []}]}, {}, "last response is empty"),
-    ({"tokens": np.array([1.5])}, {}, "not bytes or a row of integers"),
+    ({"tokens": np.array([1.5])}, {}, "must contain bytes or a row of integers"),
     ({"tokens": np.array([10])}, {"decoder_only_format": False}, "no encoder input"),
     (PACKED, {"decoder_only_format": False}, "decoder_only_format: true"),
     (packed([5, 6], trained=[0, 1]), {"max_seq_len": 1}, "nothing left to train on"),
