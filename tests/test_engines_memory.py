@@ -33,7 +33,7 @@ def test_the_option_memory_is_parsed_or_refused_with_a_sentence() -> None:
         with pytest.raises(RecipeError, match="is not a size: write for example 2GiB"):
             parse_memory_option(text)
     for text in ("0", "12", "100MiB"):
-        with pytest.raises(RecipeError, match="at least 256MiB"):
+        with pytest.raises(RecipeError, match="pass --memory 256MiB or more"):
             parse_memory_option(text)
 
 
@@ -163,6 +163,8 @@ def test_a_sufficient_cap_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None
         for _ in engine.run([make_call(ignore_progress)] * 5, ignore_progress, sentences.append):
             engine.budget.peak = peaks.pop(0) if peaks else 0
     warning, second = sentences
-    match = re.search(r"pass --memory (\d+MiB), or split the largest records$", warning)
+    match = re.search(
+        r"Pass --memory (\d+MiB), or split the largest records of the source$", warning
+    )
     assert 300_000_000 < parse_memory_option(match[1]) < 360_000_000
     assert "the run used 900 MB of memory, more than --memory allows (268 MB)" in second

@@ -74,7 +74,7 @@ def test_a_cluster_that_requires_a_token_is_not_joined(monkeypatch: pytest.Monke
     for error in (refused, error_of_ray("Token authentication is enabled, no token found")):
         ray = mock.Mock(init=mock.Mock(side_effect=error), is_initialized=bool)
         monkeypatch.setitem(sys.modules, "ray", ray)
-        message = r"\(it requires a token: .*RAY_AUTH_MODE=token"
+        message = r"\(the cluster requires a token: .*RAY_AUTH_MODE=token"
         with (
             pytest.raises(Unreachable, match=message),
             ray_cluster.connect_to_cluster("auto", None),

@@ -276,7 +276,7 @@ def test_a_survey_comes_near_what_is_counted(project: Project) -> None:
     run_recipe(recipe, only=["web", "b", "packed"])
     for name in streams:
         published, said = _surveyed(recipe, name)
-        looked_at = re.search(r"([\d,]+) records? at (\d+) places? looked at", said)
+        looked_at = re.search(r"([\d,]+) records? at (\d+) places? of its source w\w+ read", said)
         assert looked_at, said
         assert int(looked_at[1].replace(",", "")) < len(CORPUS) / 2
         assert 10 < int(looked_at[2]) <= unit_plan.MOST_SPLITS
@@ -329,7 +329,7 @@ def test_a_stream_of_which_nothing_becomes_a_sample_is_refused(project: Project)
     with pytest.raises(RecipeError, match=r"5 of these records become no sample \(5 missing_field"):
         resolve_for_plan([str(project.recipe)])
     source.write_bytes(b"")
-    with pytest.raises(RecipeError, match=r"the source of web is empty"):
+    with pytest.raises(RecipeError, match=r"the source of stream web is empty"):
         resolve_for_plan([str(project.recipe)])
 
 

@@ -1,3 +1,3 @@
-"""Engines, which do the work units: processes of this machine, nodes of a Ray cluster, or any other
-class that follows `tasks.Engine`.
+"""Engines convert work units (parts of a source): in processes of this machine, on the nodes of a
+Ray cluster, or by any other class that follows `tasks.Engine`.
 """

@@ -25,13 +25,13 @@ SILENT_SECONDS = 300.0
 worker sends a message or an error.
 """
 SLOWEST = 100_000
-"""Bytes a second of the slowest tokenizing that is not a hang. On a busy machine the reference
-tokenizer reached 1.0 to 3.7 MB/s on texts of several MB without a space (base64, one letter,
-Chinese). So a record of 256 MB takes up to 4 minutes; a worker has 48 minutes for it.
+"""Bytes a second. A worker that tokenizes more slowly than this counts as hung. On a busy machine
+the reference tokenizer reached 1.0 to 3.7 MB/s on texts of several MB without a space (base64, one
+letter, Chinese). So it needs up to 4 minutes for a record of 256 MB, and a worker gets 48 minutes.
 """
 CHECK_SECONDS = 1.0
-"""The least seconds between two checks. A check adds 2 s at most to the counts, even if more time
-has passed, since then the engine itself was stopped.
+"""The least seconds between two checks. A check adds at most 2 s to the counts: if more time has
+passed, the engine itself was stopped, and the worker is not to blame.
 """
 
 
@@ -42,13 +42,13 @@ class HangDetector:
     """
 
     silent: float = 0.0
-    "Seconds without a message and without processor time."
+    "Seconds in which the worker has sent no message and used no processor time."
     unheard: float = 0.0
     "Seconds since the worker's last message."
     _ticks: int = 0
-    "Processor time at the last check."
+    "The worker's processor time at the last check, in ticks."
     _checked: float = field(default_factory=lambda: time.monotonic())
-    "When the last check was."
+    "When the last check was, by `time.monotonic()`."
 
     def reset(self) -> None:
         """Set both counts to zero, after a message from the worker or a new task for it."""
@@ -56,27 +56,30 @@ class HangDetector:
         self.unheard = 0.0
 
     def check(self, read_ticks: Callable[[], int], size: int | None, waits: bool) -> str | None:
-        """Return why the worker counts as hung, for a message; None if it does not.
+        """Return why the worker counts as hung, as a phrase for a message; None if it does not.
 
         Args:
             read_ticks: returns the processor time of the worker, in ticks; -1 if it is unknown.
-            size: bytes of the active records; None if there are none.
+            size: bytes of the records that the worker is converting; None if it converts none.
             waits: whether the worker waits for memory.
         """
+        # Count the time since the last check.
         current_time = time.monotonic()
         passed = current_time - self._checked
         if passed < CHECK_SECONDS:
             return None
         self._checked = current_time
-        passed = min(passed, 2 * CHECK_SECONDS)  # more: the engine's own process was stopped
+        # If more time has passed, the engine's own process was stopped.
+        passed = min(passed, 2 * CHECK_SECONDS)
         if waits:
             self.reset()
         last_ticks = self._ticks
         self._ticks = read_ticks()
         self.unheard += passed
-        # Unknown processor time (-1) is never idle.
+        # A worker whose processor time is unknown (-1) never counts as idle.
         is_idle = self._ticks >= 0 and self._ticks == last_ticks
         self.silent = self.silent + passed if is_idle else 0.0
+        # Apply the two rules of the module's docstring.
         if self.silent > SILENT_SECONDS:
             return (
                 f"no sign of life for {self.silent:.0f} s: it was stopped, or waits for a mount, "
@@ -88,9 +91,11 @@ class HangDetector:
 
 
 def read_cpu_ticks(pid: int) -> int:
-    """Return the processor time of all threads of a process, in ticks; -1 if /proc does not contain
-    it.
+    """Return the processor time of all threads of a process, in ticks; -1 if /proc does not show
+    the process.
     """
+    # The file has `PID (NAME) STATE ...`. The name may contain spaces, so the fields after the last
+    # bracket are split: they begin with the third.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -30,16 +30,16 @@ from mdsmix.messages import Say
 
 @dataclass(frozen=True, kw_only=True)
 class SideProcess:
-    """A process that serves all workers and is not a worker itself: it counts the tokens of images.
-    This description of it can be pickled.
+    """Describes a process that counts the tokens of images for all workers and is not a worker
+    itself. The description can be pickled.
     """
 
     memory: int
-    "Bytes that it takes."
+    "Bytes of memory that the process takes."
     start: Callable[[], AbstractContextManager[None]]
-    "Starts the process, and ends it with the block."
+    "Returns a context manager: the process runs inside of its `with` block."
     pids: Callable[[], Sequence[int]]
-    "Returns the ids of the processes that were started."
+    "Returns the ids of the processes that run."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class PoolSettings:
     memory: int
     "Bytes that this process and its workers may use together."
     side: SideProcess | None = None
-    "Part of `memory` is kept free for this process."
+    "A process that serves all workers. A part of `memory` is kept free for it."
     set_aside: bool = False
     """True: a record that kills or hangs its worker is put into quarantine (--quarantine-crashes).
     False: the first such record ends the run.
@@ -77,12 +77,13 @@ class LocalEngine:
         self.queue = deque[QueuedTask]()
         "Waiting tasks. A task whose worker died is put before all others."
         self._size = 0
-        "Workers of the current run."
+        "The most workers of the current run."
         self._warn_above = settings.memory
         "If the run uses more bytes than this, it warns that the cap on memory was exceeded."
 
     @property
     def peak(self) -> int:
+        """The most bytes that all processes of the run have used together so far."""
         return self.budget.peak
 
     def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> TaskResults[R]:
@@ -97,14 +98,14 @@ class LocalEngine:
             self.stop()
 
     def begin(self, on_progress: OnProgress, say: Say, max_workers: int = sys.maxsize) -> None:
-        """Start a run. Idle workers are reused if all are alive and this run has as many workers as
-        the last one, since a worker's number of threads depends on it. Otherwise new workers are
-        started.
+        """Start a run. Idle workers are reused if all of them are alive and this run has as many
+        workers as the last run, since the number of workers decides how many threads each one has.
+        Otherwise new workers are started.
 
         Args:
             on_progress: called with the bytes and tokens of each progress message.
             say: called with each sentence for the user.
-            max_workers: the number of workers for which there are tasks.
+            max_workers: the most workers that can have a task.
         """
         size = min(self.settings.workers, max_workers)
         if size != self._size or not all(worker.process.is_alive() for worker in self.idle):
@@ -116,12 +117,17 @@ class LocalEngine:
         self.queue.clear()
 
     def add(self, number: int, task: Task[Any]) -> None:
-        """Put a task at the end of the queue."""
+        """Put a task at the end of the queue.
+
+        Args:
+            number: identifies the task in the results of `step`.
+            task: the work to be done.
+        """
         self.queue.append(QueuedTask(number, Attempt(), task))
 
     def step(self) -> Iterator[tuple[int, Any]]:
-        """Give tasks to workers, wait for messages for up to PERIOD, and yield (number, result) of
-        each task that has ended.
+        """Give tasks to workers, wait up to PERIOD seconds for messages of workers, and yield
+        (number, result) of each task that has ended.
         """
         self._assign_tasks()
         ready = wait([worker.pipe for worker in self.workers], PERIOD)
@@ -131,7 +137,9 @@ class LocalEngine:
         self._replace_hung()
 
     def stop(self) -> None:
-        """Stop the workers that have a task, and return when their processes have ended."""
+        """Stop the workers that have a task, and return when their processes have ended. Idle
+        workers stay for the next run.
+        """
         self.budget.update(self._pids, at_once=True)
         stopped = self.workers
         self.workers = []
@@ -148,9 +156,11 @@ class LocalEngine:
         before they convert their next records.
         """
         allowed = self.budget.allowed_workers(self._size)
+        # A worker that stores the output of its last task does the next one meanwhile.
         for worker in self.workers[:allowed]:
             if self.queue and not worker.current and not worker.needs_restart:
                 worker.assign(self.queue.popleft())
+        # Add workers: idle ones first, then new ones.
         while self.queue and len(self.workers) < allowed:
             worker = self.idle.pop() if self.idle else start_worker(self._size, self.budget)
             worker.assign(self.queue.popleft())
@@ -159,9 +169,10 @@ class LocalEngine:
             worker.pause(position >= allowed)
 
     def _handle_message(self, worker: Worker) -> Iterator[tuple[int, Any]]:
-        """Receive one message from a worker. If it ends a task, yield (number, result) of the task.
+        """Receive one message from a worker (workers.py lists them). If the message ends a task,
+        yield (number, result) of the task.
 
-        Raises the task's error if it failed.
+        Raises the error of a task that has failed.
         """
         match worker.receive():
             case "progress", size, tokens:
@@ -183,8 +194,9 @@ class LocalEngine:
                 self._replace(worker, WorkerEnd(how=worker.join()))
 
     def _after_task(self, worker: Worker) -> None:
-        """Move a worker that has no other task to the idle ones. End it instead if it has grown too
-        much (`needs_restart`); that takes 30 ms. Warn if the run used more memory than the cap.
+        """Find out what a worker does after its output was stored. If it has no other task, it
+        becomes idle, or ends if it has grown too much (`needs_restart`); ending takes 30 ms. Also
+        warn if the run used more memory than the cap.
         """
         self.budget.on_finished_unit(self._pids, worker.needs_restart)
         if not worker.current:
@@ -192,18 +204,18 @@ class LocalEngine:
             if worker.needs_restart:
                 stop_workers([worker])
             else:
-                # A paused worker returns freed memory to the system. A large worker is paused,
-                # since the end of a run needs memory too. A small one keeps its memory for the next
-                # stream, which saves 4 ms a stream.
+                # A worker returns freed memory to the system when it is paused. Large workers must
+                # do so, since the end of a run needs memory too. A small worker keeps its memory,
+                # which saves 4 ms in the next stream.
                 worker.pause(measure_rss(worker.pid) > LEAST_BYTES)
                 self.idle.append(worker)
         if self.budget.peak > self._warn_above:
             self._warn_above = self.budget.sufficient_cap
             self._say(
                 f"WARNING: the run used {self.budget.peak / 1e6:,.0f} MB of memory, more than "
-                f"--memory allows ({self.budget.cap / 1e6:,.0f} MB): one worker needs that much "
-                f"for one record and the rows of its unit; pass --memory "
-                f"{self._warn_above >> 20}MiB, or split the largest records"
+                f"--memory allows ({self.budget.cap / 1e6:,.0f} MB), because one worker needed so "
+                "much for a single record and the rows of its work unit. Pass --memory "
+                f"{self._warn_above >> 20}MiB, or split the largest records of the source"
             )
 
     def _replace_hung(self) -> None:
@@ -216,16 +228,18 @@ class LocalEngine:
                 self._say(
                     f"a worker process hung ({reason}) on the work unit "
                     f"{worker.tasks[0].task.name}, {worker.records or NO_ACTIVE_RECORDS}; "
-                    "it was ended, and another one does the unit"
+                    "the process was ended, and another worker process does this work unit"
                 )
                 self._replace(worker, WorkerEnd(how=reason, hung=True))
 
     def _replace(self, worker: Worker, end: WorkerEnd) -> None:
-        """Put the tasks of a dead worker at the front of the queue. One task is blamed for the
-        death and gets its next attempt: the task that the worker was doing, or the one that it was
-        storing if it was doing none.
+        """Put the tasks of a dead worker at the front of the queue.
+
+        One task is blamed for the death, and is tried in another way (`plan_next_attempt`). It is
+        the task that the worker was doing; if it was doing none, the task that it was storing.
 
         Args:
+            worker: the dead worker.
             end: how the worker died or hung.
 
         Raises MdsmixError if the task has failed too often.

@@ -5,7 +5,7 @@ A worker's need depends on its records (one document of 20 MB costs 500 MB to to
 short ones 60 MB), so memory is measured while workers run, ten times a second. As many workers may
 continue as would fit if each used as much as the largest one has used so far. If the cap is tight,
 one worker alone does the first work unit: its rows stay in memory until the unit is finished, so
-its need is known only then.
+its need is known only then. (A work unit is the part of a source that one task converts.)
 
 Limits of memory and processors are also read from the control groups (version 2): a container that
 may use four of 128 processors sees all 128. Its limits are those of its control group and of every
@@ -30,19 +30,21 @@ LEAST_BYTES = 256 << 20
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBER = Path("/proc/self/cgroup")
 WORKER_BYTES = 320 << 20
-"The assumed need of a worker before any has worked: 250-440 MB were measured on short records."
+"""The assumed need of a worker as long as no need was measured. On short records, 250-440 MB were
+measured.
+"""
 AMPLE_BYTES = 1 << 30
-"If the cap allows so many bytes for each worker, all workers start at once."
+"If the cap has room for so many bytes for each worker, all workers start at once."
 HEADROOM = 0.8
 """The share of the cap that workers may fill. The rest is for workers that grow between two
 measurements, and for larger documents later.
 """
 LIFE_BYTES = 336 << 20
-"""A worker that has grown by so much since it started returns freed memory to the system after a
-task. If that is not enough, it ends, because its tokenizer's cache of words grows. Two workers on
-530 MB of documents of 100 bytes, in blocks of 8 MB, used at most 1,122 MB with this limit, 961 MB
-with 288 MiB, and 1,267 MB with 384 MiB. But on 2 GB of text with 3.5 million different words,
-288 MiB cost a tenth of the CPU time, and 336 MiB nothing.
+"""A worker that has grown by so many bytes since it started returns freed memory to the system
+after a task. If that is not enough, the worker ends and a new one replaces it: its tokenizer's
+cache of words has grown. Two workers on 530 MB of documents of 100 bytes, in blocks of 8 MB, used
+at most 1,122 MB with this limit, 961 MB with 288 MiB, and 1,267 MB with 384 MiB. But on 2 GB of
+text with 3.5 million different words, 288 MiB cost a tenth of the CPU time, and 336 MiB nothing.
 """
 PERIOD = 0.1
 "Seconds between two measurements."
@@ -50,17 +52,20 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_memory_option(text: str) -> int:
-    """Return the bytes that `--memory TEXT` means.
+    """Return the bytes that the option `--memory` asks for.
 
-    Raises RecipeError if it is not a size, or less than LEAST_BYTES.
+    Raises RecipeError if its text is not a size, or a size of less than LEAST_BYTES.
+
+    Args:
+        text: the value of the option, such as `2GiB`.
     """
     size = parse_size(text)
     if size is None:
         raise RecipeError(f"--memory {text} is not a size: write for example 2GiB or 800MiB.")
     if size < LEAST_BYTES:
         raise RecipeError(
-            f"--memory {text} is less than one worker takes: "
-            f"give it at least {LEAST_BYTES >> 20}MiB."
+            f"--memory {text} is less than one worker process needs: "
+            f"pass --memory {LEAST_BYTES >> 20}MiB or more."
         )
     return size
 
@@ -72,14 +77,14 @@ def parse_size(text: str) -> int | None:
     match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not match:
         return None
-    number, unit, suffix = match.groups()
+    number, unit, suffix = match.groups()  # `1.5 GiB` gives 1.5, G and iB
     base = 1000 if (suffix or "").lower() == "b" else 1024
     return int(float(number) * base ** _POWERS[unit.upper()])
 
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """How much of `cap` a run uses, and how many workers may be at work within it; all in bytes."""
+    """Measures how much of `cap` (bytes) a run uses, and decides how many workers may be active."""
 
     cap: int
     reserved: int = 0
@@ -87,33 +92,36 @@ class MemoryBudget:
     side_pids: Callable[[], Sequence[int]] = list
     "Returns the ids of the side processes that are running."
     peak: int = 0
-    """The most bytes that all processes used together, over all measurements. It is PSS: memory
-    that several processes share counts once.
+    """The most bytes that all processes used together in one measurement (PSS: memory that several
+    processes share counts once).
     """
     _worst: int = WORKER_BYTES
     "The most bytes that one worker has used so far, but at least WORKER_BYTES."
     _knows_need: bool = False
-    "A unit is finished, so the need of a worker is known."
+    "Whether a work unit is finished, so that the need of a worker is known."
     _used: int = 0
     "The bytes that all processes used together at the last measurement (PSS)."
     _next: float = field(default_factory=lambda: time.monotonic() + PERIOD)
-    "When the next measurement is due."
+    "When the next measurement is due, by `time.monotonic()`."
 
     def update(self, pids: Sequence[int], at_once: bool = False) -> None:
-        """Measure the memory of the workers `pids`, of this process and of side processes.
+        """Measure the memory of the workers, of this process and of side processes, unless the last
+        measurement was just now.
 
-        It is measured at most ten times a second, and less often if that is slow (40 ms for a GB in
-        small pages): measurements take at most a fiftieth of the time.
+        Memory is measured at most ten times a second. It is measured less often if a measurement is
+        slow (40 ms for a GB in small pages), so that all measurements together take at most a
+        fiftieth of the time.
 
         Args:
+            pids: the process ids of the workers.
             at_once: measure even if the next measurement is not due, as before a worker ends.
         """
         start = time.monotonic()
         if start < self._next and not at_once:
             return
-        side = sum(map(measure_pss, self.side_pids()))
-        self.reserved = max(self.reserved, side)
-        self._used = side + sum(map(measure_pss, [os.getpid(), *pids]))
+        side_bytes = sum(map(measure_pss, self.side_pids()))
+        self.reserved = max(self.reserved, side_bytes)
+        self._used = side_bytes + sum(map(measure_pss, [os.getpid(), *pids]))
         self.peak = max(self.peak, self._used)
         self._worst = max([self._worst, *map(measure_peak_private, pids)])
         end = time.monotonic()
@@ -131,24 +139,36 @@ class MemoryBudget:
         self._knows_need = True
 
     def allowed_workers(self, workers: int) -> int:
-        """Return how many of `workers` workers may be at work now; at least one."""
+        """Return how many workers may convert records now; at least one.
+
+        Args:
+            workers: the number of workers of the run.
+        """
+        # Without a finished unit a worker's need is unknown, so start one unless memory is ample.
         if not self._knows_need and self.cap - self.reserved < workers * AMPLE_BYTES:
             return 1
         usable = int(self.cap * HEADROOM)
         if self._used > usable:
             return 1
+        # All that fit if each needs as much as the largest one so far.
         for_workers = usable - self.reserved - measure_rss(os.getpid())
-        return max(1, min(workers, for_workers // self._worst))
+        fitting = for_workers // self._worst
+        return max(1, min(workers, fitting))
 
     @property
     def sufficient_cap(self) -> int:
-        """A cap in bytes, a multiple of 10 MiB, that this run would not exceed: its peak plus a
-        tenth, since two runs of the same source differ by so much.
+        """A cap in bytes that this run would not exceed: its peak plus a tenth, since two runs of
+        the same source differ by so much. It is rounded up to a multiple of 10 MiB.
         """
         return math.ceil(self.peak * 1.1 / (10 << 20)) * (10 << 20)
 
     def share(self, workers: int) -> int:
-        """Return the bytes that each of `workers` workers may use."""
+        """Return the bytes that each worker may use.
+
+        Args:
+            workers: the number of workers of the run.
+        """
+        # Workers get at least half of the usable bytes, even if side processes need more.
         usable = int(self.cap * HEADROOM)
         return max(usable // 2, usable - self.reserved) // workers
 
@@ -171,22 +191,26 @@ def measure_rss(pid: int) -> int:
 
 
 def measure_peak_private(pid: int) -> int:
-    """Return the most bytes that a process has used so far. Its mapped files are not counted: they
-    are libraries, which all workers share.
+    """Return the most bytes that a process has used so far, without the files that are mapped into
+    its memory: these are libraries, which all workers share.
     """
     status = f"/proc/{pid}/status"
     return _read_field(status, "VmHWM:") - _read_field(status, "RssFile:")
 
 
 def _read_field(path: str, name: str) -> int:
-    """Return in bytes a field, such as `Pss:`, that a file of /proc contains in kB; 0 if the field
-    or the file is missing.
+    """Return the bytes of a field of a file of /proc, whose line is like `Pss:   1024 kB`; 0 if the
+    field or the file is missing.
     """
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:  # the process has ended, or this is not Linux
         return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), 0)
+    for line in lines:
+        if line.startswith(name):
+            kilobytes = int(line.split()[1])
+            return kilobytes * 1024
+    return 0
 
 
 def release_freed_memory() -> None:
@@ -203,14 +227,16 @@ def keep_freed_blocks() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
-        # M_MMAP_THRESHOLD; glibc before 2.35 accepts no more than 32 MiB.
-        mallopt(-3, 1 << 30) or mallopt(-3, 32 << 20)
+        # M_MMAP_THRESHOLD: glibc before 2.35 refuses more than 32 MiB, and returns 0.
+        if not mallopt(-3, 1 << 30):
+            mallopt(-3, 32 << 20)
 
 
 def choose_memory_cap() -> int:
-    """Return the default cap in bytes: half of the memory of the machine or the control group,
-    whichever has less; at least LEAST_BYTES.
+    """Return the default cap in bytes: half of the memory of the machine or of the control group,
+    whichever has less memory; at least LEAST_BYTES.
     """
+    # A group without a limit has the text `max`.
     limits = [int(text) for text in _read_limits("memory.max") if text.isdigit()]
     return max(LEAST_BYTES, min([_machine_memory(), *limits]) // 2)
 
@@ -222,7 +248,7 @@ def count_cpus() -> int:
     cpus = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cpus = len(os.sched_getaffinity(0))
-    for text in _read_limits("cpu.max"):
+    for text in _read_limits("cpu.max"):  # `400000 100000` (4 processors), `max 100000` (no limit)
         if text[0].isdigit():
             quota, period = text.split()
             cpus = min(cpus, math.ceil(int(quota) / int(period)))
@@ -235,15 +261,20 @@ def _machine_memory() -> int:
 
 def _read_limits(name: str) -> list[str]:
     """Return the contents of the file `name` in the control group of this process and in all groups
-    above. In a container the group's folder may be missing; that of the root exists.
+    above. In a container the folder of the group may be missing, but the root folder exists.
     """
     group = _GROUPS / _find_group().lstrip("/")
-    folders = [f for f in (group, *group.parents) if f.is_relative_to(_GROUPS)]
+    folders = [folder for folder in (group, *group.parents) if folder.is_relative_to(_GROUPS)]
     files = [folder / name for folder in folders]
     return [file.read_text().strip() for file in files if file.is_file()]
 
 
 def _find_group() -> str:
-    """Return the path of this process's control group (version 2); blank without one."""
+    """Return the path of this process's control group (version 2), such as `/user.slice`; blank if
+    there is none.
+    """
     lines = _MEMBER.read_text().splitlines() if _MEMBER.is_file() else []
-    return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
+    for line in lines:
+        if line.startswith("0::"):  # groups of version 1 have other numbers
+            return line.removeprefix("0::")
+    return ""

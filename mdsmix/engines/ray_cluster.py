@@ -1,5 +1,5 @@
-"""Connects to a Ray cluster: a running one, or one that this process starts on its machine. Also
-contains the supervisor of a node.
+"""Connects to a Ray cluster: a running cluster, or a new one that this process starts on its
+machine. Also contains the supervisor of a node.
 
 Ray is imported only in this file and ray_engine.py, and only if the user chose it. The driver must
 run on a node of the cluster, as under `ray job submit`. Ray Client, whose URLs also begin with
@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from socket import gethostname
@@ -47,26 +47,31 @@ QUIET = {
 }
 "Environment of a cluster that this process starts: it sends no statistics to anybody."
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
-"""Environment variables of Ray's token. If none is set, Ray writes a new cluster's token into the
-home folder and leaves it there, or it does not start.
+"""Environment variables of Ray's token. If none of them is set, Ray writes the token of a new
+cluster into the home folder and leaves it there, or does not start.
 """
 NEEDS_TOKEN = (
-    "it requires a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to its head's token if "
-    "~/.ray/auth_token is missing or has another one"
+    "the cluster requires a token: set RAY_AUTH_MODE=token, and if ~/.ray/auth_token does not "
+    "contain the token of the cluster's head node, set RAY_AUTH_TOKEN to that token"
 )
 FOLDER_SECONDS = 5
 "How long to retry deleting a cluster's folder, since Ray's last processes still write logs there."
 LONGEST_FOLDER = 40
-"""Characters of the temporary folder's path; if it is longer, /tmp is used. Ray appends a long
-name, and the path of a Unix socket may have at most 107 characters.
+"""The most characters of the temporary folder's path; if the path is longer, /tmp is used. Ray
+appends a long name, and the path of a Unix socket may have at most 107 characters.
 """
 
 
 def parse_engine(engine: str) -> str | None:
-    """Return the address of the cluster that `--engine` names: ADDRESS of `ray://ADDRESS`;
-    RAY_ADDRESS or "" for `ray`; None for `local`.
+    """Return the address of the Ray cluster that `--engine` asks for; None for `local`.
 
-    Raises RecipeError for any other string, and if Ray is not installed.
+    For `ray://ADDRESS` it is ADDRESS. For `ray` it is the environment variable RAY_ADDRESS, or ""
+    if that is not set: then this process starts a cluster.
+
+    Raises RecipeError for any other value, and if Ray is not installed.
+
+    Args:
+        engine: the value of `--engine`.
     """
     if engine == "local":
         return None
@@ -74,28 +79,29 @@ def parse_engine(engine: str) -> str | None:
     if name != "ray" or (separator and not address):
         raise RecipeError(
             f"--engine {engine} is not an engine: write `local` for processes of this machine, "
-            "`ray` for a Ray cluster of this machine's own or the one that RAY_ADDRESS names, or "
-            "ray://ADDRESS for the one at that address, such as ray://10.0.0.5:6379 or ray://auto."
+            "ray://ADDRESS for the Ray cluster at this address (for example ray://10.0.0.5:6379 or "
+            "ray://auto), or `ray` for the Ray cluster that the variable RAY_ADDRESS names; if the "
+            "variable is not set, `ray` starts a cluster on this machine."
         )
     if find_spec("ray") is None:
         raise RecipeError(
-            f"--engine {engine} needs Ray, which is not installed in this environment: "
-            "pip install 'mdsmix[ray]', on every node."
+            f"--engine {engine} needs Ray, and Ray is not installed in this environment: run "
+            "`pip install 'mdsmix[ray]'` on every node."
         )
     return address or os.environ.get("RAY_ADDRESS", "")
 
 
 @contextmanager
 def connect_to_cluster(address: str, workers: int | None) -> Iterator[None]:
-    """Make this process a driver of the cluster inside the block, unless it is one already.
+    """Make this process a driver of a Ray cluster inside the block, unless it is one already.
 
-    Ray replaces the handler of SIGTERM when it starts, so callers enter and leave the block within
-    `delay_sigterm`, which restores it. If the cluster's head is gone for a minute, Ray prints a
-    message and ends this process.
+    When Ray starts, it replaces the handler of SIGTERM. So callers enter and leave this block
+    inside a block of `delay_sigterm`, which restores the handler. If the cluster's head is gone for
+    a minute, Ray prints a message and ends this process.
 
     Args:
-        address: the address of a cluster; blank starts one on this machine. At the end of the block
-            that cluster is stopped, and its folder deleted.
+        address: the address of a running cluster. If it is blank, a cluster is started on this
+            machine; at the end of the block it is stopped, and its folder is deleted.
         workers: processors of a cluster that is started; None or 0: all that this process may use.
     """
     import ray
@@ -103,7 +109,11 @@ def connect_to_cluster(address: str, workers: int | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    with nullcontext() if address else _cluster_folder() as folder:
+    # Only a cluster that is started here needs a folder.
+    folder_block: AbstractContextManager[str | None] = nullcontext()
+    if not address:
+        folder_block = _cluster_folder()
+    with folder_block as folder:
         try:
             if folder:
                 _start_cluster(folder, workers)
@@ -116,10 +126,11 @@ def connect_to_cluster(address: str, workers: int | None) -> Iterator[None]:
 
 @contextmanager
 def delay_sigterm() -> Iterator[None]:
-    """Delay a SIGTERM until the end of the block, and restore the handler of SIGTERM there.
+    """Delay a SIGTERM until the end of the block, and restore the handler of SIGTERM there. Outside
+    of the main thread, where Python allows no handlers, nothing is changed.
 
-    Otherwise the handler might raise an exception while Ray waits, and that would end the process
-    with exit code 1.
+    Without the delay the handler might raise an exception while Ray waits, and the process would
+    end with exit code 1.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -137,44 +148,49 @@ def delay_sigterm() -> Iterator[None]:
 def _join_cluster(address: str) -> None:
     """Join a running cluster.
 
-    Raises RecipeError for an address of Ray Client; Unreachable if no head answers within 40 s.
+    Raises RecipeError for an address of Ray Client, and Unreachable if the cluster's head does not
+    answer within 40 s or refuses this process.
+
+    Args:
+        address: the address of the cluster, such as `10.0.0.5:6379` or `auto`.
     """
     import ray
 
     if "://" in address:
         raise RecipeError(
-            f"RAY_ADDRESS is {address}, an address of Ray Client, which loses a run with its "
-            "connection: start mdsmix on a node of the cluster, by `ray job submit`, or name the "
-            "cluster's own address, such as ray://10.0.0.5:6379."
+            f"RAY_ADDRESS is {address}, an address of Ray Client, and a run over Ray Client is "
+            "lost if its connection breaks: start mdsmix on a node of the cluster by "
+            "`ray job submit`, or pass the cluster's own address, such as --engine ray://10.0.0.5:6379."
         )
-    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # otherwise Ray asks 20 times
+    # Without this setting, Ray would ask for the head's port 20 times.
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
     try:
         ray.init(address=address, **_SILENT)
-    except Exception as error:  # a plain Exception if the cluster requires a token
+    except Exception as error:  # Ray raises a plain Exception if the cluster requires a token
         words = f"{type(error).__name__} {error.__cause__}"
         needs_token = "InvalidAuthToken" in words or "AuthenticationError" in words
         reason = NEEDS_TOKEN if needs_token else error_line(error)
         raise Unreachable(
-            f"cannot join a Ray cluster at {address} ({reason}): this machine must be a node of "
-            "it, with the same version of Ray and the same minor version of Python; "
-            "`ray job submit` starts mdsmix on one."
+            f"cannot join the Ray cluster at {address} ({reason}): mdsmix must run on a node of "
+            "the cluster, with the cluster's version of Ray and minor version of Python. "
+            "`ray job submit` starts it there."
         ) from None
 
 
 def _start_cluster(folder: str, workers: int | None) -> None:
     """Start a cluster on this machine, and join it.
 
-    Raises Unreachable if it does not start.
+    Raises Unreachable if the cluster does not start.
 
     Args:
-        folder: for the sockets and logs of the cluster.
+        folder: the folder for the sockets and logs of the cluster.
         workers: processors of the cluster; None or 0: all that this process may use.
     """
     import ray
 
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    # Ray reads a token only once in a process, so later clusters use the same one.
+    # Ray reads the token only once in a process, so later clusters use the same token.
     if not any(map(os.environ.get, TOKENS)):
         os.environ[TOKENS[0]] = secrets.token_hex(32)
     try:
@@ -187,11 +203,11 @@ def _start_cluster(folder: str, workers: int | None) -> None:
             _temp_dir=folder,
             **_SILENT,
         )
-    except Exception as error:  # a plain Exception if a node does not start in time
+    except Exception as error:  # Ray raises a plain Exception if a node does not start in time
         raise Unreachable(
             f"Ray could not be started on this machine ({error_line(error)}): check that memory "
-            f"and the disk of {folder} have room, or omit --engine, which uses processes of this "
-            "machine."
+            f"and the disk of {folder} have room, or omit --engine: then mdsmix uses processes "
+            "of this machine without Ray."
         ) from None
 
 
@@ -217,33 +233,36 @@ def _cluster_folder() -> Iterator[str]:
 
 
 def error_line(error: BaseException, number: int = 0) -> str:
-    """Return one line of an error's message; the name of the error's class if it has no message.
+    """Return one line of an error's message, at most 200 characters; the name of the error's class
+    if it has no message.
 
     Args:
-        number: the index of the line; -1 is the last.
+        error: the error.
+        number: the index of the line; -1 is the last line.
     """
     lines = (str(error).strip() or type(error).__name__).splitlines()
     return lines[number].rstrip(".:")[:200]
 
 
 Message = tuple[Any, ...]
-"""("progress", bytes, tokens), ("say", sentence), ("done", number, result) or ("failed",
-exception).
+"""A message from a supervisor to its driver: ("progress", bytes, tokens), ("say", sentence),
+("done", number, result) or ("failed", exception).
 """
 
 
 class Supervisor:
-    """An actor that runs the local engine on a node. It gets a few units at a time."""
+    """Runs the local engine on a node of a Ray cluster, in an actor (a process that Ray manages).
+    The driver gives it a few work units at a time.
+    """
 
     def __init__(self, version: str, pool: PoolSettings, environment: Mapping[str, str]) -> None:
         """Open the local engine.
 
         Args:
             version: the driver's version of mdsmix.
-            pool: settings of the local engine; `memory` is the user's cap, 0: half of the node's
-            memory.
-            environment: variables of the driver, without credentials. Variables that the node
-            itself has set take precedence.
+            pool: settings of the local engine. If `memory` is 0, it is half of the node's memory.
+            environment: variables of the driver, without credentials. Variables that are already
+                set on the node keep their values.
         """
         # Spawned workers would run the file of the main module, which imports Ray.
         vars(sys.modules["__main__"]).pop("__file__", None)
@@ -258,13 +277,18 @@ class Supervisor:
             self._exits.enter_context(pool.side.start())
 
     def exchange(self, units: Sequence[tuple[int, Task[Any]]], seconds: float) -> list[Message]:
-        """Add units (number, task) to the queue and continue the work. Return the messages since
-        the last call as soon as a unit has ended, after `seconds` at the latest. The process ends
-        if no further call comes for SILENT_SECONDS.
+        """Add work units to the queue and continue the work. Return the messages since the last
+        call as soon as a unit has ended, or after `seconds` if none has.
+
+        The process ends if no further call comes for SILENT_SECONDS.
+
+        Args:
+            units: (number, task) of each new unit.
+            seconds: the longest time to wait for the end of a unit.
         """
         if self._version != __version__:
             return [("failed", self._refuse_version())]
-        # Ray does not end a supervisor that nobody asks any more; this alarm does.
+        # Ray does not end a supervisor that gets no more calls; this alarm does.
         signal.alarm(int(SILENT_SECONDS))
         for number, task in units:
             self.engine.add(number, task)
@@ -272,7 +296,7 @@ class Supervisor:
         ended = list[Message]()
         try:
             while not ended and time.monotonic() < deadline:
-                ended = [("done", *result) for result in self.engine.step()]
+                ended = [("done", number, result) for number, result in self.engine.step()]
         except Exception as error:
             ended = [("failed", make_picklable(error))]
         messages = [*self._messages, *ended]
@@ -284,12 +308,14 @@ class Supervisor:
         environment = f'{{"pip": ["mdsmix=={self._version}"]}}'
         return Unreachable(
             f"the node {gethostname()} has mdsmix {__version__}, and this run uses mdsmix "
-            f"{self._version}: install the same version on every node, or send it along: "
-            f"ray job submit --runtime-env-json '{environment}'."
+            f"{self._version}: install mdsmix {self._version} on every node, or let Ray install it "
+            f"there by `ray job submit --runtime-env-json '{environment}'`."
         )
 
     def end(self) -> None:
-        """End all workers. Return when they have removed half-written files."""
+        """End all workers and side processes. Return when the workers have removed half-written
+        files.
+        """
         self.engine.stop()
         self.engine.close()
         self._exits.close()

@@ -1,11 +1,13 @@
 """The engine of a Ray cluster: the driver hands out work units, and a supervisor on each node does
 them with the local engine.
 
-For n workers a supervisor has n + n/8 + 1 units. Each worker does one. It spends a tenth of its
-time storing one unit while it does the next, hence the n/8. The one more unit waits, so a faster
-node gets more units. If a supervisor is lost, with its node or without, its units are given to
-other supervisors. Its workers may continue to write for a moment, which does no harm: files are
-named by their content, late answers are ignored, and only the driver publishes.
+A supervisor with n workers has n + n/8 + 1 units. Each worker does one. For a tenth of its time a
+worker also stores its last unit, hence n/8 more. One more unit waits, so that a node asks for more
+units as soon as it has room: a faster node gets more of them.
+
+If a supervisor is lost, alone or with its node, its units are given to other supervisors. Its
+workers may continue to write for a moment. This does no harm: files are named by their content,
+late answers are ignored, and only the driver publishes.
 """
 
 from __future__ import annotations
@@ -39,36 +41,41 @@ PERIOD = 0.2
 NODES_SECONDS = 2.0
 "Seconds between two checks of the cluster's nodes."
 MOST_LOSSES = 5
-"""How many supervisors may be lost over the same unit. Also, how many may be lost before they have
-answered; that count restarts when a unit is done. One more loss ends the run.
+"""How many supervisors may be lost while they have the same unit. As many may be lost before they
+have answered for the first time; this second count restarts when any unit is done. One more loss
+ends the run.
 """
 NO_UNIT = -1
-"Stands in `_losses` for supervisors that were lost before they had answered."
+"The key in `_losses` for supervisors that were lost before they had answered."
 DRIVER_NODE_ENDED = (
-    "Ray's node on this machine has ended, and without it this run can reach no other: finished "
-    "units are kept; start the node again (ray start --address HEAD) and run the same command."
+    "the Ray node on this machine has ended, and this run can reach the other nodes only through "
+    "it. Finished units are kept: start the node again (ray start --address HEAD), then run the "
+    "same command again."
 )
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node of the cluster and its supervisor."""
+    """A node of the Ray cluster, and the supervisor that converts units on it."""
 
     id: str
+    "Ray's id of the node."
     name: str
+    "The host name, for messages."
     workers: int
     actor: Any
+    "Ray's handle of the supervisor."
     answer: Any
     "Ray's reference to the supervisor's next answer."
     units: set[int] = field(default_factory=set)
-    "Positions of the units that the supervisor has."
+    "Positions, in the run's tasks, of the units that the supervisor has."
     has_answered: bool = False
     "False: the supervisor may still wait for processors that other jobs use."
 
 
 class RayEngine:
-    """An engine that does work units on the nodes of a Ray cluster, by a supervisor on each node.
-    During a run it knows the waiting units, the units of each node, and the supervisors lost.
+    """Does work units on the nodes of a Ray cluster, by a supervisor on each node. During a run it
+    knows the units that wait, the units of each node, and how many supervisors were lost.
     """
 
     peak = 0
@@ -84,13 +91,13 @@ class RayEngine:
         """Store the settings. Nothing is connected yet.
 
         Args:
-            address: of the cluster; blank: one on this machine, started with the first run that has
-            units and stopped by `close`.
-            pool: the settings of each node; 0 workers: one for each processor; 0 bytes: half of the
-            node's memory.
-            environment: variables for each node, without credentials: those are each node's own, or
-            the job's.
-            local: paths that units read or write and that only this machine has.
+            address: the address of the cluster. If it is blank, a cluster is started on this
+                machine with the first run that has units, and `close` stops it.
+            pool: the settings of each node. 0 workers means one for each processor, and 0 bytes of
+                memory means half of the node's memory.
+            environment: variables to set on each node. They contain no credentials: the node itself
+                or the Ray job has these.
+            local: the folders that units read or write and that are on this machine only.
         """
         self._address = address
         self._pool = pool
@@ -133,13 +140,14 @@ class RayEngine:
             raise
 
     def close(self) -> None:
+        """End all supervisors, and leave the cluster."""
         with delay_sigterm():
             self._stop()
             self._exits.close()
 
     def _update_nodes(self) -> None:
-        """Start supervisors on nodes that have none. Give up supervisors whose node is gone: they
-        may live, and answer, for minutes longer than Ray's node.
+        """Start supervisors on nodes that have none. Give up supervisors whose node is gone, since
+        a supervisor may live and answer for minutes after Ray's node has ended.
         """
         if time.monotonic() - self._nodes_checked < NODES_SECONDS:
             return
@@ -150,14 +158,16 @@ class RayEngine:
         for id in [id for id in current if id not in self.nodes]:
             self._start(id, current[id])
         if not current:
-            self._say_once("no node of the cluster has a processor to offer yet; waiting for one")
+            self._say_once(
+                "no node of the Ray cluster has a processor yet; the run waits until one has"
+            )
 
     def _current_nodes(self) -> dict[str, dict[str, Any]]:
         """Return id -> Ray's description of each living node that has a processor.
 
-        Raises Unreachable if Ray's node of this machine has ended, since this process can start
-        nothing without it. Raises RecipeError if units on other nodes would need folders that only
-        this machine has.
+        Raises Unreachable if Ray's node on this machine has ended: without that node, this process
+        cannot start anything on other nodes.
+        Raises RecipeError if units on other nodes would need folders that only this machine has.
         """
         import ray
 
@@ -170,14 +180,18 @@ class RayEngine:
         if names and self._local:
             raise RecipeError(
                 f"the cluster has further nodes ({join_names(names)}), and only this machine has "
-                f"{join_names(self._local)}: publish to and read from s3://, or, if every node "
-                "mounts the same folders under the same names, write shared: true in the recipe."
+                f"{join_names(self._local)}: read from and publish to s3:// instead. If every node "
+                "mounts these folders under the same names, write `shared: true` in the recipe."
             )
         return nodes
 
     def _start(self, id: str, description: dict[str, Any]) -> None:
-        """Start a supervisor on a node. It asks Ray for a processor for each of its workers, so it
-        may wait until other jobs free them.
+        """Start a supervisor on a node. Ray starts the supervisor when the node has a free
+        processor for each of its workers, so it may wait for other jobs to end.
+
+        Args:
+            id: Ray's id of the node.
+            description: Ray's description of the node.
         """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -198,16 +212,18 @@ class RayEngine:
         )
 
     def _exchange(self) -> Iterator[tuple[int, Any]]:
-        """Receive the answers of nodes, yield (position, result) of ended units, and give each node
-        that has answered new units.
+        """Receive the answers that supervisors have sent, yield (position, result) of each unit
+        that has ended, and give new units to the nodes that have answered.
         """
         import ray
 
+        # Wait for an answer of any node.
         nodes = {node.answer: node for node in self.nodes.values()}
         if not nodes:
             time.sleep(PERIOD)
             return
         ready, _ = ray.wait(list(nodes), num_returns=1, timeout=PERIOD)
+        # Handle the answers, and give these nodes new units.
         for answer in ready:
             node = nodes[answer]
             try:
@@ -222,8 +238,8 @@ class RayEngine:
     def _handle_message(self, node: Node, message: Message) -> Iterator[tuple[int, Any]]:
         """Handle one message of a node, and yield (position, result) if a unit has ended.
 
-        Raises the error of a unit. The node's name is added to an Unreachable or Denied, since
-        other nodes may reach the same location.
+        Raises the error of a unit that has failed. The node's name is added to an Unreachable or
+        Denied, since only this node may fail to reach the location.
         """
         match message:
             case "failed", error:
@@ -240,13 +256,14 @@ class RayEngine:
                 yield unit, result
 
     def _assign_units(self, node: Node) -> None:
-        """Give a node that has answered as many units as it has room for, and ask for its next
-        answer.
+        """Give new units to a node that has answered, as many as it has room for, and ask for its
+        next answer.
         """
         node.has_answered = True
-        # n + n/8 + 1 units for n workers: the module's docstring says why.
-        room = min(node.workers * 9 // 8 + 1 - len(node.units), len(self._waiting))
-        positions = [self._waiting.pop() for _ in range(room)]
+        # The module's docstring explains this number.
+        most_units = node.workers + node.workers // 8 + 1
+        count = min(most_units - len(node.units), len(self._waiting))
+        positions = [self._waiting.pop() for _ in range(count)]
         node.units |= set(positions)
         units = [(position, self._tasks[position]) for position in positions]
         node.answer = node.actor.exchange.remote(units, ANSWER_SECONDS)
@@ -255,10 +272,15 @@ class RayEngine:
         """Give up a node whose supervisor was lost. Its units wait for other nodes. If the node
         itself lives, it gets a new supervisor at the next check.
 
-        Raises MdsmixError after more than MOST_LOSSES losses over one unit, or of supervisors that
-        had not answered.
+        Raises MdsmixError if more than MOST_LOSSES supervisors were lost while they had the same
+        unit, or before they had answered.
+
+        Args:
+            node: the node.
+            reason: continues a sentence about the node: `was lost`.
         """
         self._drop(node)
+        # Put its units back. The last unit of `_waiting` is the next one to be done.
         units = sorted(node.units, reverse=True)
         self._waiting += units
         # A supervisor that never answered is counted as a loss without a unit.
@@ -268,9 +290,9 @@ class RayEngine:
         if too_often:
             unit_name = f" over the work unit {self._tasks[too_often[0]].name}" if units else ""
             raise MdsmixError(
-                f"{MOST_LOSSES + 1} nodes were lost one after the other{unit_name}, the last one "
-                f"{node.name}, which {reason}; finished units are kept: give the nodes more "
-                "memory, or fix the cause, and run the same command again."
+                f"{MOST_LOSSES + 1} nodes were lost one after the other{unit_name}. The last one, "
+                f"the node {node.name}, {reason}. Finished units are kept: give the nodes more "
+                "memory, or fix the cause, then run the same command again."
             )
         if units:
             self._say(

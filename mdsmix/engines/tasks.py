@@ -1,9 +1,10 @@
-"""The protocols of tasks, reporters and engines; and how every engine retries a unit whose worker
-has died or hung.
+"""The protocols of tasks, reporters and engines. Also decides how an engine retries a work unit
+(the part of a source that one task converts) whose worker has died or hung.
 
 A worker may die on its records, for lack of memory or by a crash in a library. The unit is then
-tried with a sixteenth of the records at a time, then with one at a time. If the cause was only too
-much memory, that succeeds. A record that kills every worker is found and named after four deaths.
+tried with a sixteenth of the records at a time, and after the next death with one record at a time.
+If the cause was only a lack of memory, this succeeds. A record that kills every worker is found and
+named after four deaths.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mdsmix.errors import MdsmixError
 from mdsmix.messages import Say
 
 MOST_DEATHS = 10
-"A unit is tried again after up to 10 deaths on its records; the eleventh ends the run."
+"A unit is tried again after up to 10 deaths on its records; the eleventh death ends the run."
 DEATHS_ELSEWHERE = 3
 """A unit is tried again after up to 3 deaths without active records: while it was reading, laying
 out shards or storing.
@@ -27,10 +28,13 @@ HANGS_ELSEWHERE = 1
 that did not answer twice would probably not answer a third time.
 """
 SIXTEENTH = 4
-"Halvings of the number of records at a time after the first death (2^4 = 16)."
+"""After the first death of a unit, the number of records at a time is halved so often: a sixteenth,
+since 2^4 = 16.
+"""
 ALONE = 30
-"Halvings after later deaths and after hangs: so many that records are done one at a time."
-NO_ACTIVE_RECORDS = "while no record was in work (reading, laying out shards, storing)"
+"""After later deaths and after hangs, it is halved so often that records are done one at a time.
+"""
+NO_ACTIVE_RECORDS = "while it converted no record (but was reading, laying out shards or storing)"
 CRASHED = "crashed_worker"
 "The reason code of a record that is put into quarantine because workers die on it."
 
@@ -68,18 +72,18 @@ class WorkerEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """How to try a unit next: how few records at a time, and which are skipped. It also notes the
-    deaths of the earlier attempts. The first attempt has the defaults.
+    """How to try a unit next: with how few records at a time, and without which records. It also
+    contains the deaths of the earlier attempts. The first attempt of a unit has the defaults.
     """
 
     deaths: int = 0
     "How many workers have died on the unit; 1 again after a record was put into quarantine."
     halvings: int = 0
-    "How often the number of records at a time is halved."
+    "How often the number of records at a time is halved; 0: whole batches."
     died_at: ActiveRecords | None = None
-    "The records that the last worker died on."
+    "The records that the last worker was converting when it died."
     skipped: frozenset[tuple[str, int]] = frozenset()
-    "(file, ordinal) of records that are put into quarantine without converting them."
+    "(file, ordinal) of each record that is put into quarantine without converting it."
 
 
 def plan_next_attempt(
@@ -87,10 +91,10 @@ def plan_next_attempt(
 ) -> Attempt:
     """Return how to try a unit next, after its worker has died or hung.
 
-    A hang takes minutes to notice, so after a hang records are done one at a time.
+    A hang is noticed only after minutes, so after a hang records are done one at a time.
 
-    Raises MdsmixError if the unit is not tried again: a single record has killed two workers and
-    `set_aside` is false, or too many workers have died.
+    Raises MdsmixError if the unit is not tried again, because too many workers have died, or a
+    single record has killed two workers and `set_aside` is false.
 
     Args:
         attempt: the attempt in which the worker ended.
@@ -100,12 +104,13 @@ def plan_next_attempt(
         unit: the unit's name, for the message.
     """
     deaths = attempt.deaths + 1
+    # Set a record aside if it alone has ended two workers in a row.
     if records and records.records == 1 and records == attempt.died_at:
-        # The same record alone has ended two workers in a row.
         if not set_aside:
             raise _give_up(records, end, unit)
         skipped = attempt.skipped | {(records.file, records.ordinal)}
         return Attempt(skipped=skipped, deaths=1, halvings=ALONE)
+    # Give the unit up if too many workers have ended.
     if records:
         most_deaths = MOST_DEATHS
     elif end.hung:
@@ -114,31 +119,34 @@ def plan_next_attempt(
         most_deaths = DEATHS_ELSEWHERE
     if deaths > most_deaths:
         raise _give_up(records, end, unit)
+    # Otherwise try fewer records at a time.
     is_first_death = not end.hung and not attempt.halvings
     halvings = SIXTEENTH if is_first_death else ALONE
     return replace(attempt, deaths=deaths, halvings=halvings, died_at=records)
 
 
 def _give_up(records: ActiveRecords | None, end: WorkerEnd, unit: str) -> MdsmixError:
-    """Return the error of a unit that is not tried again."""
+    """Return the error of a unit that is not tried again (the arguments of `plan_next_attempt`)."""
     verb = "hang" if end.hung else "die"
     return MdsmixError(
         f"worker processes {verb} ({end.how}) on the work unit {unit}, "
-        f"{records or NO_ACTIVE_RECORDS}; finished units are kept: check that its files and the "
-        "store answer, give the run more memory or fewer --workers, or fix the record. "
-        "--quarantine-crashes sets a single record aside."
+        f"{records or NO_ACTIVE_RECORDS}. Finished units are kept. Check that the unit's files and "
+        "the store answer, give the run more --memory or fewer --workers, or fix the record. If a "
+        "single record is the cause, --quarantine-crashes puts it into quarantine and continues."
     )
 
 
 def split_positions(count: int, halvings: int, without: set[int]) -> Iterator[range]:
-    """Yield ranges that cover the positions of `count` records, except those in `without`.
+    """Yield ranges that together contain the positions of `count` records, except those in
+    `without`. For 8 records, 1 halving and without position 2 they are 0-1, 3 and 4-7.
 
     Args:
-        halvings: no range is longer than `count` / 2^`halvings`, or 1.
+        count: the number of records.
+        halvings: the longest range has `count` / 2^`halvings` positions, at least 1.
         without: positions that are in no range.
     """
     longest = max(1, count >> halvings)
-    # A position of `without` is a range of its own, which is not yielded.
+    # Ranges begin and end at edges. Each position of `without` is a range that is not yielded.
     edges = {count, *range(0, count, longest)}
     edges |= without
     edges |= {position + 1 for position in without}
@@ -151,16 +159,16 @@ R = TypeVar("R")
 Result = TypeVar("Result", covariant=True)
 
 TaskResults = Generator[tuple[int, R], None, None]
-"""Yields (position, result) of each task when it ends, in any order. Closing the generator stops
-the remaining tasks.
+"""A generator of (position, result) of each task when it ends, in any order. Closing the generator
+stops the remaining tasks.
 """
 OnProgress = Callable[[int, int], None]
-"Takes the source bytes read, and the tokens made, since the last call."
+"A function that takes the source bytes that were read, and the tokens, since its last call."
 
 
 class Reporter(Protocol):
-    """A task's connection to its engine: it takes progress, and knows how much memory the task may
-    use.
+    """A task's connection to its engine: the task reports its progress to it, and asks it how much
+    memory there is.
     """
 
     @property
@@ -168,11 +176,11 @@ class Reporter(Protocol):
         """Bytes that the run may use on the machine of this task."""
 
     def on_progress(self, size: int, tokens: int) -> None:
-        """Report that `size` more bytes of source were read, and made into `tokens` tokens."""
+        """Report that `size` more bytes of source were read, and encoded as `tokens` tokens."""
 
     def on_records(self, records: ActiveRecords | None) -> None:
-        """Report the records that the worker converts from now on; None if there are none. If it
-        dies, these records are blamed.
+        """Report the records that the worker converts from now on; None if there are none. If the
+        worker dies, these records are blamed.
         """
 
     def wait_for_room(self) -> None:
@@ -187,20 +195,24 @@ class Reporter(Protocol):
 
 
 class Task(Protocol[Result]):
-    """One piece of work as data: a frozen dataclass that can be pickled. It can be done on any
+    """A work unit as data: a frozen dataclass that can be pickled. A task can be done on any
     machine, and repeated any number of times.
     """
 
     @property
     def name(self) -> str:
-        """The name for people, as messages write it after "the work unit": `a.jsonl`."""
+        """The name for people, as messages write it after "the work unit": `of a.jsonl`."""
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Result]:
         """Do the work, except for storing its output. Return a function that stores the output and
         returns a result that can be pickled.
 
-        A worker calls that function in a thread, while it does the next task. An exception of
-        either ends the run.
+        A worker calls the returned function in a thread, while it does the next task. An exception
+        of `do` or of the returned function ends the run.
+
+        Args:
+            attempt: how to do the work after workers have died on it.
+            reporter: the connection to the engine.
         """
 
 
@@ -211,14 +223,21 @@ class Engine(Protocol):
 
     @property
     def peak(self) -> int:
-        """The most bytes that the run and its workers have used so far; 0 if unknown."""
+        """The most bytes of memory that the run and its workers have used so far; 0 if unknown."""
 
     def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> TaskResults[R]:
-        """Yield (position in `tasks`, result) as tasks end, in any order, each position once.
+        """Do the tasks, and yield (position in `tasks`, result) of each when it ends, in any order.
 
-        Raises the first exception of a task. That stops the remaining tasks, as closing the
-        generator does. Once the generator has ended, no worker of this machine is active.
+        The first exception of a task stops the remaining tasks; so does closing the generator. Once
+        the generator has ended, all workers of this machine are idle or have ended.
+
+        Raises the first exception of a task.
+
+        Args:
+            tasks: the tasks of the run.
+            on_progress: called with the source bytes and tokens since the last call.
+            say: called with each sentence for the user.
         """
 
     def close(self) -> None:
-        """End all workers. The code that made the engine calls this at its end."""
+        """End all workers. The code that opened the engine calls this after its last run."""

@@ -1,20 +1,22 @@
-"""Both sides of a local worker process. The worker takes tasks from a pipe, does them, and reports
-through the same pipe.
+"""Contains both sides of a local worker process: the loop of the worker, and what the engine knows
+of it. The worker takes tasks from a pipe, does them, and reports through the same pipe.
 
 A thread stores the output of a task, so that the worker does the next task while it waits for a
 disk or a store. Otherwise it would wait for a tenth of a conversion, on a disk that writes 600
 MB/s.
 
 Messages to the worker:
-- (task, attempt): do this task.
-- True: wait before the next records. False: continue.
+- (task, attempt): do this task
+- True: wait before the next records
+- False: continue
+
 SIGTERM ends the worker.
 
 Messages from the worker:
 - ("progress", bytes, tokens)
 - ("records", active records): the records that it converts from now on
 - ("say", sentence): for the user
-- ("storing",): it has begun to store the task's output, and can do another task
+- ("storing",): the task's output is being stored, and the worker can do another task
 - ("done", result): the task that was being stored has ended
 - ("failed", exception)
 """
@@ -85,12 +87,13 @@ class WorkerChannel:
         self.send("records", records)
 
     def wait_for_room(self) -> None:
+        """Receive the messages that have arrived, and wait as long as the worker is paused."""
         while self._is_paused or self._pipe.poll():
             self._receive()
 
     def is_tight(self) -> bool:
-        """Return whether this worker has more than its share. Freed memory is returned to the
-        system first, so only memory in use counts.
+        """Return whether this worker uses more memory than its share. Freed memory is returned to
+        the system first, so only memory in use counts.
         """
         if measure_rss(os.getpid()) <= self._share:
             return False
@@ -105,7 +108,9 @@ class WorkerChannel:
                 return message
 
     def _receive(self) -> Any:
-        """Wait for a message and return it. A bool (wait or continue) takes effect at once."""
+        """Wait for a message and return it. If it is a bool (True: wait, False: continue), it also
+        takes effect. The process ends if its parent has ended.
+        """
         while not self._pipe.poll(1):
             self._end_with_parent()
         message = self._pipe.recv()
@@ -121,8 +126,8 @@ class WorkerChannel:
             self._pipe.send(message)
 
     def _end_with_parent(self) -> None:
-        """End this process if its parent id has changed, as it does when the parent is killed. The
-        pipe would not show that, because workers that were forked later keep the parent's end open.
+        """End this process if its parent was killed: then the system gives it another parent. The
+        pipe would not show this, because workers that were forked later keep the parent's end open.
         """
         if os.getppid() != self._parent:
             os._exit(1)
@@ -130,11 +135,16 @@ class WorkerChannel:
 
 def run_worker(pipe: Connection, workers: int, parent: int, memory: int, share: int) -> None:
     """Do tasks until the process is stopped, or its parent has ended. This is the main function of
-    a worker process. The other arguments are those of WorkerChannel.
+    a worker process.
 
     Args:
+        pipe: the connection to the engine.
         workers: the number of workers that share the processors.
+        parent: the process id of the engine.
+        memory: bytes for the whole run.
+        share: bytes for this worker.
     """
+    # SIGINT reaches the engine too, which stops its workers by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _raise_stopped)
     threads = max(1, math.ceil(count_cpus() / workers))
@@ -145,7 +155,8 @@ def run_worker(pipe: Connection, workers: int, parent: int, memory: int, share: 
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         _do_tasks(WorkerChannel(pipe, parent, memory, share), storing_thread)
     except _Stopped:
-        # Leave no half-written file, unless storing takes more than GRACE_SECONDS.
+        # Finish storing, so that no half-written file remains. The engine kills this process if it
+        # takes more than GRACE_SECONDS.
         storing_thread.shutdown()
         os._exit(128 + signal.SIGTERM)
     # Skip exit handlers: they would close thread pools and files that belong to the parent.
@@ -153,16 +164,20 @@ def run_worker(pipe: Connection, workers: int, parent: int, memory: int, share: 
 
 
 def _do_tasks(channel: WorkerChannel, storing_thread: ThreadPoolExecutor) -> None:
-    """Do tasks. The one background thread stores a task's output while the next task runs; at most
-    one store is in progress.
+    """Do tasks, one after the other. A background thread stores the output of a task while the next
+    task is done. Storing ends before the next output is stored.
+
+    Args:
+        channel: the connection to the engine.
+        storing_thread: a pool with one thread.
     """
     finish = partial(_finish, channel, measure_rss(os.getpid()) + LIFE_BYTES)
     storing = Future[None]()
     storing.set_result(None)
     keep_freed_blocks()
-    # The garbage collector finds nothing in the parent's imports, nor in a batch's records.
-    # Searching the imports took 15 % of the time for chats, the records 12 % for texts of 100
-    # bytes.
+    # Let the garbage collector search less: it finds no garbage in the parent's imports and in the
+    # records of a batch. Searching the imports took 15 % of the time for chats, and searching the
+    # records 12 % for texts of 100 bytes.
     gc.freeze()
     gc.set_threshold(1_000_000)
     say = partial(channel.send, "say")
@@ -184,9 +199,10 @@ def _finish(channel: WorkerChannel, limit: int, store: Callable[[], Any]) -> Non
     """Store the output of the last task, and send its result.
 
     Args:
-        limit: if the process is larger than so many bytes, it returns freed memory to the system,
-            so that `needs_restart` sees only memory in use. A smaller process keeps freed memory,
-            since the next task would have to allocate it again.
+        channel: the connection to the engine.
+        limit: a process with more resident bytes than this returns freed memory to the system, so
+            that the engine sees only memory in use when it decides about a restart. A smaller
+            process keeps freed memory for the next task, which saves time.
         store: stores the output and returns the result.
     """
     try:
@@ -203,6 +219,7 @@ class _Stopped(BaseException):
 
 
 def _raise_stopped(*_: Any) -> None:
+    """Raise _Stopped at the first SIGTERM, and ignore further ones."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise _Stopped
 
@@ -223,9 +240,10 @@ GRACE_SECONDS = 5
 
 
 class QueuedTask(NamedTuple):
-    """A task of a run that has not ended: it waits, or a worker does it or stores its output."""
+    """A task that has not ended: it waits, a worker does it, or a worker stores its output."""
 
     number: int
+    "Identifies the task in the results of its run."
     attempt: Attempt
     task: Task[Any]
 
@@ -237,17 +255,17 @@ class Worker:
     process: Any
     pipe: Connection
     limit: int
-    "If the process has more resident bytes when a task is stored, it needs a restart."
+    "A process with more resident bytes than this after a task needs a restart."
     current: QueuedTask | None = None
-    "The task that it does."
+    "The task that the worker does."
     storing: QueuedTask | None = None
-    "The task whose output it stores."
+    "The task whose output the worker stores."
     records: ActiveRecords | None = None
-    "The records that it is converting."
+    "The records that the worker is converting."
     is_paused: bool = False
-    "The worker has the message to wait before its next records."
+    "Whether the worker got the message to wait before its next records."
     needs_restart: bool = False
-    "The process has grown so much that a new one should replace it."
+    "Whether the process has grown so much that a new one should replace it."
     hang_detector: HangDetector = field(default_factory=HangDetector)
 
     @property
@@ -256,7 +274,9 @@ class Worker:
 
     @property
     def tasks(self) -> list[QueuedTask]:
-        """The tasks that are not done: the current one, then the one that is stored."""
+        """The worker's tasks that have not ended: the one that it does, then the one that it
+        stores.
+        """
         return [queued for queued in (self.current, self.storing) if queued]
 
     def assign(self, queued: QueuedTask) -> None:
@@ -284,20 +304,22 @@ class Worker:
             return ("died",)
 
     def pause(self, is_paused: bool) -> None:
-        """Make the worker wait before its next records, or continue."""
+        """Send the worker the message to wait before its next records (True) or to continue
+        (False), unless it has got this message already.
+        """
         if is_paused != self.is_paused:
             self.is_paused = is_paused
             with suppress(ConnectionError):
                 self.pipe.send(is_paused)
 
     def find_hang(self) -> str | None:
-        """Return why the worker counts as hung, for a message; None if it does not."""
+        """Return why the worker counts as hung, as a phrase for a message; None if it does not."""
         size = self.records.size if self.records else None
         return self.hang_detector.check(partial(read_cpu_ticks, self.pid), size, self.is_paused)
 
     def join(self, seconds: float = GRACE_SECONDS) -> str:
-        """Wait for the process to end, and kill it after `seconds`. Return how it ended: `exit code
-        1`, `signal SIGKILL ...`.
+        """Wait for the process to end, and kill it after `seconds`. Return how it ended, for
+        people: `exit code 1`, or `signal SIGKILL, most likely for lack of memory`.
         """
         self.process.join(seconds)
         self.process.kill()
@@ -307,13 +329,14 @@ class Worker:
         self.process.close()
         if code >= 0:
             return f"exit code {code}"
+        # A negative exit code is the number of the signal that ended the process.
         cause = ", most likely for lack of memory" if code == -signal.SIGKILL else ""
         return f"signal {signal.Signals(-code).name}{cause}"
 
 
 def stop_workers(workers: Sequence[Worker]) -> None:
-    """Stop these workers, and return when all have ended. They share GRACE_SECONDS; then they are
-    killed.
+    """Stop these workers, and return when all have ended. Workers that have not ended after
+    GRACE_SECONDS are killed.
     """
     for worker in workers:
         worker.process.terminate()
@@ -323,14 +346,19 @@ def stop_workers(workers: Sequence[Worker]) -> None:
 
 
 def choose_start_method() -> str:
-    """Return how workers are started: `fork` on Linux without Ray, otherwise `spawn`. In a forked
-    process, libraries of macOS may crash, and Ray's threads would be missing.
+    """Return how workers are started: `fork` on Linux without Ray, otherwise `spawn`. A fork is
+    faster, but in a forked process libraries of macOS may crash, and Ray's threads are missing.
     """
     return "fork" if sys.platform.startswith("linux") and "ray" not in sys.modules else "spawn"
 
 
 def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
-    """Start a worker process of a pool of `pool_size`."""
+    """Start a worker process.
+
+    Args:
+        pool_size: the most workers of the run.
+        budget: the memory that the run may use.
+    """
     context: Any = multiprocessing.get_context(choose_start_method())
     engine_end, worker_end = context.Pipe()
     share = budget.share(budget.allowed_workers(pool_size))
@@ -346,4 +374,6 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     worker_end.close()
-    return Worker(process, engine_end, min(share, measure_rss(os.getpid()) + LIFE_BYTES))
+    # A forked worker begins with the size of this process, and may grow by LIFE_BYTES.
+    limit = min(share, measure_rss(os.getpid()) + LIFE_BYTES)
+    return Worker(process, engine_end, limit)

@@ -1,5 +1,7 @@
-"""How large a part of its source a stream needs for its share of a budget. A survey estimates the
-tokens of the source. The sample of records has a margin above that estimate.
+"""Chooses how many of its source's records a stream needs for its share of a token budget.
+
+A survey (survey.py) estimates the tokens of the source. More records are sampled than the estimate
+requires, by a margin, since the estimate may be wrong.
 """
 
 from __future__ import annotations
@@ -17,16 +19,17 @@ from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import SourceFile
 
 STEPS = (10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82, 100)
+"The digits of a rounded share, such as 0.015 or 0.15. Each step is about a fifth above the last."
 MARGIN = 0.1
-"""The smallest margin above an estimate, as a fraction of it. There is always a margin, since an
-estimate comes from the beginnings of a few splits only.
+"""The smallest margin above an estimate, as a fraction of the estimate. There is always a margin,
+since an estimate comes from a few places of the source only.
 """
 DEVIATIONS = 2
-"""How many standard deviations are added to the margin: those of the estimate, and those of the
-tokens that a random sample happens to contain.
+"""The margin also contains so many standard deviations: of the estimate, and of the tokens that
+random samples of the same number of records contain.
 """
 SPARE = 1.02
-"If a share was too small, the next one is 2 % larger than would just have been enough."
+"If a share was too small, the user gets a share 2 % above the one that would just be enough."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +38,18 @@ class SourceEstimate:
 
     rates: Rates
     tokens: float
-    "Tokens, without those that the loader would cut off."
+    "Tokens, without the tokens that the loader would cut off."
     records: float
     "Records that would be written."
 
     @classmethod
     def of(cls, rates: Rates, files: Sequence[SourceFile]) -> SourceEstimate:
-        """Return the estimate for a source of these files."""
+        """Return the estimate for a source.
+
+        Args:
+            rates: tokens per byte and per record of the source.
+            files: all files of the source.
+        """
         tokens = rates.tokens_per_byte * sources.estimate_size(files)
         return cls(rates=rates, tokens=tokens, records=tokens / rates.mean)
 
@@ -52,37 +60,41 @@ class SamplingShare(NamedTuple):
     share: Fraction
     "Above 0, at most 1."
     margin: float
-    "The margin in the share: 0.1 is a tenth more than needed by the estimate."
+    "How much more is sampled than the estimate requires: 0.1 is a tenth more."
 
     @property
     def setting(self) -> str | None:
-        """The share as a value of `Encoding.sample`, such as `3/200`; None for all records."""
+        """The share as `Encoding.sample` stores it, such as `3/200`; None if it is all records."""
         return None if self.share == 1 else str(self.share)
 
 
 def choose_sampling_share(
     source: SourceEstimate, tokens: Fraction, trained_part: float = 1.0
 ) -> SamplingShare:
-    """Choose the share of records to sample so that the sample has at least `tokens` tokens.
+    """Choose the share of records to sample so that the sample has at least `tokens` tokens, even
+    if the estimate of the source is somewhat too high.
 
     Args:
         source: the estimate of the whole source.
         tokens: the tokens that are needed.
         trained_part: the fraction of the source that is not held out for evaluation.
     """
-    needed_part = float(tokens) / (source.tokens * trained_part)
-    records = max(1.0, source.records * trained_part * needed_part)
-    # The relative standard deviation of the tokens of a random sample of `records` records.
-    deviation = math.sqrt((1 + source.rates.spread**2) / records)
+    needed_share = float(tokens) / (source.tokens * trained_part)
+    needed_records = max(1.0, source.records * trained_part * needed_share)
+    # How much the tokens of a random sample vary, relative to their mean: both the number of
+    # sampled records and their lengths are random.
+    deviation = math.sqrt((1 + source.rates.spread**2) / needed_records)
     margin = MARGIN + DEVIATIONS * (source.rates.error + deviation)
-    return SamplingShare(min(Fraction(1), round_up_share(needed_part * (1 + margin))), margin)
+    share = round_up_share(needed_share * (1 + margin))
+    return SamplingShare(min(Fraction(1), share), margin)
 
 
 def round_up_share(share: float) -> Fraction:
     """Return a share above 0, rounded up to one of STEPS times a power of ten: 0.0123 to 0.015."""
-    # STEPS begin at 10, not at 1, so the exponent is one less.
-    decade = math.floor(math.log10(share)) - 1
-    steps = [step * Fraction(10) ** exponent for exponent in (decade - 1, decade) for step in STEPS]
+    # 0.0123 is 12.3 * 10^-3: STEPS are from 10 to 100, so the exponent is one less than usual.
+    exponent = math.floor(math.log10(share)) - 1
+    steps = [step * Fraction(10) ** exponent for step in STEPS]
+    # The first step that is not below the share.
     return next(step for step in steps if step >= Fraction(share))
 
 
@@ -93,17 +105,19 @@ class BudgetShare:
     tokens: int
     "The stream's share of the budget."
     budget: str
-    "The budget, for messages."
+    "The whole budget, as messages write it: `4,000 tokens`."
     source: SourceEstimate
     "The estimate for all of its source, including records that are held out for evaluation."
     margin: float
-    "By how much the sample should exceed `tokens`: 0.1 is a tenth."
+    "How many more tokens than `tokens` are sampled by the estimate: 0.1 is a tenth more."
     share: Fraction
-    "The share of the records that is sampled; 1: all of them."
+    "The share of the records that is sampled; 1 is all records."
 
     @property
     def explanation(self) -> str:
-        """A sentence for the user on the share and the estimate from which it was chosen."""
+        """A sentence for the user: the stream's share of the budget, the estimate of its source,
+        and the share of the records that was chosen by it.
+        """
         if self.share < 1:
             records = (
                 f"{format_percent(self.share)} of the records are taken, with a margin of "
@@ -112,18 +126,26 @@ class BudgetShare:
         else:
             records = "all records are taken"
         return (
-            f"its share of {self.budget} is {self.tokens:,}; estimated from "
-            f"{plural(self.source.rates.splits, 'place')} of its source, all of it has about "
-            f"{self.source.tokens:,.0f}, so {records}"
+            f"its share of {self.budget} is {self.tokens:,} tokens; its source has about "
+            f"{self.source.tokens:,.0f} tokens (estimated from "
+            f"{plural(self.source.rates.splits, 'place')} of it), so {records}"
         )
 
     def missing(self, manifest: Manifest) -> int:
-        """Return how many tokens the converted stream has too few for its share of the budget."""
+        """Return how many tokens the converted stream lacks to fill its share of the budget; 0 if
+        it has enough.
+
+        Args:
+            manifest: the manifest of the converted stream.
+        """
         return max(0, self.tokens - manifest.totals.seen_tokens)
 
     def next_share(self, manifest: Manifest) -> Fraction:
-        """Return the share of records that would have been enough for the budget, plus 2 %, by the
-        tokens that the converted stream has.
+        """Return the share of records that would have been enough for the budget, plus 2 %. It is
+        computed from the tokens that the converted stream really has.
+
+        Args:
+            manifest: the manifest of the converted stream.
         """
         converted_tokens = max(1, manifest.totals.seen_tokens)
         needed = float(self.share) * SPARE * self.tokens / converted_tokens

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from itertools import chain
+from typing import Any
+
+from numpy.typing import NDArray
 
 from mdsmix import sources
 from mdsmix.encode.backends import open_backend
@@ -43,25 +45,34 @@ from mdsmix.storage import Location, locate
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 
 LEAST_WINDOW = 1 << 16
-"""The smallest size of a split in bytes: 64 KiB. A survey reads 32 splits, so all of a source of
-2 MiB.
+"""The fewest bytes of a split (a part of a source file): 64 KiB. A survey reads from up to 32
+splits, so it reads a source of up to 2 MiB whole.
 """
 BYTES = 1 << 22
 "Bytes of records that a survey decodes: 4 MiB over all splits."
 BYTES_WITH_IMAGES = 1 << 18
-"The same if records have images, which must be read too: 256 KiB, some 1,000 records."
+"""The same for records with images: 256 KiB, about 1,000 records. It is less, since the images must
+be read too.
+"""
 SCALED = (
-    *("tokens", "loss_tokens", "cut_rows", "cut_tokens", "truncated_rows", "truncated_tokens"),
-    *("given_eos", "images", "image_tokens"),
+    "tokens",
+    "loss_tokens",
+    "cut_rows",
+    "cut_tokens",
+    "truncated_rows",
+    "truncated_tokens",
+    "given_eos",
+    "images",
+    "image_tokens",
 )
-"Fields of Totals that grow with the size of the stream."
+"Fields of Totals that grow in proportion to the size of the stream."
 OFFSET_BYTES = 4
 "Bytes that each sample takes in a shard's table of offsets."
 
 
 def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, str]:
-    """Forecast how a stream will be published. Return the forecast, and a sentence on how much of
-    the source was read for it.
+    """Forecast the index and manifest with which a stream will be published. Return the forecast,
+    and a sentence for the user on how much of the source was read for the forecast.
 
     Raises RecipeError if no record becomes a sample, a user's function reads the records, or the
     recipe is wrong.
@@ -70,9 +81,10 @@ def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, 
     assert source is not None
     if is_function(source.shape):
         raise RecipeError(
-            f"{spec.name} is not converted, and the function {source.shape} reads its records, "
-            f"which only a conversion runs: `mdsmix convert --only {spec.name} --limit 1000` "
-            "counts the tokens of some."
+            f"stream {spec.name} is not converted yet, and its tokens cannot be estimated, because "
+            f"only a conversion runs the function {source.shape}, which makes its records. To "
+            "count the tokens of the first 1,000 records, run "
+            f"`mdsmix convert --only {spec.name} --limit 1000`."
         )
     # Survey the source.
     tokenizer = open_tokenizer(recipe.tokenizer)
@@ -80,14 +92,17 @@ def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, 
     files = sources.find_files(source.path, recipe.folder, sources.ReadAs.of(source))
     size = sources.estimate_size(files)
     if not size:
-        raise RecipeError(f"the source of {spec.name} is empty, so there is nothing to plan with.")
+        raise RecipeError(
+            f"the source of stream {spec.name} is empty, so its tokens cannot be estimated: check "
+            "the path of its source in the recipe."
+        )
     samples = _survey(recipe, spec, stream, tokenizer, files)
-    note = f"{spec.name} is not converted yet: {_describe_survey(samples, size)}"
+    note = f"{spec.name} is not converted yet; {_describe_survey(samples, size)}"
     rates = estimate_rates(samples)
     if rates is None:
         raise RecipeError(
-            f"{note}, so there is nothing to plan with: `mdsmix convert --only {spec.name} --limit "
-            "100` shows them."
+            f"{note}. These records give no token, so the tokens of the stream cannot be "
+            f"estimated. To see why, run `mdsmix convert --only {spec.name} --limit 100`."
         )
     # For `sample: budget`, choose the share of records that the budget needs.
     if spec.sample == BY_BUDGET:
@@ -108,12 +123,13 @@ def _survey(
     tokenizer: Tokenizer,
     files: Sequence[SourceFile],
 ) -> list[SplitSample]:
-    """Read and encode the beginnings of splits of the source.
+    """Read and encode the beginnings of splits (parts of the source's files).
 
-    All records of a split are read, even if the stream takes only a sample of them, since a small
-    sample of a few records may be empty. If the sample's size comes from a budget, the same splits
-    are read as by the conversion, so that both choose the same share.
+    All records at the beginning of a split are read, even if the stream takes only a sample of
+    them, since a small sample of a few records may be empty. If the sample's size comes from a
+    budget, the same splits are read as by the conversion, so that both choose the same share.
     """
+    # Read records that are not in the stream's sample too.
     stream = stream.with_settings(sample=None)
     root = spec.images.root if spec.images else None
     is_by_budget = spec.sample == BY_BUDGET
@@ -135,7 +151,8 @@ def _survey(
 
 
 def _describe_survey(samples: Sequence[SplitSample], size: int) -> str:
-    """Return a sentence on how many records were read, and how many of them become no sample.
+    """Return a phrase on the records that were read: `90 records at 3 places of its source were
+    read; 2 of these records become no sample (2 not_json)`.
 
     Args:
         samples: the splits that were read.
@@ -145,13 +162,16 @@ def _describe_survey(samples: Sequence[SplitSample], size: int) -> str:
     records = sum(len(sample.by_record) for sample in samples) + left_out.total()
     # Weights are floating-point numbers, so their sum may be a little less than the size.
     is_whole = sum(sample.weight for sample in samples) >= size * (1 - 1e-9)
-    sentence = f"{plural(records, 'record')} at {plural(len(samples), 'place')} looked at"
+    were = "was" if records == 1 else "were"
+    phrase = (
+        f"{plural(records, 'record')} at {plural(len(samples), 'place')} of its source {were} read"
+    )
     if is_whole:
-        sentence += ", which are all"
+        phrase += ", which is all of the source"
     if left_out:
         reasons = join_counts(left_out)
-        sentence += f"; {left_out.total():,} of these records become no sample ({reasons})"
-    return sentence
+        phrase += f"; {left_out.total():,} of these records become no sample ({reasons})"
+    return phrase
 
 
 def _scale_up(
@@ -162,25 +182,29 @@ def _scale_up(
     scale: float,
     size: int,
 ) -> PublishedStream:
-    """Scale the splits that were read to the whole source, and return the stream, in equal shards.
+    """Multiply the counts of the splits that were read, and return the forecast of the whole
+    stream. All its shards have the same size.
 
     Args:
         folder: where the stream will be published.
         stream: its settings.
         tokenizer: its tokenizer.
         samples: the splits that were read.
-        scale: the size of the stream divided by that of the splits.
+        scale: the size of the stream divided by the size of the splits.
         size: bytes of the whole source.
     """
     kind = stream.kind
     layout = ShardLayout(stream.encoding.columns, stream.encoding.compression)
-    # Lay out the surveyed rows as a work unit does.
+    # Lay out the surveyed rows as a conversion does, and join their bytes.
     assembler = kind.open_rows(layout, tokenizer.dtype)
-    full_shards = [rows for sample in samples for rows in assembler.add(sample.encoded)]
+    arrays = list[NDArray[Any]]()
+    for sample in samples:
+        for rows in assembler.add(sample.encoded):
+            arrays += rows.arrays
     assembled = assembler.finish()
-    arrays = [*chain.from_iterable(rows.arrays for rows in (*full_shards, assembled.rows))]
-    body = b"".join(array.tobytes() for array in (*arrays, assembled.leftover))
-    # Scale them.
+    arrays += [*assembled.rows.arrays, assembled.leftover]
+    body = b"".join(array.tobytes() for array in arrays)
+    # Scale them to the whole stream.
     index = _scale_index(kind, layout, assembled, body, scale, size)
     totals = _scale_totals(kind, assembled.totals, index, scale)
     manifest = Manifest(
@@ -207,35 +231,46 @@ def _scale_index(
     scale: float,
     size: int,
 ) -> Index:
-    """Return the index of the whole stream: equal shards, as many as its bytes, samples and work
-    units require.
+    """Return the index of the whole stream. Its shards are equal, and as many as the stream's
+    bytes, samples and work units (parts of the source, converted one by one) require.
 
     Args:
         kind: the stream's kind.
         layout: its columns.
         assembled: the rows of the splits that were read.
         body: the bytes of these rows as they are stored.
-        scale: the size of the stream divided by that of the splits.
+        scale: the size of the stream divided by the size of the splits.
         size: bytes of the whole source.
     """
-    # Leftover tokens that do not fill a row count as a fraction of one: a conversion joins them to
-    # the next work unit's.
-    part_rows = len(assembled.leftover) / kind.encoding.max_seq_len
-    samples = max(1, round(scale * (assembled.totals.samples + part_rows)))
+    # Leftover tokens that do not fill a row count as a fraction of a row, since a conversion joins
+    # them to the leftover tokens of other work units.
+    leftover_rows = len(assembled.leftover) / kind.encoding.max_seq_len
+    samples = max(1, round(scale * (assembled.totals.samples + leftover_rows)))
     raw_bytes = scale * len(body) + OFFSET_BYTES * samples
-    # By the source (at least a shard per work unit), by bytes and by samples: the most decides.
-    least_shards = (size / kind.window_bytes, raw_bytes / SHARD_BYTES, samples / SHARD_ROWS)
-    shards = min(samples, max(math.ceil(least) for least in least_shards))
+    # Each work unit has at least one shard, and a shard has at most SHARD_BYTES and SHARD_ROWS.
+    units = math.ceil(size / kind.window_bytes)
+    shards_by_bytes = math.ceil(raw_bytes / SHARD_BYTES)
+    shards_by_rows = math.ceil(samples / SHARD_ROWS)
+    shards = min(samples, max(units, shards_by_bytes, shards_by_rows))
+    # Make one shard, and repeat it.
     stored = StoredFile(basename="not-yet.mds", bytes=round(raw_bytes / shards))
     packed = None
     if layout.compression:
         ratio = len(compress_zstd(body, layout.compression)) / max(1, len(body))
         packed = StoredFile(basename="not-yet.mds.zstd", bytes=round(ratio * stored.bytes))
-    return make_index([make_shard(layout, samples // shards, stored, packed)] * shards)
+    shard = make_shard(layout, samples // shards, stored, packed)
+    return make_index([shard] * shards)
 
 
 def _scale_totals(kind: Kind, totals: Totals, index: Index, scale: float) -> Totals:
-    """Return the totals of the whole stream: each count of the splits multiplied by `scale`."""
+    """Return the totals of the whole stream.
+
+    Args:
+        kind: the stream's kind.
+        totals: the counts of the splits that were read. They are multiplied by `scale`.
+        index: the forecast index of the whole stream, for the number of its samples.
+        scale: the size of the stream divided by the size of the splits.
+    """
     counts = {key: round(scale * getattr(totals, key)) for key in SCALED}
     counts["samples"] = index.samples
     if kind.gets_eos:

@@ -1,10 +1,10 @@
-"""Surveys of an unconverted source: the beginnings of a few of its splits are encoded as a
-conversion would encode them.
+"""Surveys an unconverted source: splits it into parts, and encodes the beginnings of a few of these
+splits as a conversion would encode them.
 
-A plan uses a survey to estimate how many tokens a stream will have. A conversion uses it to
+A plan uses a survey to estimate how many tokens a stream will have. A conversion uses a survey to
 estimate which part of a source is enough for a stream's share of a budget. Documents differ in
-length by orders of magnitude, but hardly in tokens per byte, so counts are taken per byte. Nothing
-is written.
+length by orders of magnitude, but hardly in tokens per byte, so tokens are counted per byte.
+Nothing is written.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class SplitSample:
 
     encoded: Encoded
     weight: float
-    "The bytes of the records that were read, counted as by `estimate_size`."
+    "Uncompressed bytes of the source that were read, counted as `estimate_size` counts them."
     left_out: Counter[str]
     "Reason code -> records that became no sample."
     tokens: int
-    """Tokens that a model sees: each image counts with the processor's tokens for it. Tokens that
-    the loader cuts off do not count.
+    """Tokens that a model sees. An image counts as many tokens as the processor makes of it; tokens
+    that the loader cuts off do not count.
     """
     by_record: NDArray[Any]
-    """Tokens of each record that becomes samples. Here tokens that the loader cuts off do
-    count.
+    """One number for each record that becomes samples: its tokens, including tokens that the loader
+    cuts off.
     """
 
 
@@ -52,7 +52,7 @@ class Rates:
     """Tokens per byte and per record of a source, estimated from the splits that were read."""
 
     tokens_per_byte: float
-    "Tokens per byte of source, with bytes counted as by `estimate_size`."
+    "Tokens per uncompressed byte of the source, counted as `estimate_size` counts bytes."
     error: float
     """The relative standard error of `tokens_per_byte`, from the differences between splits; 0 if
     one split was read.
@@ -60,7 +60,7 @@ class Rates:
     mean: float
     "Tokens per record, on average."
     spread: float
-    "The standard deviation of the tokens of a record, as a part of their mean."
+    "The standard deviation of the tokens of a record, divided by `mean`."
     splits: int
     "How many splits were read."
 
@@ -72,24 +72,24 @@ class Survey:
     stream: ResolvedStream
     tokenizer: Tokenizer
     open_backend: Callable[[str], Backend]
-    "Opens the backend with a name such as `auto`, for the tokenizer."
+    "Opens a tokenizer backend by its name, such as `auto`."
     backend: str
-    """The name of the backend that is used first. If its ids differ from the reference's,
-    everything is encoded again by the reference.
+    """The name of the backend that is used first. If its token ids differ from those of the
+    reference backend, everything is encoded again by the reference.
     """
     images_root: Location | None
-    "The folder that image paths are relative to; None: the folder of the records' file."
+    "The folder that image paths are relative to; None: the folder of the file with the record."
     reads_images: bool
     "Whether image files are read; otherwise images are only counted."
 
     def choose_units(
         self, files: Sequence[SourceFile], least_window: int = sources.LEAST_WINDOW
     ) -> list[Unit]:
-        """Choose the splits whose beginnings are read.
+        """Choose up to 32 splits (parts of files) whose beginnings are read.
 
         Args:
             files: all files of the source.
-            least_window: the smallest size of a split in bytes.
+            least_window: the fewest bytes of a split.
         """
         return sources.choose_splits(
             files,
@@ -115,7 +115,7 @@ class Survey:
             )
 
         finds_images_by_file = self.reads_images and not has_root
-        # If the backend's ids are wrong, all is encoded again by the reference.
+        # If the backend's token ids are wrong, encode everything again by the reference.
         try:
             return read_splits(units, open_reader(self.backend), finds_images_by_file, size)
         except Unequal:
@@ -148,7 +148,8 @@ def read_splits(
         lengths = encoded.lengths
         if image_tokens:
             lengths = lengths + np.array(image_tokens, np.int64)
-        # A record may give several samples: number the records, and add up the tokens of each.
+        # Add up the tokens of each record, since a record may give several samples. The positions
+        # 4, 4, 7 become the numbers 0, 0, 1; `bincount` adds lengths of equal numbers.
         _, record_numbers = np.unique(encoded.positions, return_inverse=True)
         samples.append(
             SplitSample(
@@ -163,25 +164,30 @@ def read_splits(
 
 
 def estimate_rates(samples: Sequence[SplitSample]) -> Rates | None:
-    """Return the rates over all splits together; None if they contain no token."""
+    """Return the tokens per byte and per record over all splits; None if they contain no token.
+
+    Args:
+        samples: the splits that were read.
+    """
     tokens = np.array([sample.tokens for sample in samples])
     sizes = np.array([sample.weight for sample in samples])  # bytes
     if not tokens.sum():
         return None
-    lengths = np.concatenate([sample.by_record for sample in samples])
+    record_lengths = np.concatenate([sample.by_record for sample in samples])  # tokens
     splits = len(samples)
     tokens_per_byte = float(tokens.sum() / sizes.sum())
     error = 0.0
     if splits > 1:
-        # The relative standard error of a ratio estimate (tokens to bytes), from the residuals of
-        # the splits: how far each differs from the tokens that its bytes let expect.
-        squares = float(np.sum((tokens - sizes * tokens_per_byte) ** 2))
+        # The relative standard error of a ratio estimate (tokens to bytes). It follows from how far
+        # the tokens of each split differ from the tokens that its bytes let expect.
+        expected_tokens = sizes * tokens_per_byte
+        squares = float(np.sum((tokens - expected_tokens) ** 2))
         variance = squares * splits / (splits - 1)
         error = math.sqrt(variance) / float(tokens.sum())
     return Rates(
         tokens_per_byte=tokens_per_byte,
         error=error,
-        mean=float(np.mean(lengths)),
-        spread=float(np.std(lengths) / np.mean(lengths)),
+        mean=float(np.mean(record_lengths)),
+        spread=float(np.std(record_lengths) / np.mean(record_lengths)),
         splits=splits,
     )
