@@ -156,7 +156,7 @@ def test_a_published_stream_is_refused_if_max_bad_is_lower_now(strict: Project) 
 
 def test_a_dry_run_reports_lost_and_unpublished_files_and_backends(strict: Project) -> None:
     strict.run()
-    reason = f"not all of them are, at {strict.train}"
+    reason = f"they would be published at {strict.train}"
     assert f"{reason}-" in describe(strict, "publish=versioned")
     (strict.train / "index.json").rename(strict.folder / "index")
     assert "0 of 1 work units" in describe(strict)
@@ -192,8 +192,9 @@ def test_replacing_another_stream_is_refused(project: Project) -> None:
         project, "stream web: .*/web/train has a stream without an mdsmix manifest"
     )
     columns = (
-        r"for the text loader with the columns tokens, but the recipe asks for input_ids, labels "
-        rf"for the finetuning loader. All 50 records, {project.manifest.totals.tokens} tokens, .* "
+        r"for the text loader with the columns tokens, but the recipe asks for the "
+        r"columns input_ids, labels for the finetuning loader. All 50 records "
+        rf"\({project.manifest.totals.tokens} tokens\) would .* "
         r"pass --reencode"
     )
     finetuning = "train_loader.name=finetuning"

@@ -147,7 +147,7 @@ def test_only_the_current_version_can_be_repaired(project: Project, second: Path
     assert run_ok("repair", stream, *recipe).out == f"{second}: whole, nothing to repair\n"
     (first / "index.json").write_bytes(b"{}")
     answer = mdsmix("repair", first, *recipe)
-    assert_refused(answer, 2, f"only the current version, {second}, can be made again")
+    assert_refused(answer, 2, f"only the current version {second} can be repaired")
 
 
 def test_damage_in_hard_links_is_deleted_in_all_versions_and_repaired_in_one(

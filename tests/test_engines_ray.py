@@ -252,7 +252,9 @@ def test_a_unit_that_is_lost_again_and_again_ends_the_run(ray: FakeRay) -> None:
     assert len(sentences) == MOST_LOSSES
     ray.scripts = {"n": lambda units: RayError("No module named 'mdsmix'")}
     del ray.alive["m"]
-    with pytest.raises(MdsmixError, match=r"the last one host-n, which was lost \(No module named"):
+    with pytest.raises(
+        MdsmixError, match=r"The last one, the node host-n, was lost \(No module named"
+    ):
         run(1)
 
 
@@ -260,7 +262,7 @@ def test_a_run_ends_with_a_message_if_the_node_of_its_driver_has_ended(ray: Fake
     """Its GCS and other nodes are alive, and Ray raises an error only for each actor."""
     ray.scripts["m"] = lose_once(lambda: ray.alive.pop("n") and None)
     sentences = list[str]()
-    with pytest.raises(Unreachable, match="Ray's node on this machine has ended") as error:
+    with pytest.raises(Unreachable, match="the Ray node on this machine has ended") as error:
         run(10, sentences.append)
     assert (error.value.exit_code, sentences) == (4, [])
 

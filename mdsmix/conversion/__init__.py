@@ -1,1 +1,3 @@
-"""Work units -> published streams: what is to be done, who does it, and how it is made public."""
+"""Converts the sources of streams, one work unit (a part of a source) after the other, and
+publishes the streams.
+"""

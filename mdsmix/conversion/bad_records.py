@@ -1,11 +1,10 @@
-"""Bad records: count them, and store each with its place, its bytes and the reason.
+"""Counts bad records, and stores each with its place, its bytes and the reason.
 
-A worker encodes the records of a window (a slice of a work unit's source) in pieces that fit into
-memory. It counts how many records were written, filtered and rejected, and stores the bad ones with
-the unit's record. In formats that count lines, it numbers lines from the start of the unit, because
-it does not know how many lines come before the unit in the file. This is known at publication: then
-the bad records are written to `quarantine/` next to the shards, with the line numbers that a text
-editor shows.
+A worker reads the source of a work unit window by window. It counts how many records of a window
+were written, filtered and rejected, and stores the rejected (bad) records with the window's result.
+In formats that count lines, it numbers lines from the start of the unit, because it does not know
+how many lines come before the unit in the file. This is known at publication: then the bad records
+are written to `quarantine/` next to the shards, with the line numbers that a text editor shows.
 
 The recipe's `max_bad` limits the share of bad records in the whole stream. The error message
 suggests the most likely fix.
@@ -53,9 +52,8 @@ SHORTEST_LINE = 40
 
 
 class PackedRecords:
-    """Lines of a quarantine file, compressed as they are added, since there may be many: if a
-    source file is not JSON at all, every line of it is a bad record. A record's entry is 80 bytes
-    longer than its source line.
+    """Collects the lines of a quarantine file. Lines are compressed as they are added, since there
+    may be many: if a source file is not JSON at all, every line of it is a bad record.
     """
 
     def __init__(self) -> None:
@@ -76,12 +74,14 @@ class PackedRecords:
 
 
 def format_bad_record(bad: BadRecord, has_images: bool) -> bytes:
-    """Return a bad record as JSON.
+    """Return a bad record as a line of JSON: `{"file":"a.jsonl","line":7,"length":12,
+    "reason":"not_json","raw":"..."}`.
 
-    Its key `raw` contains the record's text; if the bytes aren't UTF-8, its key `raw_base64`
-    contains the bytes.
+    The key `raw` has the text of the record. If its bytes are not UTF-8, the key `raw_base64` has
+    the bytes instead.
 
     Args:
+        bad: the record, with its place and the reason.
         has_images: whether the stream has images; then images in base64 are left out of `raw`.
     """
     origin = bad.origin
@@ -99,6 +99,9 @@ def format_bad_record(bad: BadRecord, has_images: bool) -> bytes:
 
 
 def _replace_image(match: re.Match[str]) -> str:
+    """Return what is stored instead of an image: `<4096 characters of base64 left out>`. A list of
+    words that only looks like base64 is returned unchanged.
+    """
     text = match[0]
     is_list_of_words = len(text) < SHORTEST_LINE * text.count("\\n")
     if is_list_of_words:
@@ -107,8 +110,8 @@ def _replace_image(match: re.Match[str]) -> str:
 
 
 class QuarantineFile(NamedTuple):
-    """The quarantine file of a window (a slice of a work unit), and what is needed to turn the
-    unit's line numbers into those of the source file.
+    """A quarantine file, which has the bad records of one window (a slice of a work unit's source).
+    Two fields serve to count lines from the start of the source file, not of the unit.
     """
 
     name: str
@@ -124,11 +127,14 @@ class QuarantineFile(NamedTuple):
 
 
 def publish_quarantine(folder: Location, file: QuarantineFile, frame: bytes) -> None:
-    """Write a window's bad records to the quarantine of the stream in `folder`.
+    """Write the bad records of a window (a slice of a work unit's source) to the quarantine of a
+    stream, with their line numbers counted from the start of the file.
 
-    Raises Unreachable if the bad records are damaged.
+    Raises Unreachable if the stored bad records are damaged.
 
     Args:
+        folder: the folder of the stream.
+        file: the quarantine file to write.
         frame: the bad records as the worker stored them: JSON lines, compressed by Zstandard.
     """
     from zstandard import ZstdDecompressor, ZstdError
@@ -158,16 +164,22 @@ def select_stale_files(files: Iterable[str], names: Collection[str]) -> list[str
 
 
 def delete_stale_files(folder: Location, names: Collection[str], held_lease: Lease) -> None:
-    """Delete all quarantine files of the stream in `folder` except those with these names."""
+    """Delete the quarantine files of the stream in `folder` that are no longer needed.
+
+    Args:
+        folder: the folder of the stream.
+        names: names, without the suffix, of the files to keep.
+        held_lease: the stream's lease.
+    """
     quarantine = folder / QUARANTINE
     stale = select_stale_files([file for file, _ in quarantine.list()], names)
     map_threads(lambda file: held_lease.delete(quarantine / file), stale)
 
 
 class Tally:
-    """Counts of a window's records (written, filtered, bad), updated batch by batch. Written
-    records are counted by the rows that were written. So if a bug loses a record, the counts do not
-    add up, and the bug is noticed.
+    """Counts the records of a window (a slice of a work unit's source) batch by batch: written,
+    filtered and bad. Written records are counted by the rows that were written. So if a bug loses a
+    record, the counts do not add up, and the bug is noticed.
     """
 
     def __init__(self, has_many_rows: bool, members: Membership, has_images: bool) -> None:
@@ -176,7 +188,8 @@ class Tally:
         Args:
             has_many_rows: whether a record may become several rows, such as a long document that
                 is split.
-            members: decides which items without a record are in the stream's sample.
+            members: decides which items without a record, such as lines that aren't JSON, are in
+                the stream's sample.
             has_images: whether the stream has images; they are left out of the stored bad records.
         """
         self._has_many_rows = has_many_rows
@@ -192,9 +205,11 @@ class Tally:
         "Bad records of the current batch, in the batch's order."
 
     def add(self, batch: RecordBatch, piece: range, encoded: Encoded) -> None:
-        """Count the records of a batch at the positions `piece`, which were encoded together.
+        """Count some records of a batch that were encoded together.
 
         Args:
+            batch: the batch.
+            piece: the positions of these records in the batch.
             encoded: the result of encoding these records.
         """
         filtered = Counter[str]()
@@ -205,31 +220,33 @@ class Tally:
                 bad = batch.reject(piece[position], str(reason), detail_of(reason))
                 self._rejected.append(bad)
         written = len(encoded.lengths)
-        if self._has_many_rows:
+        if self._has_many_rows:  # a record with several rows counts once
             written = min(written, len(piece) - len(encoded.rejected))
         self.records += Records(read=len(piece), written=written, filtered=dict(filtered))
 
     def finish_batch(self, batch: RecordBatch, crashed: Collection[int]) -> None:
-        """Store the bad records of a batch in order, and count them by reason.
+        """Store the bad records of a batch in order, and count them by reason. Items that were not
+        passed to `add` are counted as read here: records that crashed workers, and items that
+        contain no record.
 
         Args:
-            crashed: positions of the records that crashed workers. They were skipped, not passed to
-                `add`. So they are counted as read here, and so are items without a record.
+            batch: the batch.
+            crashed: positions of the records that crashed workers.
         """
         rejected = self._rejected + [batch.reject(position, CRASHED) for position in crashed]
         reasons = Counter[str]()
         for bad in merge(self._sampled_items(batch), sorted(rejected)):
             reasons[bad.reason] += 1
             self.bad.add(format_bad_record(bad, self._has_images))
-        counted_before = len(self._rejected)
-        self.records += Records(read=reasons.total() - counted_before, quarantined=dict(reasons))
+        counted_by_add = len(self._rejected)
+        self.records += Records(read=reasons.total() - counted_by_add, quarantined=dict(reasons))
         self.size += batch.size
         self.lines += batch.count
         self._rejected = []
 
     def _sampled_items(self, batch: RecordBatch) -> Iterator[BadRecord]:
-        """Yield the items of a batch that contain no record, such as lines that aren't JSON. Items
-        outside the stream's sample are only counted.
+        """Yield the items of a batch that contain no record, such as lines that aren't JSON, if
+        they are in the stream's sample. Items outside of the sample are counted, not yielded.
         """
         for bad in batch.bad:
             if self._members.samples_raw(bad.origin.raw):
@@ -239,8 +256,9 @@ class Tally:
 
 
 MOST_LOOKED_AT = 1_000
-"Records of the quarantine that are searched for examples."
+"The most records of the quarantine that are searched for examples."
 MOST_EXAMPLES = 3
+"The most examples in a message."
 MOST_SHOWN = 160
 "The most characters of an example."
 ARRAY = (
@@ -275,11 +293,13 @@ ADVICE = {
 def refuse_too_many_bad(job: Job, records: Records) -> None:
     """Raise TooManyBadRecords if the whole stream has more bad records than max_bad allows.
 
-    If max_bad is its default or larger, a single bad record is always allowed, even in a stream of
-    few records.
+    Args:
+        job: the job of the stream.
+        records: the counts of the whole stream.
     """
     allowed = job.max_bad * records.sampled
-    if job.max_bad >= read_share(MAX_BAD):  # MAX_BAD is the default
+    # Unless max_bad is less than its default MAX_BAD, one bad record is allowed in any stream.
+    if job.max_bad >= read_share(MAX_BAD):
         allowed = max(allowed, Fraction(1))
     if records.bad > allowed:
         reason = f", more than max_bad {format_max_bad(job)}"
@@ -290,6 +310,8 @@ def make_too_many_bad_error(job: Job, records: Records, reason: str) -> TooManyB
     """Return the error that ends a conversion without publishing the stream.
 
     Args:
+        job: the job of the stream.
+        records: the counts of the records that were converted.
         reason: continues the sentence "2 of 10 records are bad", for example ", more than max_bad
             0.1%".
     """
@@ -307,9 +329,12 @@ def format_max_bad(job: Job) -> str:
 
 
 def _suggest_field(bad: Mapping[str, Any]) -> str:
-    """Return a question that suggests the field whose name is most similar to the missing field's:
-    ` The recipe names txt: did you mean text?`. Return "" if no field is missing, or if no name is
-    similar.
+    """Return a sentence that suggests the field whose name is most similar to the missing field's
+    name: ` The recipe names txt: did you mean text?`. Return "" if no field is missing, or if no
+    name is similar.
+
+    Args:
+        bad: a record of the quarantine.
     """
     missing = _missing_field(bad)
     fields = _field_names(bad)
@@ -324,43 +349,58 @@ def _suggest_field(bad: Mapping[str, Any]) -> str:
 
 
 def _missing_field(bad: Mapping[str, Any]) -> str:
-    """Return the missing field's name; empty if the record is bad for another reason."""
+    """Return the name of the field that a record of the quarantine lacks; empty if the record is
+    bad for another reason.
+    """
     detail = bad.get("detail") or {}
     return str(detail.get("missing", ""))
 
 
 def _field_names(bad: Mapping[str, Any]) -> list[str]:
     """Return the names of the fields of a record in the quarantine, if they are known."""
-    if fields := bad.get("fields"):
+    fields = bad.get("fields")
+    if fields:
         return [str(field) for field in fields]
     try:
         record = orjson.loads(bad.get("raw") or "")
-    except ValueError:
+    except ValueError:  # the record is not JSON
         return []
     return list(record) if isinstance(record, dict) else []
 
 
 def advise(job: Job, records: Records) -> str:
-    """Return sentences that suggest the most likely fixes, followed by at most MOST_EXAMPLES
-    examples, each the first bad record with a certain reason.
+    """Return sentences for the user: the most likely fixes, and for up to MOST_EXAMPLES reasons the
+    first record that is bad for this reason.
 
-    The first record is the first one by file name and line. The order of the quarantine files means
-    nothing, since their names are hashes.
+    Args:
+        job: the job of the stream; its quarantine is read.
+        records: the counts of its records.
     """
+    # Several reasons may have the same fix.
     advice = dict.fromkeys(ADVICE[reason] for reason in records.quarantined if reason in ADVICE)
+    # Records are sorted by file and line here, since quarantine files are named by hashes.
+    bad_records = list(islice(read_quarantine(job.folder), MOST_LOOKED_AT))
+    bad_records.sort(key=lambda bad: (str(bad.get("file")), bad.get("line") or 0))
     examples = dict[str, str]()  # reason code -> sentence
-    bad_records = islice(read_quarantine(job.folder), MOST_LOOKED_AT)
-    for bad in sorted(bad_records, key=lambda bad: (str(bad.get("file")), bad.get("line") or 0)):
+    for bad in bad_records:
         if bad["reason"] not in examples:
             examples[bad["reason"]] = _format_example(bad)
     return " ".join([*advice, *islice(examples.values(), MOST_EXAMPLES)])
 
 
 def _format_example(bad: Mapping[str, Any]) -> str:
-    """Return a sentence about a record in the quarantine: `The first not_json, of a.jsonl: ...`."""
+    """Return a sentence about the first bad record with a reason: `The first missing_field, of
+    a.jsonl: missing: text in txt, url.`
+
+    Args:
+        bad: the record as the quarantine stores it.
+    """
     facts = [bad.get("detail"), bad.get("fields") or bad.get("raw")]
-    shown = [
-        make_printable(format_grouped(fact)[:MOST_SHOWN])[:MOST_SHOWN] for fact in facts if fact
-    ]
-    text = " in ".join(shown)
-    return f"The first {bad['reason']}, of {bad['file']}: {text}.{_suggest_field(bad)}"
+    phrases = list[str]()
+    for fact in facts:
+        if fact:
+            # The text is cut again, since unprintable characters are written as longer escapes.
+            text = make_printable(format_grouped(fact)[:MOST_SHOWN])
+            phrases.append(text[:MOST_SHOWN])
+    description = " in ".join(phrases)
+    return f"The first {bad['reason']}, of {bad['file']}: {description}.{_suggest_field(bad)}"

@@ -1,9 +1,8 @@
-"""Choose the sample of a stream with `sample: budget`: the share of its source that is enough for
-the stream's share of the token budget.
+"""Chooses the sample of a stream with `sample: budget`: the share of its source's records that is
+enough for the stream's share of the token budget.
 
 The source is surveyed: parts of it are read and encoded to estimate its tokens. The result is
-stored in the cache of this machine, and used again as long as those parts of the source are
-unchanged.
+stored in the cache of this machine. It is used again as long as these parts are unchanged.
 """
 
 from __future__ import annotations
@@ -33,19 +32,29 @@ from mdsmix.sources import SourceFile, Unit
 def set_budget_sample(
     recipe: Recipe, stream: StreamSpec, job: Job, files: Sequence[SourceFile]
 ) -> tuple[Job, BudgetShare | None]:
-    """Return the job with a sample that gives the stream its share of the token budget, and the
-    details of that share. Without `sample: budget` the job is returned unchanged, with None.
+    """Return the job with a sample that fills the stream's share of the token budget, and the
+    details of this share.
 
-    Under `--limit` the job is unchanged too: a small sample of few records could be empty.
+    The details are None for a stream that is held out of another one. Without `sample: budget` the
+    job is returned unchanged, with None; also under `--limit`, since a small sample of a few
+    records could be empty.
+
+    Raises RecipeError if the records that were read give no token.
+
+    Args:
+        recipe: the recipe, which has the budget.
+        stream: the stream in the recipe.
+        job: the stream's job.
+        files: the files of its source.
     """
     if stream.sample != BY_BUDGET or job.limit:
         return job, None
     source = estimate_source(job, files)
     if source is None:
         raise RecipeError(
-            f"stream {stream.name}: the records that were read gave no token, so the sample that "
-            "fills its share of the budget cannot be computed. Convert a few records with --limit "
-            "100 to see why, or set a share such as sample: 5%."
+            f"stream {stream.name}: the records that were read gave no token, so its sample for "
+            "the budget cannot be computed. Convert its first records with --limit 100 to see why, "
+            "or write a share such as sample: 5% in the recipe."
         )
     tokens = count_budget_tokens(recipe, stream)
     trained_part = 1.0 if stream.holdout is None else 1 - float(read_share(stream.holdout))
@@ -63,9 +72,14 @@ def set_budget_sample(
 
 
 def estimate_source(job: Job, files: Sequence[SourceFile]) -> SourceEstimate | None:
-    """Estimate the tokens of a stream's whole source. The rates come from the cache, or from a new
-    survey. Return None if the surveyed parts give no token.
+    """Estimate the tokens of a stream's whole source. The rates (tokens per byte and per record)
+    come from the cache, or from a new survey. Return None if the surveyed parts give no token.
+
+    Args:
+        job: the job of the stream.
+        files: the files of its source.
     """
+    # Survey all records, also those that the stream leaves out.
     job = job.with_settings(sample=None, holdout=None, held_out=False, duplicates="keep")
 
     def open_backend(name: str) -> Backend:
@@ -93,12 +107,15 @@ def estimate_source(job: Job, files: Sequence[SourceFile]) -> SourceEstimate | N
 
 
 def _cache_path(job: Job, units: Sequence[Unit]) -> Path:
+    """Return the cache file of the rates of these units. It has another name if the job's settings
+    or the units' files change.
+    """
     key = " ".join([job.settings_hash, *map(unit_stamp, units)])
     return cache_folder() / "looks" / f"{xxhash.xxh128_hexdigest(key)}.json"
 
 
 def _recall_rates(path: Path) -> Rates | None:
-    """Return the rates that `_remember_rates` stored in this cache file; None if there are none."""
+    """Return the rates that `_remember_rates` stored in this file; None if there is no file."""
     cached: Mapping[str, Any] | None = recall(path)
     if cached is None:
         return None
@@ -112,7 +129,7 @@ def _recall_rates(path: Path) -> Rates | None:
 
 
 def _remember_rates(path: Path, rates: Rates) -> None:
-    """Store rates in the cache. The keys are those of existing cache files, so they stay."""
+    """Store rates in the cache. The keys do not change, since existing cache files have them."""
     cached = {
         "each": rates.tokens_per_byte,
         "error": rates.error,

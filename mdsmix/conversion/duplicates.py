@@ -1,4 +1,4 @@
-"""`duplicates: drop`: find the records to drop from each work unit, before any unit is encoded.
+"""Finds the records that `duplicates: drop` drops from each work unit, before any unit is encoded.
 
 The source is read for the fingerprints (128-bit hashes) of its records, unless they are stored
 already. Then the fingerprints are compared. Of equal records the first one in the order of the plan
@@ -6,14 +6,13 @@ is kept. That is the order of units in the index: by the name of a unit's first 
 the unit begins in the file.
 
 The alternative would be to encode everything first, and then to encode the units with duplicates
-again. It would be cheaper only if hardly any unit had a duplicate, and nobody asks for `drop` then:
-with one duplicate in a hundred records, every window (a slice of a unit) of 20,000 records has
-some.
+again. It would be cheaper only if hardly any unit had a duplicate. But with one duplicate in a
+hundred records, every window (a slice of a unit's source) of 20,000 records has some.
 
-The list of dropped records is part of a unit's key. If the first copy is edited away, the unit with
-the next copy is converted again and keeps that copy; a unit with an unchanged list is not converted
-again. The lists are stored in the cache of this machine as long as the stream has the same windows,
-so a run with nothing to do does not compare fingerprints.
+The list of dropped records is part of a unit's key. If the first copy of a record is edited away,
+the unit with the next copy is converted again and keeps this copy. A unit with an unchanged list is
+not converted again. The lists are stored in the cache of this machine as long as the stream has the
+same windows, so a run with nothing to do does not compare fingerprints.
 
 Fingerprints of the whole stream are compared, since the first copy may be in any window; they may
 not fit into memory, so they are sorted on local disk. Each fingerprint is written, with its
@@ -25,6 +24,7 @@ so a record that occurs a billion times takes no more than one that occurs twice
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -50,17 +50,17 @@ from mdsmix.ragged import Ragged
 from mdsmix.sources import Content, Unit, estimate_size
 
 Rows = NDArray[np.uint64]
-"uint64 [n, 3]: both halves of a fingerprint, and the position of its record."
+"uint64 [n, 3]: both halves of a fingerprint, and the position of its record in the stream."
 
 BUCKET_BITS = 8
 "The leading bits of a fingerprint, which name its bucket: 256 buckets."
 FLAGS = np.uint64((1 << 16) - 1)
-"""A mask of the last 16 bits of a fingerprint's first half. Rows that may be equal are found by a
-table of flags, indexed by these bits.
+"""A mask of 16 bits: the last ones of a fingerprint's first half. `_is_later` finds rows that may
+be equal by a table of flags, indexed by these bits.
 """
 ROWS_AT_ONCE = 1 << 20
-"""New rows in each sort. One row for each distinct fingerprint that was seen earlier in the bucket
-is sorted with them.
+"""How many new rows are sorted at once. They are sorted together with the first row of each
+fingerprint that came earlier in the same bucket.
 """
 _NO_ROWS = np.empty((0, 3), np.uint64)
 
@@ -75,24 +75,27 @@ def count_repeats(windows: Iterable[Fingerprints]) -> int:
 
 
 def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
-    """Return a bit for each record of each window, the lowest bit of a byte first: 1 if an earlier
-    record of the stream has the same fingerprint. The bits are b"" for a window without repeats.
+    """Find the records whose fingerprint equals that of an earlier record of the stream. Return the
+    bits of each window: bit `n % 8` of byte `n // 8` is 1 if record n of the window is a repeat. If
+    records 0 and 9 of 12 are repeats, the bits are b"\\x01\\x02"; without repeats they are b"".
 
     Args:
         windows: the fingerprints of all windows of the stream, in the order of the plan.
     """
-    # The number of the first bit of each window, a multiple of 8, and of the end of the last one.
-    starts = [0]  # `_find_repeats` appends to it
+    # The bits of all windows are in one array, where each window begins with a byte of its own:
+    # windows of 12 and 3 records have the starts 0 and 16, and the last one ends at 24.
+    starts = [0]  # `_find_repeats` appends the start after each window
     bits = np.zeros(0, np.uint8)
     for positions in _find_repeats(windows, starts):
-        # The first positions come only after all windows were read, so the size is known here.
+        # The first positions come after all windows were read, so the array's size is known here.
         if not len(bits):
             bits = np.zeros(starts[-1] >> 3, np.uint8)
         # Set the bit `position % 8` of the byte `position // 8`.
         flags = np.uint8(1) << (positions & 7).astype(np.uint8)
         np.bitwise_or.at(bits, positions >> 3, flags)
+    # Cut the array into the bits of each window.
     bits_of_windows = list[bytes]()
-    for start, end in pairwise(starts):  # a byte has bits of one window only
+    for start, end in pairwise(starts):
         window_bits = bits[start >> 3 : end >> 3]
         bits_of_windows.append(window_bits.tobytes() if window_bits.any() else b"")
     return bits_of_windows
@@ -102,20 +105,23 @@ def _find_repeats(
     windows: Iterable[Fingerprints], starts: list[int]
 ) -> Iterator[NDArray[np.uint64]]:
     """Yield arrays with the positions of repeats, unordered. A repeat is a record whose fingerprint
-    equals that of an earlier record. More than ROWS_AT_ONCE rows are sorted in temporary files.
+    equals that of an earlier record. If there are many rows, they are sorted in temporary files.
 
     Raises Unreachable if the disk for temporary files is full.
 
     Args:
+        windows: the fingerprints of all windows of the stream.
         starts: [0]. For each window, the position after its last record is appended, rounded up
-            to a multiple of 8, so that the bits of a window begin with a byte of their own.
+            to a multiple of 8. The next window begins at this position.
     """
+    # One array of rows is sorted in memory.
     batches = _batch_rows(windows, starts)
     first = next(batches, _NO_ROWS)
     second = next(batches, _NO_ROWS)
     if not len(second):
         yield first[_is_later(first), 2]
         return
+    # More rows are written to bucket files, and sorted bucket by bucket.
     try:
         with tempfile.TemporaryDirectory(prefix="mdsmix-fingerprints-") as folder:
             for rows in chain((first, second), batches):
@@ -124,9 +130,10 @@ def _find_repeats(
                 yield from _find_repeats_in_bucket(bucket)
     except OSError as error:
         raise Unreachable(
-            "the fingerprints of the records cannot be compared in "
+            "the fingerprints of the records cannot be compared in the temporary folder "
             f"{tempfile.gettempdir()} ({error.strerror}), so duplicates cannot be found. Comparing "
-            "needs 24 bytes of disk per record: free space there, or set TMPDIR to another folder."
+            "needs 24 bytes of disk per record: free space there, or set the environment variable "
+            "TMPDIR to a folder on another disk."
         ) from None
 
 
@@ -135,13 +142,14 @@ def _batch_rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[
     smaller. Many small windows share an array, since each array is written to up to 256 files.
 
     Args:
-        starts: extended as by `_find_repeats`.
+        windows: the fingerprints of all windows of the stream.
+        starts: the start of each window is appended (see `_find_repeats`).
     """
     batch = list[Rows]()
     row_count = 0
     for window in windows:
         rows = _make_rows(window, starts[-1])
-        bytes_of_bits = -(-len(window) // 8)  # rounded up
+        bytes_of_bits = math.ceil(len(window) / 8)
         starts.append(starts[-1] + 8 * bytes_of_bits)
         batch.append(rows)
         row_count += len(rows)
@@ -154,8 +162,12 @@ def _batch_rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[
 
 
 def _make_rows(window: Fingerprints, start: int) -> Rows:
-    """Return a row for each fingerprint of a window. The window's first record has the position
-    `start`; records without a fingerprint (both halves 0) have no row.
+    """Return a row for each fingerprint of a window. Records without a fingerprint (both halves are
+    0) have no row.
+
+    Args:
+        window: the fingerprints of a window.
+        start: the position of its first record in the stream.
     """
     positions = np.arange(start, start + len(window), dtype=np.uint64)
     has_fingerprint = window[:, 0] | window[:, 1] > 0
@@ -163,9 +175,10 @@ def _make_rows(window: Fingerprints, start: int) -> Rows:
 
 
 def _append_to_buckets(folder: Path, rows: Rows) -> None:
-    """Append each row to the file of its bucket, which the first bits of its fingerprint name.
-    Rows of a bucket keep their order.
+    """Append each row to the file of its bucket in this folder. The name of the file is the number
+    in the first BUCKET_BITS bits of the fingerprint. Rows of a bucket keep their order.
     """
+    # Sort the rows by bucket, so that the rows of each bucket are one slice.
     buckets = (rows[:, 0] >> np.uint64(64 - BUCKET_BITS)).astype(np.uint8)
     in_order = rows.take(np.argsort(buckets, kind="stable"), axis=0)
     by_bucket = Ragged.from_lengths(in_order, np.bincount(buckets, minlength=1 << BUCKET_BITS))
@@ -178,25 +191,31 @@ def _find_repeats_in_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
     """Yield arrays with the positions of repeats in a bucket file, read block by block."""
     firsts = _NO_ROWS  # the first row of each fingerprint so far
     with bucket.open("rb") as file:
-        while len(block := np.fromfile(file, np.uint64, 3 * ROWS_AT_ONCE)):
+        block = np.fromfile(file, np.uint64, 3 * ROWS_AT_ONCE)
+        while len(block):
             rows = np.concatenate([firsts, block.reshape(-1, 3)])
             is_later = _is_later(rows)
             yield rows[is_later, 2]
             firsts = rows[~is_later]
+            block = np.fromfile(file, np.uint64, 3 * ROWS_AT_ONCE)
 
 
 def _is_later(rows: Rows) -> NDArray[np.bool_]:
-    """Return for each row whether an earlier row has the same fingerprint.
+    """Return for each row whether an earlier row has the same fingerprint: fingerprints a, b, a
+    give False, False, True.
 
     Sorting whole rows takes 200 ns a row, sorting only their first halves 30 ns. So the first
     halves are sorted to find the rows that may be equal, and only those rows are sorted whole.
     """
-    # Flag the last 16 bits of each first half that occurs twice.
+    # Find the first halves that occur twice: in sorted order they equal the one before. Flag their
+    # last 16 bits.
     first_halves = np.sort(rows[:, 0])
-    repeated = first_halves[1:][first_halves[1:] == first_halves[:-1]]
+    equals_previous = first_halves[1:] == first_halves[:-1]
+    repeated = first_halves[1:][equals_previous]
     may_repeat = np.zeros(int(FLAGS) + 1, bool)
     may_repeat[repeated & FLAGS] = True
-    # Sort the rows with a flag; the sort is stable, so the first copy comes first.
+    # Sort the rows with a flag by both halves. The sort is stable, so of equal rows the first copy
+    # comes first, and every row that equals the row before is a later copy.
     candidates = np.flatnonzero(may_repeat.take(rows[:, 0] & FLAGS))
     order = candidates[np.lexsort((rows[candidates, 1], rows[candidates, 0]))]
     is_equal = (rows[order[1:], :2] == rows[order[:-1], :2]).all(axis=1)
@@ -206,14 +225,15 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
 
 
 def find_dropped(work: Work) -> Work:
-    """Return the work with `dropped` set: the duplicates to drop from each unit. Without
+    """Return the work with its field `dropped` set: the duplicates to drop from each unit. Without
     `duplicates: drop` the work is returned unchanged.
 
-    Raises Unreachable if fingerprints are damaged.
+    Raises Unreachable if stored fingerprints are damaged.
     """
     job = work.job
     if not job.drops:
         return work
+    # Use the stored result if the stream has the same windows; otherwise compare fingerprints.
     contents = _read_fingerprints(work)
     dropped = recall_dropped(job, contents, work.cache)
     if dropped is None:
@@ -244,8 +264,8 @@ def _read_fingerprints(work: Work) -> list[Content]:
             unread.append(unit)
     if unread:
         work.watcher.on_step(
-            f"{job.name}: reads {plural(len(unread), 'work unit')} to find duplicates, before they "
-            "are converted"
+            f"stream {job.name}: reading {plural(len(unread), 'work unit')} of its source to find "
+            "duplicates, before the conversion begins"
         )
         work.open_shared()
         work.read_sources([ReadTask(job=job, unit=unit, is_hashed=True) for unit in unread])

@@ -1,5 +1,5 @@
-"""Finished units, their fingerprints and their bad records at a target: find them when a conversion
-begins, and join their files when it publishes.
+"""Finds the finished units at a target when a conversion begins, with their fingerprints and bad
+records, and joins the files of units when the stream is published.
 
 Finding them takes two listings and reading the segments (joined files), instead of a request for
 every shard and every unit. A window (a slice of a work unit) counts as done only if all shards and
@@ -58,7 +58,7 @@ Fingerprints = NDArray[np.uint64]
 
 
 class DoneWindow(NamedTuple):
-    """A converted window (a slice of a work unit's source), and the record of its result."""
+    """A converted window (a slice of a work unit's source), and the stored record of its result."""
 
     record: UnitRecord
     window: Window
@@ -67,6 +67,7 @@ class DoneWindow(NamedTuple):
 
     @property
     def bad_records_name(self) -> str:
+        """The name of its bad records, `<key>-<place>`."""
         return bad_records_name(self.record.key, self.window)
 
     @property
@@ -76,19 +77,19 @@ class DoneWindow(NamedTuple):
 
     @property
     def base(self) -> str:
-        """The key that names its fingerprints: the `lines_key` of the window. A record without a
-        `base` has the same key for both.
+        """The key that names its fingerprints: the `lines_key` of the window. It is the record's
+        own key if the record has no `base`.
         """
         return self.record.base or self.record.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitResult:
-    """A converted unit, of this run or an earlier one."""
+    """A work unit that was converted, by this run or an earlier one."""
 
     content: Content
     records: list[UnitRecord]
-    "One per window."
+    "The record of each window (a slice of the unit's source)."
     reused: frozenset[int]
     "Numbers of the windows that were converted before this run."
 
@@ -99,13 +100,14 @@ class UnitResult:
 
     @property
     def windows(self) -> Iterator[DoneWindow]:
+        """The unit's windows, in order."""
         for record, window in zip(self.records, self.content.windows, strict=True):
             yield DoneWindow(record, window, window.number not in self.reused)
 
 
 @dataclass(frozen=True)
 class StoredUnits:
-    """The finished units and the shards at a target. A shard counts only in its full size."""
+    """The finished units and the shards at a target, as they were listed."""
 
     files: Mapping[str, str] = field(default_factory=dict)
     """Name of an item -> the newest unit file or segment that contains it. An item is a record
@@ -114,16 +116,22 @@ class StoredUnits:
     segments: Mapping[str, UnitFile] = field(default_factory=dict)
     "Name of a segment -> its parsed head."
     shards: frozenset[tuple[str, int]] = frozenset()
-    "Name and size of each file in the target and in its versions."
+    """Name and size of each file in the target and in its versions. A shard of another size than
+    its record states is not used.
+    """
 
     def find_record(self, job: Job, window: Window, dropped: bytes) -> UnitRecord | None:
-        """Return the record of a finished window. None if the window must be converted: it never
-        was, its bad records or shards are gone, or the backend that encoded it is not trusted.
+        """Return the record of a finished window. Return None if the window must be converted: it
+        never was, its bad records or shards are gone, or the backend that encoded it is not
+        trusted.
 
         Args:
+            job: the job of the stream.
+            window: the window (a slice of a work unit's source).
             dropped: a bit for each record of the window, as in `job.Dropped`; empty if no record
                 is dropped.
         """
+        # Read its record.
         key = window_key(job, window, dropped)
         file = self.find_file(key, window)
         unit_file = self.segments.get(file) or read_unit_file(job.folder, file)
@@ -132,6 +140,7 @@ class StoredUnits:
             return None
         if record.records.bad and bad_records_name(key, window) not in self.files:
             return None
+        # Check that the files which the record names are there.
         files = [shard.stored for shard in record.shards]
         files += [side_file.stored for side_file in record.side_files]
         is_complete = all((file.basename, file.bytes) in self.shards for file in files)
@@ -140,9 +149,11 @@ class StoredUnits:
     def find_records(
         self, job: Job, windows: Iterable[Window], dropped: Dropped
     ) -> dict[int, UnitRecord]:
-        """Return the window number -> record of the finished ones among a unit's windows.
+        """Return the records of a unit's finished windows: number of the window -> record.
 
         Args:
+            job: the job of the stream.
+            windows: the windows of the unit.
             dropped: the duplicates to drop from each window of the unit.
         """
         records = dict[int, UnitRecord]()
@@ -154,10 +165,13 @@ class StoredUnits:
 
     def find_file(self, key: str, window: Window) -> str:
         """Return the name of the unit file or segment that contains the record with this key; empty
-        if there is none. If several windows have the key, because their content is equal, the file
-        of this window is preferred.
+        if there is none. Windows with equal content have the same key; then the file of this window
+        is preferred.
         """
-        return self.files.get(bad_records_name(key, window)) or self.files.get(key, "")
+        file_of_this_window = self.files.get(bad_records_name(key, window))
+        if file_of_this_window:
+            return file_of_this_window
+        return self.files.get(key, "")
 
     def find_hashes_file(self, base: str) -> str:
         """Return the name of the file or segment with a window's fingerprints; empty if there is
@@ -170,10 +184,12 @@ class StoredUnits:
 
 
 def list_stored(job: Job) -> StoredUnits:
-    """List the finished units at a job's target and the shards that it may reuse."""
+    """List the finished units at a job's target, and the shards that the job may reuse."""
+    # List the unit files, and the shards in the target and in its versions.
     target, *versions = job.shard_folders
     folders = [target / FOLDER, target, *versions]
     unit_files, *shard_listings = map_threads(lambda folder: dict(folder.list()), folders)
+    # Map each item to the file that contains it. Newer files come later, so they count.
     names = sorted(unit_files, key=lambda name: unit_files[name].modified)
     segment_names = list(filter(SEGMENT.fullmatch, names))
     heads = map_threads(partial(read_unit_file, target), segment_names)
@@ -189,12 +205,12 @@ def list_stored(job: Job) -> StoredUnits:
 
 
 def _map_names_to_own_files(file_names: Iterable[str]) -> dict[str, str]:
-    """Map the name of each item (record, bad records or fingerprints) to the file that contains it.
+    """Return the names of the items in these files: name of an item -> name of its file. No file is
+    read, since a file's name contains the names of its items.
 
-    No file is read, since a file's name contains the names of its items. `<key>-<place>.unit` gives
-    two: `<key>`, the record, and `<key>-<place>`, its bad records. `<key>.hashes` gives itself, the
-    fingerprints. Names of other files are ignored. For files that must be read, there is
-    `map_names_to_file`.
+    `<key>-<place>.unit` contains two items: the record `<key>` and the bad records `<key>-<place>`.
+    `<key>.hashes` contains one, the fingerprints, which have the name of the file. Names of other
+    files are ignored.
     """
     files = dict[str, str]()
     for file_name in file_names:
@@ -208,11 +224,13 @@ def _map_names_to_own_files(file_names: Iterable[str]) -> dict[str, str]:
 
 
 def read_hashes(folder: Location, refs: Sequence[BlobRef]) -> Iterator[Fingerprints]:
-    """Yield the fingerprints of each window, an array uint64 [n, 2] for its n records.
+    """Yield the fingerprints of each window: an array uint64 [n, 2] for its n records.
 
-    They are read from blobs, which are parts of unit files, fingerprint files or segments.
+    Raises Unreachable if fingerprints are damaged.
 
-    Raises Unreachable if a blob is damaged.
+    Args:
+        folder: the folder of the stream.
+        refs: where the fingerprints of each window are stored.
     """
     for ref, blob in zip(refs, read_blobs(folder, refs), strict=True):
         content = decompress_frame(blob)
@@ -222,8 +240,8 @@ def read_hashes(folder: Location, refs: Sequence[BlobRef]) -> Iterator[Fingerpri
 
 
 FEWEST_TO_JOIN = 100
-"""Unit files are joined if there are at least so many. Fewer are read in less than a second: 16 at
-a time, 20 ms each.
+"""Unit files are joined if there are at least so many. Fewer files are read in less than a second:
+16 at a time, 20 ms each.
 """
 MOST_FILES = 1000
 "The most files in a segment: their records are 4 MB of JSON lines, or 0.5 MB compressed."
@@ -245,14 +263,15 @@ def join_unit_files(
     folder: Location, stored: StoredUnits, windows: Sequence[DoneWindow], drops: bool
 ) -> Joined:
     """Join the files of finished windows into segments, so that the next run reads a few files
-    instead of one per unit.
+    instead of one per window.
 
-    If a run is killed before it deletes the joined files, a unit is stored both in its file and in
-    a segment; the next run joins it again. A unit is converted again if its file is damaged, or if
-    a job of an array (`--part`) listed the file before it was joined. No published byte depends on
-    any of this.
+    If a run is killed before it deletes the joined files, the next run joins them again. A unit is
+    converted again if its file is damaged, or if a job of an array (`--part`) listed the file
+    before it was joined. No published byte depends on any of this.
 
     Args:
+        folder: the folder of the stream.
+        stored: the units that were at the target when the run began.
         windows: all windows of the stream.
         drops: whether fingerprints have files of their own (`duplicates: drop`).
     """
@@ -268,8 +287,8 @@ def join_unit_files(
             hashes_files[file] = hashes_file_name(done.base)
     if len(hashes_files) < FEWEST_TO_JOIN:
         return Joined(stored, [])
-    # Join their files. Each fingerprint file is listed before its unit file, so that it is deleted
-    # first: if the deletion is interrupted, the unit file remains and both are joined again.
+    # Join their files. Each fingerprint file comes before its unit file, so it is deleted first: if
+    # the deletion is interrupted, the unit file remains, and both are joined again.
     obsolete = list[str]()
     for file, hashes_file in hashes_files.items():
         if drops:
@@ -303,7 +322,7 @@ def delete_joined(folder: Location, files: Sequence[str], held_lease: Lease) -> 
     stays only takes the next run some time.
     """
     with suppress(Unreachable):
-        if held_lease.is_held_recently():
+        if held_lease.is_held_recently():  # otherwise another run may use these files
             (folder / FOLDER).delete_all(files)
 
 
@@ -315,17 +334,23 @@ _CHECKED = re.compile("|".join([*_NAMED_BY_HASH, UNIT_FILE_NAME.pattern, FINGERP
 
 
 def delete_damaged(job: Job, held_lease: Lease, say: Say) -> str:
-    """Delete the damaged files at the target, call `say` for each, and return a sentence with the
-    number of files that were read and that were damaged.
+    """Delete the damaged files at the target, call `say` for each, and return a sentence: `9 files
+    at the target read and hashed: none damaged`.
 
-    A run trusts an existing shard of the right size. Here every shard that it might reuse is read
-    and hashed, including those of older versions. The unit of a deleted shard is converted again,
-    because its record names a missing shard. A shard that only an older index or version names is
-    not made again: a reader of that version then fails because the shard is missing, instead of
-    training on damaged data.
+    A run trusts an existing shard of the right size. Here every shard that the run might reuse is
+    read and hashed, including the shards of older versions. The unit of a deleted shard is
+    converted again, because its record names a missing shard. A shard that only an older version
+    has is not made again. A reader of this version then fails, since the shard is missing, instead
+    of training on damaged data.
 
     Raises Unreachable if a file cannot be read.
+
+    Args:
+        job: the job of the stream.
+        held_lease: the stream's lease.
+        say: called with a sentence on each damaged file.
     """
+    # Read and hash all files.
     folders = [*job.shard_folders, job.folder / FOLDER]
     files = list[Location]()
     for folder in folders:
@@ -334,6 +359,7 @@ def delete_damaged(job: Job, held_lease: Lease, say: Say) -> str:
     for file, is_whole in zip(files, map_threads(is_intact, files), strict=True):
         if not is_whole:
             damaged.append(file)
+    # Delete the damaged files.
     for file in damaged:
         say(f"{job.name}: {file} is damaged: it is deleted, and made again if the stream needs it")
         held_lease.delete(file)
@@ -342,9 +368,9 @@ def delete_damaged(job: Job, held_lease: Lease, say: Say) -> str:
 
 
 def is_intact(file: Location) -> bool:
-    """Return whether the bytes of a file have the hash that its name begins with. The name of a
-    unit file or fingerprint file contains no such hash: it is intact if it isn't empty and all its
-    blobs can be decompressed.
+    """Return whether a file is undamaged: its bytes have the hash that its name begins with. Names
+    of unit files and fingerprint files do not contain a hash of the bytes: these files are
+    undamaged if they have content and all of it can be decompressed.
     """
     if not file.name.endswith((".unit", ".hashes")):
         return file.name.startswith(hash_file(file))
@@ -355,11 +381,13 @@ def is_intact(file: Location) -> bool:
 
 
 def hash_file(file: Location) -> str:
-    """Return the xxh128 of a file's bytes. The name of an intact shard, segment or file next to the
-    manifest begins with it.
+    """Return the xxh128 of a file's bytes, with which the name of an intact shard, segment or file
+    next to the manifest begins.
     """
     digest = xxhash.xxh128()
     with file.open() as stream:
-        while block := stream.read(BLOCK_BYTES):
+        block = stream.read(BLOCK_BYTES)
+        while block:
             digest.update(block)
+            block = stream.read(BLOCK_BYTES)
     return digest.hexdigest()

@@ -1,11 +1,13 @@
-"""Find and delete files of a published stream that nothing needs: shards, unit records, quarantine
-files, interrupted writes, older versions, and the tokenizers and processors next to the streams.
+"""Finds and deletes files of a published stream that nothing needs: shards, unit records,
+quarantine files, interrupted writes, older versions, and the tokenizers and processors next to the
+streams.
 
 A file is deleted if mdsmix named it, it is older than seven days, and nothing refers to it. A shard
-is referred to by the index, by an index that was replaced in the last seven days, or by a unit
-record that is kept. A tokenizer or processor is referred to by the manifest of any stream or
-version of the mix. Versions are deleted only if the user says how many to keep; their age counts
-from when they were replaced, since a job that began the day before may read one that is months old.
+is needed if the index refers to it, an index that was replaced in the last seven days, or a unit
+record that is kept. A tokenizer or processor is needed if the manifest of any stream or version of
+the mix refers to it. Versions are deleted only if the user says how many to keep. The age of a
+version counts from when it was replaced, since a job that began the day before may read a version
+that is months old.
 
 Only files with names that mdsmix gives are considered, so everything else in the folder is kept.
 Files are deleted under the stream's lease, so none is deleted that a running conversion is about to
@@ -51,6 +53,7 @@ from mdsmix.storage import Location, Stat, locate, map_threads
 from mdsmix.tokenizer.published import card_file_name, read_card
 
 KEEP_SECONDS = 7 * 86_400
+"Younger files are kept, unless --older-than gives another age."
 
 _HASH = "[0-9a-f]{32}"
 _STATE = {
@@ -73,7 +76,7 @@ _IN_VERSION = re.compile(
 )
 UNFINISHED = "unfinished write"
 _WITH_SHARDS = ("shard", "version", "unfinished version")
-"Kinds with shards, to which unit records refer: they are deleted last."
+"Kinds that contain shards. They are deleted last, since unit records refer to shards."
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -83,25 +86,26 @@ class Garbage:
 
     kind: str
     name: str
-    """The path below the stream's folder. For a version, tokenizer or processor it is the folder's
-    name.
+    """For a file, its path below the stream's folder. For a version, tokenizer or processor, the
+    name of its folder.
     """
     bytes: int
     age: float
-    "Seconds since it was written or, for a version, replaced."
+    "Seconds since it was written; for a version, since it was replaced."
     discard: Callable[[], None]
-    "Deletes it."
+    "Deletes the item."
 
     @property
     def key(self) -> str:
-        """The hash that its name begins with, of 32 or 8 digits."""
-        return re.split(r"[-.]", self.name.rpartition("/")[2])[0]
+        """The hash with which its name begins, of 32 or 8 digits: `6a739...` of `6a739....mds`."""
+        file_name = self.name.rpartition("/")[2]
+        return re.split(r"[-.]", file_name)[0]
 
 
 def parse_age(text: str) -> float:
-    """Parse an age (`7d`, `12h`, `30m` or `0s`) to seconds.
+    """Return the seconds of an age such as `7d`, `12h`, `30m` or `0s`.
 
-    Raises RecipeError if it isn't one.
+    Raises RecipeError if the text is not an age.
     """
     match = re.fullmatch(r"(\d+)([smhd])", text)
     if not match:
@@ -112,26 +116,31 @@ def parse_age(text: str) -> float:
 
 
 def find_folder(url: str) -> Location:
-    """Return the split folder of a stream that is published, or whose conversion has begun.
+    """Return the folder of a split of a stream, such as `mix/web/train`, if the split is published
+    or its conversion has begun.
 
-    Raises Unreachable if there is none.
+    Raises Unreachable if neither is true.
+
+    Args:
+        url: where the user says that the stream is: its folder, or the folder of its split.
     """
     folder = locate(url)
     try:
         return find_working_folder(find_published(folder))
     except Unreachable:
-        if any(True for _ in (folder / FOLDER).list()):
+        has_unit_files = any(True for _ in (folder / FOLDER).list())
+        if has_unit_files:
             return folder
         raise
 
 
 def find_garbage(folder: Location, older_than: float, keep: int | None = None) -> list[Garbage]:
-    """Return everything older than `older_than` seconds that nothing refers to, and the versions of
-    that age that are not kept.
+    """Return the files that nothing refers to, and the versions that need not be kept. Younger
+    files and versions than `older_than` are left out.
 
     Args:
-        folder: the split folder of a stream.
-        older_than: seconds.
+        folder: the folder of a split of a stream, such as `mix/web/train`.
+        older_than: an age in seconds.
         keep: how many of the newest versions are kept, including the current one; None: all.
     """
     files = list(_list_named_files(folder))
@@ -140,8 +149,10 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
     complete = [version for version in other_versions if version.kind == "version"]
     kept_versions = complete
     if keep is not None:
+        # The current version is kept anyway, and is not in `complete`.
         has_current = find_named_version(folder) is not None
-        kept_versions = complete[: keep - has_current]
+        other_count = keep - 1 if has_current else keep
+        kept_versions = complete[:other_count]
     old_versions = list[Garbage]()
     used_keys = _find_used_keys(folder, files, older_than)
     for version in other_versions:
@@ -158,12 +169,18 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
 
 
 def _find_used_keys(folder: Location, files: Iterable[Garbage], older_than: float) -> set[str]:
-    """Return the keys (hashes that names begin with) of all files that are still needed.
+    """Return the keys (hashes with which names begin) of all files that are still needed.
 
     A file is needed if one of these refers to it: the manifest, the index, an index that was
     replaced less than `older_than` seconds ago, or a unit record that is kept. A record is kept if
-    it is as young, or in the manifest.
+    it was written less than `older_than` seconds ago, or is in the manifest.
+
+    Args:
+        folder: the folder of a split of a stream.
+        files: all files in it with names that mdsmix gives.
+        older_than: an age in seconds.
     """
+    # Files of the published stream.
     manifest = read_manifest(folder)
     index = find_index(folder)
     published = set[str]()
@@ -172,6 +189,7 @@ def _find_used_keys(folder: Location, files: Iterable[Garbage], older_than: floa
         published = {part.key for part in manifest.parts}
         used = published | {file.hash for file in manifest.named_files}
     shards = list(index.shards) if index else list[Shard]()
+    # Files that replaced indexes and unit records refer to.
     for file in files:
         location = folder / file.name
         is_young = file.age < older_than
@@ -181,10 +199,13 @@ def _find_used_keys(folder: Location, files: Iterable[Garbage], older_than: floa
         if file.kind in ("unit record", "segment"):
             lines = read_unit_file(folder, location.name).records
             for key, line in lines.items():
-                record = parse_record(line) if is_young or key in published else None
+                if not (is_young or key in published):
+                    continue
+                record = parse_record(line)
                 if record:
                     used |= {file.key, record.key, record.base}
                     shards += record.shards
+    # The name of a shard begins with a hash of 32 digits.
     return used | {shard.stored.basename[:32] for shard in shards}
 
 
@@ -193,6 +214,9 @@ def _make_file_item(kind: str, folder: Location, name: str, stat: Stat) -> Garba
 
     Args:
         kind: what the file is, for messages: `old index`.
+        folder: the folder that contains the file.
+        name: the file's path below the folder.
+        stat: the file's size and time.
     """
     return Garbage(
         kind=kind,
@@ -204,7 +228,7 @@ def _make_file_item(kind: str, folder: Location, name: str, stat: Stat) -> Garba
 
 
 def _list_named_files(folder: Location) -> Iterator[Garbage]:
-    """Yield the files with names that mdsmix gives."""
+    """Yield the files in this folder and below that have names which mdsmix gives."""
     for name, stat in folder.list(recursive=True):
         for kind, pattern in _KINDS.items():
             if re.fullmatch(pattern, name):
@@ -221,8 +245,12 @@ def _list_unfinished(folder: Location) -> Iterator[Garbage]:
 
 
 def _list_other_versions(folder: Location, files: Iterable[Garbage]) -> list[Garbage]:
-    """Return all versions of the split in `folder` except the current one, the last replaced first.
-    An unfinished one is as old as its newest file.
+    """Return all versions of the split except the current one; the version that was replaced last
+    comes first. The age of an unfinished version is that of its newest file.
+
+    Args:
+        folder: the folder of a split of a stream.
+        files: all files in it with names that mdsmix gives.
     """
     current = find_named_version(folder)
     replaced_ages = {file.key: file.age for file in files if file.kind == "version mark"}
@@ -232,17 +260,22 @@ def _list_other_versions(folder: Location, files: Iterable[Garbage]) -> list[Gar
         if version != current and stats:
             kind = "version" if INDEX in stats else "unfinished version"
             item = _make_folder_item(kind, version, INDEX, stats)
+            # A version mark is named by the last 8 digits of the version's name.
             age = replaced_ages.get(version.name[-8:], item.age)
             items.append(replace(item, age=age))
     return sorted(items, key=attrgetter("age"))
 
 
 def _find_unused_pretrained(folder: Location) -> Iterator[Garbage]:
-    """Yield the tokenizers and processors of the stream's mix to which no stream or version of it
-    refers.
+    """Yield the tokenizers and processors of the stream's mix that no stream or version of the mix
+    uses.
 
     Raises Unreachable if a manifest is damaged.
+
+    Args:
+        folder: the folder of a split of a stream.
     """
+    # Find the folders that no manifest names.
     root = folder.parent.parent
     unused = set(filter(is_pretrained_folder, root.folders()))
     for split in _list_splits(folder):
@@ -251,10 +284,11 @@ def _find_unused_pretrained(folder: Location) -> Iterator[Garbage]:
             unused -= {manifest.tokenizer.folder_name, manifest.processor_folder}
         if not unused:
             return
+    # Take only the files that mdsmix has written: a folder without a card is not from mdsmix.
     for name in unused:
         home = root / name
         card = read_card(home)
-        if card:  # otherwise mdsmix did not write it
+        if card:
             card_file = card_file_name(name)
             ours = {card_file, *card.files}
             stats = {path: stat for path, stat in home.list(recursive=True) if path in ours}
@@ -273,10 +307,15 @@ def _list_splits(folder: Location) -> Iterator[Location]:
 def _make_folder_item(
     kind: str, folder: Location, first: str, stats: Mapping[str, Stat]
 ) -> Garbage:
-    """Return a folder of these files as one item, as old as the newest file.
+    """Return a folder of these files as one item that may be deleted. It is as old as its newest
+    file.
 
     Args:
-        first: the file that is deleted first. Without it no reader takes the folder for complete.
+        kind: what the folder is, for messages: `version`.
+        folder: the folder.
+        first: the file that is deleted first. Without this file no reader takes the folder for
+            complete.
+        stats: name -> size and time, of the files to delete.
     """
     return Garbage(
         kind=kind,
@@ -300,11 +339,18 @@ def delete_garbage(
 ) -> list[Garbage]:
     """Delete the items of `find_garbage`, and return them.
 
-    Raises Unreachable if a conversion is running.
+    Raises Unreachable if a conversion of the stream is running.
+
+    Args:
+        folder: the folder of a split of a stream.
+        older_than: an age in seconds; younger items are kept.
+        say: called with sentences for the user.
+        keep: how many of the newest versions are kept; None: all.
     """
     with hold_lease(folder, say) as held_lease:
 
         def discard(item: Garbage) -> None:
+            """Delete an item, if this process still has the lease."""
             if not held_lease.is_held_recently():
                 held_lease.confirm()
             item.discard()
@@ -312,8 +358,8 @@ def delete_garbage(
         garbage = find_garbage(folder, older_than, keep)
         with_shards = [item for item in garbage if item.kind in _WITH_SHARDS]
         without_shards = [item for item in garbage if item.kind not in _WITH_SHARDS]
-        # Shards are deleted last, those of versions too: a unit record whose shards are gone would
-        # still count as a finished unit.
+        # Shards are deleted last, also the shards of versions: a unit record whose shards are gone
+        # would still count as a finished unit.
         for items in (without_shards, with_shards):
             map_threads(discard, items)
             (folder / FOLDER).flush()

@@ -36,15 +36,15 @@ HEAD_BYTES = 1 << 16
 30 to 200 records.
 """
 Dropped = Mapping[int, bytes]
-"""The duplicates to drop from a work unit: number of a window (a slice of the unit) -> a bit for
-each record of the window, the lowest bit of a byte first: 1 if the record is dropped. A window
-without dropped records is not in the mapping.
+"""The duplicates to drop from a work unit: number of a window (a slice of the unit's source) -> the
+bits of its records. Bit `n % 8` of byte `n // 8` is 1 if record n of the window is dropped: `{3:
+b"\\x02"}` drops record 1 of window 3. A window without dropped records is not in the mapping.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The settings that all work units of a stream share."""
+    """The settings that all work units of a stream (parts of its source) share."""
 
     name: str
     stream: ResolvedStream
@@ -57,8 +57,8 @@ class Job:
     max_bad: Fraction
     "The share of bad records above which the stream is not published."
     images: str
-    """The URL from which paths of images are resolved; blank: the folder of the records' file. Keys
-    depend on the images, not on this.
+    """The URL from which paths of images are resolved; blank: the folder of the file with the
+    record. It is not part of the keys of units, since these depend on the images themselves.
     """
     processor: Processor | None
     "The processor of a stream of images, if the recipe names one; its hash is in the encoding."
@@ -67,21 +67,21 @@ class Job:
     limit: int | None
     "Read only so many first records (`--limit`)."
     unequal: str = ""
-    """The name of the fast tokenizer backend whose ids differ from the reference's, as this machine
-    has found; blank if there is none. It is in the job because workers on other machines do not
-    know it.
+    """The name of a fast tokenizer backend whose token ids differ from those of the reference, as
+    an earlier run on this machine has found; blank if there is none. The job has it because workers
+    on other machines do not know it.
     """
     is_eval: bool
     "Whether the stream is for evaluation: its split is not `train`."
     is_versioned: bool
-    "Whether it is published as versions next to the target, not in it."
+    "Whether the stream is published as versions next to the target, not in the target itself."
     versions: tuple[str, ...] = ()
     "Published versions, the current one first: their shards are reused."
     source: Mapping[str, Any] = field(default_factory=dict)
     "The source as a manifest stores it."
     formats: Mapping[str, int] = field(default_factory=dict)
-    """Name -> version of the rules for reading its sources, if the version is above 1. The versions
-    are part of the digests of the source files.
+    """Rules for reading its source files that are above version 1: name of the rule -> version. The
+    versions are part of the digests of the files.
     """
 
     @property
@@ -111,7 +111,7 @@ class Job:
 
     @property
     def rules(self) -> dict[str, int]:
-        """All rules above version 1 that shape the stream: name -> version."""
+        """All rules above version 1 by which the stream is made: name of the rule -> version."""
         return {**self.encoding.rules, **self.formats}
 
     @property
@@ -128,13 +128,13 @@ class Job:
 
     def with_settings(self, **changes: Any) -> Job:
         """Return a copy of the job with these fields of its encoding changed, for example
-        `with_settings(duplicates="keep")`. The changes must leave the shape and the kind of its
-        records as they are.
+        `with_settings(duplicates="keep")`. Fields that decide the shape or the kind of records
+        cannot be changed.
         """
         return replace(self, stream=self.stream.with_settings(**changes))
 
     def units_of(self, files: Sequence[SourceFile]) -> list[Unit]:
-        """Return the work units of these files."""
+        """Return the work units (parts, converted one by one) of these source files."""
         return sources.plan_units(
             [*files],
             window_bytes=self.kind.window_bytes,
@@ -145,11 +145,13 @@ class Job:
         )
 
     def _line_window(self, file: SourceFile) -> int:
-        """Return how many bytes of this file of lines make a work unit. The fewer of its first
-        records have images, the larger its units are, up to 16 MiB, the size for chats.
+        """Return how many bytes of a file of lines make a work unit, for a stream with images. The
+        fewer of the first records have images, the larger the units are, up to 16 MiB, the size of
+        units of chats.
         """
         if file.stat.size <= LINE_BYTES:
             return LINE_BYTES
+        # Read the first records.
         reader = open_record_reader(self.stream, b"", None)
         unit = Unit(
             files=(file,),
@@ -160,6 +162,7 @@ class Job:
         records = list[Any]()
         for beginning in sources.read_beginnings([unit], HEAD_BYTES):
             records += reader.read(beginning.records)
+        # Count how many of them have images.
         with_images = [record for record in records if getattr(record, "images", None)]
         records_per_image = max(1, len(records)) // max(1, len(with_images))
         return LINE_BYTES * min(16, records_per_image)
@@ -188,18 +191,20 @@ class Job:
 
     @property
     def names_rows(self) -> bool:
-        """Whether the names of records are stored for rows: the source has an `id`, and rows are
-        not joined from parts of records (concat).
+        """Whether the names of records are stored for rows. They are if the source has an `id`,
+        unless rows are joined from parts of records (`layout: concat`).
         """
         return self.encoding.id is not None and not self.kind.joins_units
 
     @cached_property
     def settings_hash(self) -> str:
-        """The hash of every setting and version that shapes a unit's bytes.
+        """The hash of every setting and version on which the bytes of a unit depend.
 
-        Mix weights and the backend are not in it, nor is `duplicates`: the records dropped from a
-        unit are in the unit's key. The hash is cached, since thousands of keys need it.
+        Mix weights and the backend are left out. So is `duplicates`, since the key of a unit
+        contains the records that are dropped from it. The hash is cached, since thousands of keys
+        need it.
         """
+        # The chat templates count only for a stream that uses them.
         tokenizer = self.tokenizer
         template: list[object] | None = None
         if self.kind.has_template:
@@ -207,7 +212,7 @@ class Job:
             if tokenizer.tool_template is not None and self.may_have_tools:
                 template.append(tokenizer.tool_template)
         encoding = replace(self.encoding, duplicates="keep")
-        if not is_ended_by_next(encoding):  # then the stop tokens shape no row
+        if not is_ended_by_next(encoding):  # then no row depends on the stop tokens
             encoding = replace(encoding, stop_ids=[])
         settings = [
             FORMAT_VERSION,
@@ -219,16 +224,20 @@ class Job:
         return xxhash.xxh128_hexdigest(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
 
     def key(self, content: str) -> str:
-        """Return the key of a work unit: 32 hex digits, a hash of its content and of everything
-        that shapes its bytes.
+        """Return the key of a part of the source: 32 hex digits, a hash of its content and of all
+        settings on which its converted bytes depend.
+
+        Args:
+            content: the hash of the content.
         """
         return xxhash.xxh128_hexdigest(f"{self.settings_hash} {content}")
 
     def trusts(self, backend: str) -> bool:
-        """Return whether units that were encoded by this backend may be reused.
+        """Return whether units that were encoded by this tokenizer backend may be reused.
 
-        Units of the reference are always reused. Units of a fast backend are not, if the job asks
-        for the reference, or if the backend's ids have differed from the reference's on any stream.
+        Units of the reference backend are always reused. Units of a fast backend are not reused if
+        the job asks for the reference, or if the token ids of the fast backend have differed from
+        those of the reference on any stream.
 
         Args:
             backend: library and version, for example `fastokens 0.3.5`.
@@ -243,7 +252,13 @@ class Job:
 def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: int | None) -> Job:
     """Return the job of a stream with a source.
 
-    Raises RecipeError if it needs a token that the tokenizer does not have.
+    Raises RecipeError if the stream needs a token that the tokenizer does not have.
+
+    Args:
+        recipe: the recipe that contains the stream.
+        stream: the stream as the recipe describes it.
+        tokenizer: the recipe's tokenizer.
+        limit: convert only so many first records, into a folder of their own; None: all.
     """
     resolved = resolve_stream(recipe, stream, tokenizer)
     processor = None
@@ -274,8 +289,13 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
 def with_versions(job: Job, published: Manifest | None) -> Job:
     """Return the job with the stream's published versions, whose shards are reused. A stream that
     is published in place now may have been published as versions before.
+
+    Args:
+        job: the job of the stream.
+        published: the manifest of the published stream; None if there is none.
     """
     current = locate_version(job.folder, published.index_hash) if published else None
+    # The key is False for the current version, so it comes first.
     versions = sorted(list_versions(job.folder), key=lambda version: version != current)
     return replace(job, versions=tuple(version.url for version in versions))
 
@@ -285,10 +305,11 @@ def with_date(job: Job, published: str | None) -> Job:
     recipe sets the date, the job is returned unchanged.
 
     LLM-Foundry prints today's date. A published stream keeps the date of its first conversion,
-    otherwise all of it would be converted again every day.
+    since otherwise all of it would be converted again every day.
 
     Args:
-        published: the date of the published stream; None if there is none.
+        job: the job of the stream.
+        published: the date in the published stream's settings; None if there is none.
     """
     template = job.kind.template(job.tokenizer)
     if template is None or job.encoding.date_string:

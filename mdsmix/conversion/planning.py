@@ -1,8 +1,8 @@
-"""Plan a conversion: find what is to be done for each stream of a recipe, and whether the published
-stream is up to date.
+"""Plans a conversion: finds out what is to be done for each stream of a recipe, and whether the
+published stream is up to date.
 
-Nothing is written here. Sources are found and stat-ed, not read. A dry run prints the plan and its
-reasons.
+Nothing is written here. Files of sources are listed with their sizes and times, not read (only for
+`sample: budget` parts of them are read). A dry run prints the plan and its reasons.
 """
 
 from __future__ import annotations
@@ -70,17 +70,19 @@ class Watcher(ReadingWatcher, Protocol):
         """
 
     def on_bad(self, records: int) -> None:
-        """Receive how many bad records a unit has that this run converted or found finished."""
+        """Receive how many bad records a work unit has. It is called for each unit that this run
+        converts, and for each unit that was finished before.
+        """
 
     def on_step(self, sentence: str) -> None:
-        """Receive a sentence on a slow step that begins. It reports normal progress, so `--quiet`
-        hides it.
-        """
+        """Receive a sentence on a slow step that begins. `--quiet` hides such sentences."""
 
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """One job of an array: the `number`-th, from 1, of `count`."""
+    """One job of an array of jobs that share a conversion, as `--part 3/64` states it: number 3,
+    from 1, of 64.
+    """
 
     number: int
     count: int
@@ -90,20 +92,27 @@ class ArrayPart:
 
     @property
     def units(self) -> slice:
-        """The slice of the plan's units that this part converts: every `count`-th."""
+        """The slice of the plan's units that this part converts: part 2 of 3 converts the units at
+        the positions 1, 4, 7, ...
+        """
         return slice(self.number - 1, None, self.count)
 
 
 def parse_part(text: str) -> ArrayPart:
-    """Parse `3/64`. Raises RecipeError if it isn't one of so many parts."""
+    """Parse a value of `--part` such as `3/64`.
+
+    Raises RecipeError if the text is not a number of a part and the number of all parts.
+    """
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    part = ArrayPart(int(match[1]), int(match[2])) if match else ArrayPart(0, 0)
-    if not 1 <= part.number <= part.count:
-        raise RecipeError(
-            f"--part {shlex.quote(text)} is not K/N: write the part's number and the number of "
-            "parts, from 1/64 to 64/64; an array that counts from 0 adds 1."
-        )
-    return part
+    if match:
+        part = ArrayPart(int(match[1]), int(match[2]))
+        if 1 <= part.number <= part.count:
+            return part
+    raise RecipeError(
+        f"--part {shlex.quote(text)} is not K/N: write the number of this part and the number of "
+        "all parts. With 64 parts, they are 1/64, 2/64, ... 64/64. If your job array counts from "
+        "0, add 1 to its number."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,25 +122,26 @@ class Options:
     only: Sequence[str] = ()
     "Streams to convert; empty: all."
     limit: int | None = None
-    "Convert only so many first records of each stream, into a folder of their own."
+    "Convert only so many first records of each stream, into a folder of their own; None: all."
     reencode: bool = False
     "Allow replacing a published stream that has other columns or another source."
     workers: int | None = None
+    "Worker processes of this machine, or of each node; None: chosen by the number of processors."
     memory: int | None = None
     """Bytes of memory that the run and its workers may use; None: half of the memory of the machine
     or its control group.
     """
     quarantine_crashes: bool = False
-    "Quarantine records that crash workers; otherwise the first such record ends the run."
+    "Put records that crash workers into quarantine; otherwise the first such record ends the run."
     verify_source: bool = False
-    "Read sources again even if size and stamp are unchanged."
+    "Read source files again even if their sizes and stamps (time or ETag) are unchanged."
     verify_target: bool = False
     "Read and hash existing shards before they are reused, and make damaged ones again."
     part: ArrayPart | None = None
     "Convert only the work units of one job of an array, and publish nothing."
     is_finish: bool = False
-    """Read the notes that the jobs of an array left at the target, and publish the units that they
-    converted (`--finish`).
+    """Publish the units that the jobs of an array have converted (`--finish`). The notes that they
+    left at the target are read first.
     """
     engine: str = "local"
     "The engine that converts the units: `local`, `ray` or `ray://ADDRESS`."
@@ -139,30 +149,31 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPlan:
-    """The plan of a stream, for a run, a part, a dry run or a repair; made by `plan_streams`.
-    Workers get only its job.
+    """What a conversion knows about a stream before it begins. `plan_streams` makes it, for a run,
+    a part, a dry run or a repair.
     """
 
     job: Job
-    """The job. If the chat template prints a date, it has the date with which the published stream
-    was converted.
+    """The settings that workers get. If the chat template prints a date, they contain the date with
+    which the published stream was converted.
     """
     files: list[sources.SourceFile]
     "The files of its source."
     options: Options
     target: TargetState
+    "The files that are published, as they were when the plan was made."
     old: Manifest | None
-    "The manifest of the published stream, if a run can continue from it."
+    "The manifest of the published stream; None if there is none from which a run can continue."
     budget_share: BudgetShare | None
-    "Its share of a budget, if it is sampled for one."
+    "The stream's share of a budget; None without `sample: budget`."
     expected_mean: float | None
-    "Expected mean tokens per record (recipe); the actual mean is compared with it."
+    "The mean tokens per record that the recipe expects. The actual mean is compared with it."
     missing_sources: str
-    "A warning if published files are no longer among its sources; otherwise empty."
+    "A warning if source files of the published stream are missing now; otherwise empty."
 
     @property
     def bytes_to_read(self) -> int:
-        """Source bytes that this run reads. Sources are read twice if duplicates are dropped."""
+        """Source bytes that this run may read. It reads them twice if duplicates are dropped."""
         size = sources.estimate_size(self.files)
         if self.job.drops:
             size *= 2
@@ -172,12 +183,13 @@ class StreamPlan:
 
     @cached_property
     def units(self) -> list[Unit]:
+        """The work units: parts of the source that are converted one by one."""
         return self.job.units_of(self.files)
 
     @cached_property
     def cache(self) -> KnownSources:
-        """The known content of the sources, from this machine's cache and from the note next to the
-        stream; empty under `--verify-source`, which reads them again.
+        """What is known of the content of the sources, from this machine's cache and from the note
+        next to the stream. It is empty under `--verify-source`, so that all sources are read again.
         """
         if self.options.verify_source:
             return KnownSources.empty(self.job.target)
@@ -189,15 +201,17 @@ class StreamPlan:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether the sources are unchanged by their stamps, and exactly their units and bad
-        records are published.
+        """Whether no source file has changed, by sizes and stamps, and exactly the units and bad
+        records of these sources are published.
         """
+        # The content of all sources must be known.
         contents = self.cache.contents(self.units)
         if self.old is None or not contents or len(contents) < len(self.units):
             return False
         dropped_by_unit = recall_dropped(self.job, contents, self.cache)
         if dropped_by_unit is None:
             return False
+        # Compare the keys of all windows (slices of units) with the published ones.
         keys = list[str]()
         bad_names = set[str]()
         for content, dropped in zip(contents, dropped_by_unit, strict=True):
@@ -212,7 +226,7 @@ class StreamPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Draft:
-    """What `plan_streams` knows about one stream of the recipe before it makes the plan."""
+    """What `plan_streams` has found out about a stream of the recipe before it makes the plan."""
 
     stream: StreamSpec
     files: list[sources.SourceFile]
@@ -220,11 +234,11 @@ class _Draft:
     budget_share: BudgetShare | None
     target: TargetState
     old: Manifest | None
-    "The manifest of the published stream, if a run can continue from it."
+    "The manifest of the published stream; None if there is none from which a run can continue."
 
     @property
     def published_tokenizers(self) -> list[PublishedTokenizer]:
-        """The tokenizer of the published stream, if there is one."""
+        """A list with the tokenizer of the published stream; empty if there is no such stream."""
         return [PublishedTokenizer(self.old.tokenizer, self.job.root)] if self.old else []
 
 
@@ -232,6 +246,11 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
     """Plan the chosen streams, in the order of the recipe.
 
     Raises RecipeError if one of them may not be published.
+
+    Args:
+        recipe: the recipe with the streams.
+        options: the options of the run, which choose the streams.
+        say: called with sentences for the user; None: say nothing.
     """
     # Open the tokenizer and the processor, once for all streams.
     streams = _choose_streams(recipe, options.only)
@@ -265,7 +284,8 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
             streams, files, sampled_jobs, budget_shares, targets, strict=True
         )
     ]
-    # A published stream keeps the tokenizer hash that it has; new streams take one from those.
+    # A published stream keeps the tokenizer hash that it has. New streams take the hash that a
+    # published stream has for the same tokenizer.
     published_tokenizers = list[PublishedTokenizer]()
     for draft in drafts:
         published_tokenizers += draft.published_tokenizers
@@ -280,8 +300,15 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
 
 
 def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options) -> StreamPlan:
-    """Return the plan of a stream. Its job takes over the date, the rules and the budget's sample
-    of the published stream, if there is one.
+    """Return the plan of a stream. If the stream is published, its job takes over the date of the
+    chat template, and other settings that should not change.
+
+    Raises RecipeError if the published stream may not be replaced.
+
+    Args:
+        draft: what is known about the stream.
+        tokenizer: the tokenizer, with the hash that the stream keeps.
+        options: the options of the run.
     """
     old = draft.old
     job = replace(draft.job, tokenizer=tokenizer)
@@ -312,8 +339,13 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options) -> StreamPl
 def _source_keys(job: Job, old: Manifest | None) -> dict[str, Any]:
     """Return the `source` keys for the job's manifest.
 
-    If a budget decided the published stream's sample, the manifest still says so when the recipe
-    now gives the same share as a number: a repair then makes the same manifest.
+    If a budget decided the sample of the published stream, its manifest has `sample: budget`. This
+    key stays when the recipe now gives the same share as a number, so that a repair makes the same
+    manifest.
+
+    Args:
+        job: the job of the stream.
+        old: the manifest of the published stream.
     """
     keys = dict(job.source)
     if old and SAMPLE in old.source and old.encoding.sample == job.encoding.sample:
@@ -322,26 +354,33 @@ def _source_keys(job: Job, old: Manifest | None) -> dict[str, Any]:
 
 
 def _choose_streams(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
-    """Return the streams with these names and the streams held out of them; without names, all
-    streams with a source.
+    """Return the streams with these names, and the streams that are held out of them; without
+    names, all streams with a source.
 
     Raises RecipeError if a name is unknown, or no stream has a source.
+
+    Args:
+        recipe: the recipe with the streams.
+        only: the names (`--only`).
     """
     names = [stream.name for stream in recipe.sourced]
     for name in only:
         if name not in names:
             raise RecipeError(
-                f"--only {name}: no stream with a source has this name; these have one: "
+                f"--only {name} names no stream that has a source; the streams with a source are: "
                 f"{', '.join(names) or 'none'}."
             )
     if not names:
-        raise RecipeError("no stream of the recipe has a source, so there is nothing to convert.")
+        raise RecipeError(
+            "no stream of the recipe has a source, so there is nothing to convert: add a source to "
+            "a stream in the recipe."
+        )
     chosen = set(only or names)
     return [stream for stream in recipe.sourced if chosen & {stream.name, stream.held_out_of}]
 
 
 def describe_plans(recipe: Recipe, options: Options) -> Iterator[str]:
-    """Yield what a run would do, in sentences: about the tokenizer, then about each stream."""
+    """Yield sentences on what a run would do: first about the tokenizer, then about each stream."""
     plans = plan_streams(recipe, options)
     yield from plans[0].job.tokenizer.remarks
     for plan in plans:
@@ -349,14 +388,14 @@ def describe_plans(recipe: Recipe, options: Options) -> Iterator[str]:
 
 
 def _describe_stream(plan: StreamPlan) -> Iterator[str]:
-    """Yield what a run would do with one stream, and why, in sentences. Details are indented."""
+    """Yield sentences on what a run would do with a stream, and why. Details are indented."""
     job = plan.job
     old = plan.old
     units = plan.units
     if job.limit:  # which units contain these records is known only when they are read
         yield (
-            f"{job.name}: the first {job.limit} records would be converted, unless they are "
-            f"already, into {job.target}"
+            f"{job.name}: the first {job.limit} records would be converted into {job.target}, "
+            "unless they are converted already"
         )
         return
     if plan.options.is_finish:
@@ -379,17 +418,20 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
     unknown = len(units) - len(contents)
     if unknown:
         yield (
-            f"  {plural(unknown, 'unit')} must be read to see if the records changed; those "
-            "already converted are then skipped"
+            f"  {plural(unknown, 'unit')} must be read to see if the records have changed; units "
+            "that are converted already are then skipped"
         )
     if dropped is None:
         yield (
-            "  the source must be read to find duplicates; a unit is also converted if other "
+            "  the source must be read to find duplicates; a work unit is also converted if other "
             "records than before are dropped from it"
         )
     # Why.
     if old is None:
-        yield f"  {rebuild_reason(job, plan.target) or 'nothing is published there yet'}"
+        reason = rebuild_reason(job, plan.target)
+        if reason is None:
+            reason = "nothing is published there yet"
+        yield f"  {reason}"
         return
     changes = _find_changes(job, old)
     yield from (f"  {change}" for change in changes)
@@ -400,14 +442,15 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
         yield f"  {plan.missing_sources}"
     if not unfinished and not is_up_to_date:
         folder = job.place(old.index_hash)
-        yield f"  finished units would be published, since not all of them are, at {folder}"
+        yield f"  some finished units are not published yet; they would be published at {folder}"
 
 
 def _find_unfinished(plan: StreamPlan, dropped: Iterable[Dropped]) -> list[Unit]:
-    """Return the units that a run would convert, as far as is known without reading sources. A unit
-    with unknown content counts as one of them.
+    """Return the units that a run would convert, as far as is known without reading sources. They
+    include all units with unknown content.
 
     Args:
+        plan: the plan of the stream.
         dropped: the duplicates to drop from each unit with known content, in order.
     """
     job = with_versions(plan.job, plan.old)
@@ -426,9 +469,14 @@ def _find_unfinished(plan: StreamPlan, dropped: Iterable[Dropped]) -> list[Unit]
 
 
 def _find_changes(job: Job, old: Manifest) -> list[str]:
-    """Return a phrase for each setting that shapes bytes and differs from the published stream's:
+    """Return a phrase for each changed setting because of which the stream is converted again:
     `add_eos was true and is false`.
+
+    Args:
+        job: the job of the stream.
+        old: the manifest of the published stream.
     """
+    # Compare the hashes of tokenizer and templates.
     before = old.tokenizer
     after = job.tokenizer
     hashes: list[tuple[str, str | None, str | None]] = [
@@ -443,6 +491,7 @@ def _find_changes(job: Job, old: Manifest) -> list[str]:
     for name, old_hash, new_hash in hashes:
         if old_hash != new_hash:
             changes.append(f"{name} was {old_hash} and is {new_hash}")
+    # Compare the other settings.
     if not all(map(job.trusts, old.backend.split(" + "))):
         changes.append(f"the tokenizer's backend was {old.backend} and is the reference")
     changes += map(str, compare_encodings(old.encoding, job.encoding))

@@ -1,10 +1,11 @@
-"""Publish a stream: join the leftovers of its units into a last entry, make the index and the
-manifest, and write them.
+"""Publishes a stream: joins the leftovers of its work units into last shards, makes the index and
+the manifest, and writes them.
 
-In place, the index of the target is replaced. As a version, a new folder is filled, and then the
-manifest in the target names it; the target keeps no copy of the version's files. Every step is done
-completely or not at all, and is skipped if it is done already, so the next run completes one that
-was killed.
+A stream that is published in place has its shards and index in the target: the index is replaced. A
+stream that is published as versions has a folder for each version: a new folder is filled, and then
+the manifest in the target is replaced, which names the current version. Every step is done
+completely or not at all, and is skipped if it is done already, so after a run was killed the next
+run completes the work.
 """
 
 from __future__ import annotations
@@ -66,19 +67,24 @@ def publish(
     held_lease: Lease,
     repeats: Records,
 ) -> tuple[Manifest, Index]:
-    """Publish these units as the stream's content, and return its manifest and index. Nothing is
-    written if nothing changed.
+    """Publish the content of a stream, and return its manifest and index. Nothing is written if
+    nothing has changed.
 
-    Raises MdsmixError if counts don't add up, and TooManyBadRecords if too many records are bad or
-    the stream would be empty.
+    Raises MdsmixError if counts don't add up.
+    Raises TooManyBadRecords if too many records are bad, or the stream would be empty.
 
     Args:
-        units: in the order of the plan.
-        repeats: the count of duplicates in the stream, which no unit knows by itself.
+        job: the job of the stream.
+        units: the records of all its units, in the order of the plan.
+        sources: an entry for each source file.
+        held_lease: the stream's lease.
+        repeats: the count of duplicates in the stream; all its other counts are zero.
     """
     # Add up the units, and refuse a stream that may not be published.
-    last = _join_leftovers(job, units) if job.kind.joins_units else None
-    units = [*units, last] if last else units
+    if job.kind.joins_units:
+        last = _join_leftovers(job, units)
+        if last:
+            units = [*units, last]
     records = sum((unit.records for unit in units), repeats)
     totals = sum((unit.totals for unit in units), Totals())
     _refuse_losses(job, records, totals)
@@ -122,10 +128,17 @@ def publish(
 
 
 def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[str]) -> bool:
-    """Return whether exactly the units with these keys are published: the manifest at the target
-    lists them, the index that it names exists, and so does every shard by the listing.
+    """Return whether exactly the units with these keys are published. They are if the manifest
+    lists them, and the index and all shards are listed with their right sizes.
+
+    Args:
+        job: the job of the stream.
+        manifest: the manifest at the target.
+        target: the files at the target.
+        keys: the keys of all windows of the stream, in the order of the plan.
     """
-    # Without leftovers the stream has no last entry for them, so both lists of keys are accepted.
+    # The leftovers of all units are a last entry of the manifest. A stream without leftovers has no
+    # such entry, so both lists of keys are accepted.
     leftovers = [leftovers_key(job, keys)] if job.kind.joins_units else []
     return (
         [part.key for part in manifest.parts] in (keys, keys + leftovers)
@@ -149,9 +162,13 @@ def leftovers_key(job: Job, keys: list[str]) -> str:
 
 
 def _join_leftovers(job: Job, units: Sequence[UnitRecord]) -> UnitRecord | None:
-    """Store the units' leftovers, joined in order, as the last shards of the stream. Return their
-    record; None if there are no leftovers. The tokens of the last partial row are dropped and
-    counted.
+    """Join the leftovers of the units (the tokens after the last full row of each) to rows, and
+    store these as the last shards of the stream. Return the record of these shards; None if there
+    are no leftovers. The tokens of the last partial row are dropped and counted.
+
+    Args:
+        job: the job of the stream.
+        units: the records of all its units, in the order of the plan.
     """
     joined = JoinedRows(job.layout, job.encoding.max_seq_len, job.tokenizer.dtype)
     for unit in units:
@@ -171,15 +188,19 @@ def _join_leftovers(job: Job, units: Sequence[UnitRecord]) -> UnitRecord | None:
 
 
 def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
-    """Raise MdsmixError if counts don't add up, and TooManyBadRecords if the stream has no sample
-    or too many bad records.
+    """Refuse a stream that may not be published.
+
+    Raises MdsmixError if counts don't add up.
+    Raises TooManyBadRecords if the stream has no sample or too many bad records.
     """
+    # Every record must be counted once more by what became of it.
     if not records.adds_up:
         raise MdsmixError(
-            f"stream {job.name}: {records.read} records read, but {records.written} written, "
-            f"{records.dropped} filtered and {records.bad} quarantined; nothing is published. This "
-            "is a bug in mdsmix."
+            f"stream {job.name}: {records.read} records were read, but {records.written} written, "
+            f"{records.dropped} filtered and {records.bad} put into quarantine, which does not add "
+            "up. Nothing is published. This is a bug in mdsmix: please report it."
         )
+    # The stream must have a sample.
     if not totals.samples:
         reasons = {**records.filtered, **records.quarantined}
         losses = [f"{count} {reason}" for reason, count in reasons.items()]
@@ -192,8 +213,8 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
             )
         else:
             hint = (
-                "Check the source, and where, sample, budget, holdout and --limit, which leave "
-                "records out."
+                "Check the source, and the settings that leave records out: where, sample, budget, "
+                "holdout and --limit."
             )
         raise TooManyBadRecords(
             f"stream {job.name}: its source gives no sample ({plural(records.read, 'record')}: "
@@ -204,10 +225,10 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
 
 
 def write_publication(job: Job, index: Index, manifest: Manifest, held_lease: Lease) -> None:
-    """Write manifest and index, whose shards are in their place already. Nothing is written if they
-    are published already.
+    """Write the manifest and the index of a stream whose shards are in their place. Nothing is
+    written if they are published already.
 
-    Raises Unreachable if another run has published since this one lost the lease.
+    Raises Unreachable if this run has lost the lease and another run has published since then.
     """
     folder = job.place(index.hash)
     if not job.is_versioned:
@@ -226,18 +247,25 @@ def _tidy_target(folder: Location, index: Index, held_lease: Lease) -> None:
     """Delete the files of the target that are not needed after a version was published.
 
     These are shards that the version contains too, and the index of a stream that was published in
-    place before; a copy of the index is kept as a replaced one. If the lease was lost, the files
-    stay for the next run.
+    place before. A copy of this index is kept, since running jobs may use it. If the lease was
+    lost, the files stay for the next run.
+
+    Args:
+        folder: the target.
+        index: the index of the version.
+        held_lease: the stream's lease.
     """
+    # Delete the index that was published in place.
     old_index = Revision.read(folder / INDEX)
     if old_index.content is not None:
         keep_index(folder, old_index.content)
         if held_lease.renew():
             old_index.file.delete()
+    # Delete the shards that the version contains too.
     in_version = {shard.stored.basename for shard in index.shards}
     duplicates = in_version & {name for name, _ in folder.list()}
     if duplicates:
-        # Running jobs may read a replaced index of the target: the shards that it names stay.
+        # Running jobs may use a replaced index of the target, so the shards that it names stay.
         for replaced in read_replaced_indexes(folder):
             duplicates -= {shard.stored.basename for shard in replaced.shards}
     map_threads(held_lease.delete, [folder / name for name in duplicates])
@@ -251,14 +279,19 @@ def _fill_version(version: Location, index: Index, manifest: Manifest, target: L
 
     Args:
         version: the folder of the version.
+        index: the index of the version.
+        manifest: its manifest.
         target: the folder from which the side files that the version lacks are copied.
     """
     existing: Manifest | None = None
-    with suppress(Unreachable):  # damaged: it is written again
+    with suppress(Unreachable):  # a damaged manifest is written again
         existing = read_manifest(version)
-    if existing and (existing.index_hash, existing.rules) != (index.hash, manifest.rules):
-        existing = None
-    side_files = [file.stored for file in (existing or manifest).named_files]
+    if existing:
+        has_same_rules = existing.rules == manifest.rules
+        if existing.index_hash != index.hash or not has_same_rules:
+            existing = None
+    kept_manifest = existing if existing else manifest
+    side_files = [file.stored for file in kept_manifest.named_files]
     if side_files:
         copy_missing(version, side_files, [target])
     if existing is None:
@@ -267,8 +300,12 @@ def _fill_version(version: Location, index: Index, manifest: Manifest, target: L
 
 
 def _mark_replaced(job: Job, folder: Location) -> None:
-    """If another version is current, note for `mdsmix gc` that it is replaced now. Without versions
-    the store is not asked.
+    """Write a mark that the current version is replaced now, unless it is the version in `folder`.
+    `mdsmix gc` counts the age of a version from its mark.
+
+    Args:
+        job: the job of the stream. If it has no versions, nothing is read or written.
+        folder: where the stream is about to be published.
     """
     if not job.versions:
         return

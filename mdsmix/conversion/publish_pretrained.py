@@ -1,9 +1,9 @@
-"""The folders of tokenizer and processor next to the streams, for those who convert or train on
-another machine.
+"""Publishes the tokenizer and the processor in folders next to the streams, where other machines
+that convert or train find them.
 
-A processor is used only if the batches that it makes of whole conversations equal those that a
-loader will make of the stream's rows. This is tried on the first records of the stream, before its
-first unit is converted.
+Also refuses a processor if its batches of whole conversations differ from the batches that a loader
+will make of the stream's rows. Both are made of the first records of the stream, before its first
+unit is converted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ from mdsmix.tokenizer.published import fetch_folder, publish_folder
 from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 
 TRIED_RECORDS = 16
-"A processor is tried on the rows of the first records of the source."
+"A processor is tried on the rows of so many first records of the source."
 
 
 def publish_pretrained(jobs: Sequence[Job]) -> None:
-    """Write the folders of these streams' tokenizer and processor, unless they are there."""
+    """Write the folders of these streams' tokenizer and processor, unless they are there.
+
+    Args:
+        jobs: the jobs of one recipe, which have the same tokenizer and processor.
+    """
+    # A stream without images has no processor.
     job = next((job for job in jobs if job.processor), jobs[0])
     publish_folder(_tokenizer_folder(job), Path(job.tokenizer.path).parent, job.tokenizer)
     if job.processor:
@@ -40,10 +45,10 @@ def publish_pretrained(jobs: Sequence[Job]) -> None:
 
 
 def fetch_tokenizer(job: Job) -> Tokenizer:
-    """Return the job's tokenizer with a path on this machine. If its snapshot was taken on another
-    machine, it is fetched once from the mix's root.
+    """Return the job's tokenizer with a path on this machine. If the run began on another machine,
+    the tokenizer is fetched once from the folder next to the streams.
 
-    Raises Unreachable if it is not there.
+    Raises Unreachable if the tokenizer is not there.
     """
     tokenizer = job.tokenizer
     if Path(tokenizer.path).is_file():
@@ -52,13 +57,14 @@ def fetch_tokenizer(job: Job) -> Tokenizer:
     folder = fetch_folder(home)
     if not folder:
         raise Unreachable(
-            f"{home} does not contain the tokenizer that the run began with: start the run again."
+            f"{home} does not contain the tokenizer with which this run began: run the same "
+            "command again, which publishes the tokenizer there."
         )
     return replace(tokenizer, path=str(folder / TOKENIZER_JSON))
 
 
 def fetch_processor(job: Job) -> None:
-    """Fetch the job's processor into the cache if its snapshot was taken on another machine."""
+    """Fetch the job's processor into the cache of this machine, if the run began on another one."""
     if job.processor and not Path(job.processor.path).is_dir():
         fetch_folder(_processor_folder(job, job.processor))
 
@@ -75,7 +81,8 @@ def _processor_folder(job: Job, processor: Processor) -> Location:
 
 def refuse_unproved_processor(job: Job, files: Sequence[SourceFile]) -> None:
     """Raise RecipeError if the batches that the job's processor makes of whole conversations differ
-    from those that a loader will make of their rows.
+    from the batches that a loader will make of their rows. The first records of the source are
+    tried.
     """
     if not job.processor:
         return
@@ -83,15 +90,16 @@ def refuse_unproved_processor(job: Job, files: Sequence[SourceFile]) -> None:
     difference = find_difference(Path(job.processor.path), job.encoding, job.tokenizer, rows)
     if difference:
         raise RecipeError(
-            f"{job.name}: the processor {job.processor.name} cannot be used, because "
+            f"stream {job.name}: the processor {job.processor.name} cannot be used, because "
             f"{difference}: {FIX_UNEQUAL}."
         )
 
 
 def _first_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
-    """Yield rows of the first records of the source."""
+    """Yield the rows of the first records of the source."""
     backend = open_backend(job.tokenizer, "reference")
-    for unit in job.units_of(files[:1])[:1]:
+    first_units = job.units_of(files[:1])[:1]  # empty if the source has no files
+    for unit in first_units:
         encoder = open_record_encoder(job.stream, job.tokenizer, backend, root=job.images_root)
         for batch in read_batches(unit, TRIED_RECORDS):
             image_folders = job.image_folders(unit)

@@ -1,8 +1,8 @@
-"""Repair a published stream.
+"""Repairs a published stream.
 
-The stream is verified first. If it is damaged, and source and recipe would make the same stream
-again, it is converted with `--verify-target`, which deletes the damaged files and converts their
-units again.
+The stream is verified first. If it is damaged, and its source and recipe would make the same stream
+again, it is converted with `--verify-target`: that deletes the damaged files, and converts the work
+units to which they belong again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mdsmix.storage import Location, locate
 
 @dataclass(frozen=True, kw_only=True)
 class Repaired:
-    """The result of `repair`: the faults that it found, and how much it converted again."""
+    """The result of a repair: the faults of the stream, and how much was converted again."""
 
     stream: str
     faults: tuple[StreamFault, ...]
@@ -33,11 +33,17 @@ class Repaired:
 
 
 def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher) -> Repaired:
-    """Repair the stream in `folder`, which this recipe publishes: make its missing and damaged
-    files again.
+    """Make the missing and damaged files of a published stream again.
 
-    Raises RecipeError if the recipe or its source would make another stream, and Unreachable if the
-    stream cannot be read.
+    Raises RecipeError if the recipe or its source would make another stream.
+    Raises Unreachable if the stream cannot be read.
+    Raises MdsmixError if the files that were made again differ from those that were published.
+
+    Args:
+        recipe: the recipe that publishes the stream.
+        folder: the folder of the published stream.
+        options: the options of the conversion.
+        watcher: receives the events of the conversion.
     """
     # Find the stream in the recipe. Only its current version can be repaired.
     split = find_working_folder(folder)
@@ -48,30 +54,31 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
             names.append(stream.name)
     if not names:
         raise RecipeError(
-            f"the recipe does not publish {folder}, so its shards cannot be made again from it; "
-            "name a stream that it makes."
+            f"the recipe does not publish {folder}, so the shards there cannot be made again by "
+            "this recipe; name a stream that the recipe makes."
         )
     if folder != current:
         raise RecipeError(
-            f"{folder} is an older version of the stream, but only the current version, {current}, "
-            "can be made again from its source; restore the old source and run mdsmix convert, or "
-            "delete the old version by mdsmix gc --keep."
+            f"{folder} is an older version of the stream, and only the current version {current} "
+            "can be repaired. Restore the old source and run mdsmix convert, or delete the old "
+            "version by mdsmix gc --keep."
         )
     # Find the damage.
     verified = verify(folder, watcher)
     if not verified.faults:
         return Repaired(stream=str(folder), faults=())
-    # Convert, unless the result would be another stream. `reencode` turns off the checks of convert
-    # for this; `_refuse_other_stream` is stricter than they are.
+    # Convert, unless the result would be another stream. `reencode` turns off the checks that
+    # convert does for this, since `_refuse_other_stream` is stricter.
     options = replace(options, only=names, verify_target=True, reencode=True)
     (plan,) = plan_streams(recipe, options)
     index_hash = _refuse_other_stream(plan, folder)
     (outcome,) = convert(recipe, options, watcher)
     if outcome.manifest.index_hash != index_hash:
         raise MdsmixError(
-            f"{folder} was made again, but as a new version: a file of its source was changed "
-            "without changing its size, or a record that crashed workers then (crashed_worker) was "
-            "converted now. The damaged version is gone; render the YAML again before you train."
+            f"{folder} was made again, but with other content than before: a file of its source "
+            "was changed without changing its size, or a record that crashed workers before "
+            "(crashed_worker) was converted now. The damaged version is gone; render the YAML "
+            "again before you train."
         )
     return Repaired(
         stream=str(folder),
@@ -82,17 +89,23 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
 
 
 def _refuse_other_stream(plan: StreamPlan, folder: Location) -> str:
-    """Return the hash of the index of the stream in `folder`. Nothing is written.
+    """Return the hash of the published stream's index. Nothing is written.
 
     Raises RecipeError if the plan would make another stream.
+
+    Args:
+        plan: the plan of the conversion that would repair the stream.
+        folder: the folder of the published stream.
     """
+    # Read the manifest.
     job = plan.job
     manifest = published_manifest(plan.job, plan.target, reencode=False)
     if manifest is None:
         raise RecipeError(
-            f"{job.target} has no manifest, so what the stream should contain is unknown; run "
-            "mdsmix convert with --reencode."
+            f"{job.target} has no manifest, so it is unknown what the stream should contain. To "
+            "publish the stream again, run mdsmix convert with --reencode."
         )
+    # Compare source, recipe and place with the manifest.
     sizes = {file.name: file.stat.size for file in plan.files if file.stat.size}
     is_same_source = len(sizes) == manifest.source_count
     with suppress(Damaged):  # a damaged part of the list: only the number of its names is known
@@ -109,8 +122,8 @@ def _refuse_other_stream(plan: StreamPlan, folder: Location) -> str:
         reason = f"with its current `publish` the recipe would not publish it at {folder} again"
     if reason:
         raise RecipeError(
-            f"{folder} cannot be repaired, because {reason}, and converting would make other "
-            "shards. Run mdsmix convert, which publishes a new version, or restore the old recipe "
-            "and source."
+            f"{folder} cannot be repaired, because {reason}, so converting would make other "
+            "shards. Restore the old recipe and source and repair again, or run mdsmix convert to "
+            "publish the stream as it is now."
         )
     return manifest.index_hash

@@ -1,16 +1,17 @@
-"""Convert the streams of a recipe one after the other: plan, convert the unfinished units, publish.
+"""Converts the streams of a recipe one after the other: plans, converts the unfinished work units
+(parts of the source), and publishes.
 
-A second run reads no source: it stats the files and compares keys. Streams are converted in turn
-rather than together, so that each is published as soon as possible, and a failure in one leaves the
-finished ones published.
+A second run reads no source: it looks up sizes and times of the files, and compares keys. Streams
+are converted one after the other, so that each is published as soon as possible, and a failure of
+one stream leaves the finished ones published.
 
 An array of jobs (Slurm, Kubernetes, make -j) can share one conversion: each job converts a part of
-the work units, and one job joins them. A part has every n-th unit of the plan, so parts are of
-equal size. A part writes the same files as any run before it publishes: shards and unit records,
-both named by their content. So parts need not know of each other, one may be done twice, and one
-that was killed continues. A part publishes nothing and takes no lease. `--finish` is a conversion
-that finds these files: it takes the lease, converts the missing units, and publishes. Each part
-leaves a note at the target on the content of its sources, so that `--finish` reads no source again.
+the units, and a last job publishes them. A part has every n-th unit of the plan, so parts are of
+equal size. Like any run, a part first writes shards and unit records, which are named by their
+content. So parts need not know of each other, a part may be done twice, and a killed part
+continues. A part publishes nothing and takes no lease. `--finish` is a conversion that finds the
+files of the parts: it takes the lease, converts the missing units, and publishes. Each part leaves
+a note at the target on the content of its sources, so that `--finish` reads no source again.
 """
 
 from __future__ import annotations
@@ -76,30 +77,37 @@ OutcomeT = TypeVar("OutcomeT")
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOutcome:
-    """The fields that the result of a run and the result of a part share."""
+    """The fields that are common to the result of a run and the result of a part of an array."""
 
     stream: str
     target: str
     units: int
-    "Windows of the stream; each is shown as a work unit. For a part: its own units of the plan."
+    """Windows (slices of work units) of the stream; the user sees each as a work unit. For a part:
+    its own units of the plan.
+    """
     reused: int
     "Windows that were converted before this run."
     seconds: float
+    "How long the run took for this stream."
     peak: int = 0
     """The most bytes of memory that the run and its workers used; 0 if nothing was converted, or
     the system does not report it.
     """
     notes: tuple[str, ...] = ()
+    "Sentences for the user."
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartOutcome(StreamOutcome):
-    """The result of a part in one stream. Nothing of it is published."""
+    """The result of a part of an array for one stream. Nothing is published."""
 
     part: ArrayPart
     units_in_all: int
+    "Units of the whole stream."
     tokens: int
+    "Tokens of the part's units, converted by this run or earlier."
     records: Records
+    "Counts of the records of the part's units."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +128,7 @@ class Outcome(StreamOutcome):
 
     @property
     def done(self) -> int:
-        """Units that this run converted."""
+        """The number of units that this run converted."""
         return self.units - self.reused
 
     @property
@@ -135,16 +143,19 @@ class Outcome(StreamOutcome):
 def convert(
     recipe: Recipe, options: Options, watcher: Watcher, engine: Engine | None = None
 ) -> Iterator[Outcome]:
-    """Convert and publish every stream that has a source, or those that the options name, and yield
-    an Outcome for each.
+    """Convert and publish every stream that has a source, or the streams that the options name, and
+    yield an Outcome for each.
 
     Errors that can be found without reading a source are raised before the first stream is
     converted. If converting a stream fails, the other streams are still converted, and the error is
-    raised after the last one.
+    raised after the last stream.
 
     Args:
-        engine: converts the units; it is not closed. None: make the engine that the options
-            choose, and close it.
+        recipe: the recipe with the streams.
+        options: the options of the run.
+        watcher: receives the events of the conversion.
+        engine: converts the units; it is not closed here. None: start the engine that the options
+            choose, and close it at the end.
     """
     assert options.part is None, "a part is converted by `convert_part`"
     return _run_streams(recipe, options, watcher, engine, _convert_stream)
@@ -153,8 +164,14 @@ def convert(
 def convert_part(
     recipe: Recipe, options: Options, watcher: Watcher, engine: Engine | None = None
 ) -> Iterator[PartOutcome]:
-    """Convert the work units of `options.part` in each stream, publish nothing, and yield a
+    """Convert one part of the work units of each stream, without publishing, and yield a
     PartOutcome for each stream. Streams are chosen and errors are raised as in `convert`.
+
+    Args:
+        recipe: the recipe with the streams.
+        options: the options of the run; `options.part` names the part.
+        watcher: receives the events of the conversion.
+        engine: as in `convert`.
     """
     assert options.part is not None, "all of a stream is converted by `convert`"
     return _run_streams(recipe, options, watcher, engine, _convert_part_of_stream)
@@ -167,8 +184,16 @@ def _run_streams(
     engine: Engine | None,
     run_stream: Callable[[StreamPlan, Engine, Watcher], OutcomeT],
 ) -> Iterator[OutcomeT]:
-    """Plan all streams, and yield the outcome of `run_stream` for each."""
-    # Plan, and refuse all that can be refused now.
+    """Plan all streams, and yield the outcome of `run_stream` for each.
+
+    Args:
+        recipe: the recipe with the streams.
+        options: the options of the run.
+        watcher: receives the events of the conversion.
+        engine: as in `convert`.
+        run_stream: converts one planned stream, or a part of it.
+    """
+    # Plan. This refuses everything that can be refused without reading a source.
     parse_engine(options.engine)
     plans = plan_streams(recipe, options, watcher.on_step)
     for remark in plans[0].job.tokenizer.remarks:
@@ -195,7 +220,7 @@ def _run_streams(
 
 
 def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outcome:
-    """Convert a stream and publish it. For a stream that is up to date only its target is read."""
+    """Convert a stream and publish it. If the stream is up to date, only its target is read."""
     began = time.monotonic()
     job = plan.job
     old = plan.old
@@ -221,8 +246,8 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         windows = [window for result in results for window in result.windows]
         joined = join_unit_files(job.folder, work.stored, windows, job.drops)
         work = replace(work, stored=joined.stored)
-        # Publish the bad records. If there is no manifest, the bad records that are there were left
-        # by an earlier run that published nothing: delete them.
+        # Publish the bad records. Without a manifest, an earlier run that did not publish has left
+        # the bad records that are there: delete these.
         quarantined = publish_bad(work, results)
         if plan.target.quarantined and not (plan.target.manifest or plan.target.damage):
             delete_stale_files(job.folder, quarantined, held_lease)
@@ -235,8 +260,8 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
             held_lease,
             _count_repeats(work, windows),
         )
-        # Delete the files that are not needed any more: fixed bad records (an empty target had
-        # none), joined unit files, and the notes of an array's parts.
+        # Delete the files that are not needed any more: bad records that were fixed (an empty
+        # target had none), unit files that were joined, and the notes of an array's parts.
         if plan.target.folders:
             delete_stale_files(job.folder, quarantined, held_lease)
         delete_joined(job.folder, joined.obsolete, held_lease)
@@ -253,16 +278,16 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
 
 
 def _remember_files(plan: StreamPlan, manifest: Manifest) -> None:
-    """Store on this machine which files the stream is made of, for `mdsmix check`."""
+    """Store on this machine from which files the stream was made, for `mdsmix check`."""
     remember_stamps(plan.job.target, manifest.index_hash, drop_empty_files(plan.files))
 
 
 def _convert_part_of_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
-    """Convert the units of a part, and leave a note on the content of their sources.
+    """Convert the units of one part of an array, and leave a note on the content of their sources.
 
-    Which records are dropped as duplicates depends on all units of the stream, so each part also
-    reads the units that no other part has read for duplicates yet. Whether too many records are bad
-    depends on all units too, so `--finish` decides it.
+    Which records are dropped as duplicates depends on all units of the stream. So each part also
+    reads units of other parts, unless another part has already read them to find duplicates.
+    Whether too many records are bad depends on all units too, so `--finish` decides this.
     """
     began = time.monotonic()
     job = plan.job
@@ -271,20 +296,23 @@ def _convert_part_of_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) 
     units = plan.units[part.units]
     results = list[UnitResult]()
     note = ""
+    # Convert the part's units.
     if units:
         work = find_dropped(Work.prepare(plan, engine, watcher))
         watcher.begin(job.name, plan.bytes_to_read)
         work_of_part = replace(
             work,
-            job=replace(work.job, max_bad=Fraction(1)),  # a part is never refused for bad records
+            job=replace(work.job, max_bad=Fraction(1)),  # bad records never end a part
             units=units,
             dropped=work.dropped[part.units],
         )
         _, results, note = do_units(work_of_part)
+        # Leave the note.
         contents = [result.content for result in results]
         write_part_note(
             job.folder, f"{part.number}-of-{part.count}", dict(zip(units, contents, strict=True))
         )
+    # Add up the counts.
     tokens = 0
     for result in results:
         tokens += sum(record.totals.seen_tokens for record in result.records)
@@ -304,15 +332,20 @@ def _convert_part_of_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) 
 
 
 def _count_repeats(work: Work, windows: Sequence[DoneWindow]) -> Records:
-    """Count the written records that equal an earlier written record of the stream. It is counted
-    here because the earlier record may be in another unit. The count is zero if the stream drops
-    duplicates.
+    """Count the written records of a stream that equal an earlier written record. This is not known
+    before all units are converted, since the earlier record may be in another unit.
+
+    If the stream drops duplicates, the count is zero.
+
+    Args:
+        work: the converted stream.
+        windows: all its windows (slices of units), in the order of the plan.
     """
     if work.job.drops:
         return Records()
     refs = list[BlobRef]()
     for done in windows:
-        # Fingerprints are in a file of their own, in a segment, or in the window's unit file.
+        # Fingerprints are in a file of their own or a segment; otherwise in the window's unit file.
         file = work.stored.find_hashes_file(done.base)
         if not file:
             file = work.stored.find_file(done.record.key, done.window)
@@ -337,9 +370,11 @@ def _make_outcome(
     """Return the result of a run for one stream.
 
     Args:
-        index: the published index; None: the outcome states 0 bytes.
-        windows: all windows of the stream, converted by this run or earlier. They are empty if the
-            stream was up to date.
+        plan: the plan of the stream.
+        manifest: the manifest of the published stream.
+        index: the published index; None: the outcome has 0 bytes.
+        windows: all windows of the stream, converted by this run or earlier. The list is empty if
+            the stream was up to date.
         began: when the stream began, by `time.monotonic()`.
         notes: sentences for the user, in addition to those that are made here.
         peak: the most bytes of memory that the run has used; 0 if unknown.
@@ -379,9 +414,16 @@ def make_engine(
 ) -> Engine:
     """Return the engine of a run: a Ray cluster, or processes of this machine.
 
-    The number of processes is that of the options. By default it is the number of CPUs, plus one if
-    a store is used, so that one process can download or upload while the others tokenize.
+    The options give the number of processes. By default it is the number of CPUs, plus one if a
+    store is used, so that one process can download or upload while the others tokenize.
+
+    Args:
+        recipe: the recipe of the run.
+        plans: the plans of its streams.
+        options: the options, which choose the engine.
+        watcher: receives a sentence if this system does not show the memory of processes.
     """
+    # Collect the settings of the engine, and the folders that its workers read and write.
     has_processor = any(plan.job.processor for plan in plans)
     pool = PoolSettings(
         workers=options.workers or 0,
@@ -395,12 +437,14 @@ def make_engine(
         if plan.job.images_root:
             folders.add(plan.job.images_root)
         folders.update(file.location.parent for file in plan.files)
+    # Make a Ray engine.
     address = parse_engine(options.engine)
     if address is not None:
         from mdsmix.engines.ray_engine import RayEngine
 
         local = sorted(folder.url for folder in folders if not folder.is_store)
         return RayEngine(address, pool, store_addresses(), [] if recipe.shared else local)
+    # Make an engine of this machine.
     if not can_measure_memory():
         watcher.say(NO_MEMORY_LIMIT)
     workers = pool.workers

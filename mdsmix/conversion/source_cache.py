@@ -1,21 +1,24 @@
-"""A cache of what sources contain, by their sizes and stamps, so that a second run only stats them.
+"""Remembers what source files contain, by their sizes and stamps, so that a second run needs not
+read them. The stamp of a file on a disk is its modification time; of an object in a store, its
+ETag.
 
-There is one small file per stream in the user's cache folder. It has a line for each window,
-written when a worker has stored the window, and a line for each finished unit, so a run continues
-after a kill without reading finished windows again. When a stream is published, the lines that it
-no longer needs are dropped. The file may be deleted at any time; the sources are then read once
-more. A source that changes without changing its size or modification time is not noticed.
+There is one small file per stream in the user's cache folder. It has a line for each finished
+window (a slice of a work unit's source), written when a worker has stored the window, and a line
+for each finished unit. So a run continues after a kill without reading finished windows again. When
+a stream is published, the lines that it no longer needs are dropped. The file may be deleted at any
+time; the sources are then read once more. A source file that changes without changing its size or
+stamp is not noticed.
 
-The lines of objects in a store are also stored next to the stream (`.mdsmix/sources.zst`). A stamp
-(ETag) is the same on every machine, so a machine that never read the objects lists them and reads
-none. Files on a disk have no line there, since their stamp means something on one machine only.
-Records that name images have none either: each machine stores the images' stamps itself.
-`--verify-source` uses neither file.
+The lines of objects in a store are also written next to the stream (`.mdsmix/sources.zst`). An ETag
+is the same on every machine, so a machine that never read the objects only lists them. Files on a
+disk have no line there, since modification times differ between machines. Records that name images
+have no line there either: each machine stores the images' stamps itself. `--verify-source` uses
+neither file.
 
 In streams of images a window's key depends on the bytes of its images, so the same images
 elsewhere, or with other modification times, cause no new work. A run with nothing to do must not
 read them, so the size and stamp of each image that a window names are stored too. A later run
-compares these: at a store by listings of a thousand, on a disk one by one. A window whose images
+compares these: in a store by listings of a thousand, on a disk one by one. A window whose images
 are unchanged is known; if one image differs, all images of its window are read. An image from a
 server (http) has no stamp: it is requested again only with --verify-source.
 """
@@ -46,35 +49,39 @@ from mdsmix.sources.formats import format_of, list_raised_versions
 from mdsmix.storage import Location, Stat, find_store, locate, map_threads
 
 NOTE = "sources.zst"
+"The name of the note next to the stream, in `.mdsmix/`."
 PART = re.compile(r"part-\d{1,6}-of-\d{1,6}")
 "Names of the notes that the jobs of an array leave at the target; their lines are those of NOTE."
 DROPPED = ".dropped"
+"The suffix of the cache file with the duplicates to drop."
 UNKNOWN = Content(windows=(), files=())
 Stamps: TypeAlias = Mapping[str, tuple[int, str]]
 "URL of an image -> its size and stamp; the size is -1 if it was missing or could not be read."
 MISSING = [-1, ""]
+"The size and stamp of an image that is missing or cannot be read."
 FEW = 100
-"Up to so many objects of a bucket are stat-ed one by one, since a listing may have many others."
+"Up to so many objects of a bucket are requested one by one: a listing may have many others."
 SPARSE = 20
-"""A listing of n wanted objects is read up to SPARSE * n entries; objects that were not found by
-then are stat-ed one by one.
+"""To look up n objects, at most SPARSE * n entries of a listing are read. The objects that were not
+among these are requested one by one.
 """
 
 
 @dataclass(slots=True)
 class KnownSources:
-    """The contents of one stream's units."""
+    """What is known of the contents of a stream's work units (parts of its source)."""
 
     path: Path
+    "The file in the cache of this machine."
     units: dict[str, Content] = field(default_factory=dict)
-    """`unit_stamp` -> content. If a unit was not read to its end, its content has the windows that
-    are stored so far, and no files.
+    """`unit_stamp` of a unit -> its content. If a unit was not read to its end, its content has the
+    windows that are stored so far, and its `files` are empty.
     """
 
     @staticmethod
     def empty(target: str) -> KnownSources:
-        """Return an empty cache for the stream published at `target`. Its file can be written, but
-        is not read here.
+        """Return an empty cache for the stream that is published at `target`. The cache file is not
+        read here, but lines can be added to it.
         """
         name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
         return KnownSources(cache_folder() / "seen" / name)
@@ -88,7 +95,9 @@ class KnownSources:
         return cache
 
     def learn_lines(self, content: bytes) -> None:
-        """Add the lines that this machine or another has written."""
+        """Add lines that `format_lines` has made on this machine or another. Damaged lines are left
+        out.
+        """
         for line in content.splitlines():
             # A line that was being written when the machine went down is cut off.
             with suppress(ValueError, KeyError, TypeError, AttributeError):
@@ -98,8 +107,11 @@ class KnownSources:
                 self.learn(entry["unit"], Content(windows=windows, files=files))
 
     def learn(self, stamp: str, content: Content) -> None:
-        """Add the content of the unit with this `unit_stamp`. Content with files is that of the
-        whole unit; without files it is one more window.
+        """Add content of the unit with this `unit_stamp`.
+
+        Args:
+            stamp: the `unit_stamp` of the unit.
+            content: the content of the whole unit; if its `files` are empty, one more window of it.
         """
         earlier = self.units.get(stamp, UNKNOWN)
         if content.files:
@@ -134,7 +146,7 @@ class KnownSources:
                 self.units[stamp] = Content(windows=windows, files=())
 
     def content(self, unit: Unit) -> Content | None:
-        """Return the content of a unit. None if it was not read to its end."""
+        """Return the content of a unit; None if the unit was not read to its end."""
         content = self.units.get(unit_stamp(unit), UNKNOWN)
         return content if content.files else None
 
@@ -143,32 +155,37 @@ class KnownSources:
         return list(filter(None, map(self.content, units)))
 
     def windows_of(self, unit: Unit) -> dict[int, Window]:
-        """Return number -> window, of all known windows of a unit."""
+        """Return all known windows of a unit: number of the window -> window."""
         content = self.units.get(unit_stamp(unit), UNKNOWN)
         return {window.number: window for window in content.windows}
 
     def note(self, unit: Unit, content: Content) -> None:
-        """Store a finished unit, or a finished window of it. The line is one write, since workers
-        and their run append to the same file.
+        """Store what is known of a unit in the cache of this machine. The line is added by one
+        write, since workers and their run append to the same file.
+
+        Args:
+            unit: the unit.
+            content: the content of the finished unit, or of one window that is finished.
         """
         self.learn(unit_stamp(unit), content)
-        with suppress(OSError):  # then the source is read once more
+        with suppress(OSError):  # without the line, the source is read once more
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
                 file.write(_format_line(unit, content))
 
     def save(self, contents: Mapping[Unit, Content], folder: Location | None = None) -> None:
-        """Store these units on this machine and forget all others.
+        """Store the contents of these units on this machine, and forget all others.
 
         Args:
-            folder: the stream's folder; lines of files in a store are written there too.
+            contents: the content of each unit of the stream.
+            folder: the stream's folder; the contents of objects in a store are written there too.
         """
         objects = dict[Unit, Content]()
         for unit, content in contents.items():
             names_images = any(window.images for window in content.windows)
             if _is_object(unit) and not names_images:
                 objects[unit] = content
-        with suppress(Unreachable):  # the stream is published; sources are read once more
+        with suppress(Unreachable):  # without the lines, sources are read once more
             keep_in_cache(self.path, format_lines(contents))
             if folder and objects:
                 (folder / FOLDER / NOTE).write(compress_with_checksum(format_lines(objects)))
@@ -187,12 +204,13 @@ def write_part_note(folder: Location, part: str, contents: Mapping[Unit, Content
 
 
 def list_part_notes(folder: Location) -> list[Location]:
+    """Return the notes that the parts of an array left at the target."""
     notes = folder / FOLDER
     return [notes / name for name, _ in notes.list() if PART.fullmatch(name)]
 
 
 def format_lines(contents: Mapping[Unit, Content]) -> bytes:
-    """Return the lines of these units, as `learn_lines` reads them."""
+    """Return a line of JSON for each unit, as `KnownSources.learn_lines` reads them."""
     return b"".join(_format_line(unit, content) for unit, content in contents.items())
 
 
@@ -202,8 +220,8 @@ def _format_line(unit: Unit, content: Content) -> bytes:
 
 
 def unit_stamp(unit: Unit) -> str:
-    """Hash a unit's files, by their URLs, sizes and stamps, and every setting that decides how they
-    are read.
+    """Return the hash by which the cache knows a unit: of the URLs, sizes and stamps of its files,
+    and of all settings that decide how the files are read.
     """
     files = [[file.location.url, file.stat.size, file.stat.stamp] for file in unit.files]
     read_as = asdict(unit.files[0].read_as)  # a recipe sets it for all files of a stream
@@ -215,23 +233,25 @@ def unit_stamp(unit: Unit) -> str:
         unit.window_bytes,
         read_as,
     ]
-    if versions := list_raised_versions(map(format_of, unit.files)):
+    versions = list_raised_versions(map(format_of, unit.files))
+    if versions:
         settings.append(versions)
     return xxhash.xxh128_hexdigest(orjson.dumps([files, settings]))
 
 
 def _is_object(unit: Unit) -> bool:
+    """Return whether all files of a unit are objects in a store that have an ETag."""
     return all(file.location.is_store and file.stat.stamp for file in unit.files)
 
 
 def remember(path: Path, value: object) -> None:
-    """Store a value in the cache of this machine."""
-    with suppress(Unreachable):  # then the value is worked out again
+    """Store a value in a file of this machine's cache."""
+    with suppress(Unreachable):  # without the file, the value is computed again
         keep_in_cache(path, compress_with_checksum(orjson.dumps(value)))
 
 
 def recall(path: Path) -> Any:
-    """Return a value from the cache of this machine. None if it is missing or damaged."""
+    """Return the value in a file of this machine's cache; None if it is missing or damaged."""
     with suppress(OSError, ValueError):
         return orjson.loads(decompress_frame(path.read_bytes()) or b"")
     return None
@@ -240,8 +260,13 @@ def recall(path: Path) -> Any:
 def recall_dropped(
     job: Job, contents: Sequence[Content], cache: KnownSources
 ) -> list[Dropped] | None:
-    """Return the duplicates to drop from each unit with these contents; under `duplicates: keep`
-    these are none. Return None if this machine has not stored them.
+    """Return the duplicates to drop from each unit; None if this machine has not stored them.
+    Without `duplicates: drop` there are no duplicates to drop: `[{}, {}, ...]`.
+
+    Args:
+        job: the job of the stream.
+        contents: the contents of its units.
+        cache: the cache of the stream.
     """
     if not job.drops:
         return [{}] * len(contents)
@@ -249,27 +274,30 @@ def recall_dropped(
     keys = list[str]()
     for content in contents:
         keys += lines_keys(job, content)
+    # The stored bits are for other windows if the keys differ.
     if [key for key, _ in entries] != keys:
         return None
     return group_dropped_by_unit([bytes.fromhex(bits) for _, bits in entries], contents)
 
 
 def remember_dropped(cache: KnownSources, keys: Sequence[str], bits: Sequence[bytes]) -> None:
-    """Store the bits of `find_repeats` on this machine.
+    """Store the duplicates of a stream on this machine, for `recall_dropped`.
 
     Args:
+        cache: the cache of the stream.
         keys: the `lines_key` of each window.
-        bits: for each window; b"" if it has no duplicate.
+        bits: the bits of each window, from `find_repeats`; b"" if it has no duplicate.
     """
     entries = [[key, window_bits.hex()] for key, window_bits in zip(keys, bits, strict=True)]
     remember(cache.path.with_suffix(DROPPED), entries)
 
 
 def group_dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[Dropped]:
-    """Return the duplicates to drop from each unit.
+    """Return the duplicates to drop from each unit: number of a window -> the bits of the window.
 
     Args:
-        bits: the bits of `find_repeats`, for each window of these units in order.
+        bits: the bits of each window of these units, from `find_repeats`, in order.
+        contents: the contents of the units.
     """
     iterator = iter(bits)
     dropped_by_unit = list[Dropped]()
@@ -290,18 +318,20 @@ def remember_image_stamps(job: Job, window: Window, stamps: Stamps) -> None:
 
 
 def forget_changed(job: Job, cache: KnownSources) -> None:
-    """Remove windows with a changed image from the cache. An image has changed if its size or stamp
-    has. If the stamps of a window's images are not stored on this machine, the window is removed
-    too.
+    """Remove windows (slices of units) with a changed image from the cache, so that they are read
+    again. An image has changed if its size or stamp (time or ETag) has. Windows for whose images
+    this machine has no stamps are removed too.
     """
     if not job.kind.has_images:
         return
+    # Find the stored stamps of each window's images; None: not stored.
     stamps_by_window = dict[Window, Any]()
     for content in cache.units.values():
         for window in content.windows:
             if window.images:
                 entry = recall(_stamps_path(job, window)) or {}
                 stamps_by_window[window] = entry.get(window.full_digest)
+    # Compare them with the current stamps.
     urls = set[str]()
     for stamps in stamps_by_window.values():
         urls.update(stamps or ())
@@ -314,18 +344,24 @@ def forget_changed(job: Job, cache: KnownSources) -> None:
 
 
 def stat_images(urls: Set[str]) -> dict[str, list[Any]]:
-    """Return URL -> [size, stamp] of each of these files; MISSING for one that cannot be read.
+    """Return the current state of images: URL -> [size, stamp]; MISSING for a file that cannot be
+    read.
 
-    Many objects of a bucket are listed by the folder that contains them all, as long as it contains
-    few others. All other files are asked for one by one.
+    Many objects of a bucket are found by listing the folder that contains them all, unless it
+    contains too many others. All other files are requested one by one.
     """
     stats = dict[str, Stat | None]()
     objects = sorted(filter(_has_cheap_listings, urls))
-    for _, bucket_urls in groupby(objects, lambda url: url.split("/")[2]):
+    for _, bucket_urls in groupby(objects, _bucket_of):
         stats |= _list_objects(list(bucket_urls))
     unlisted = [url for url in urls if url not in stats]
     stats |= zip(unlisted, map_threads(_stat_image, unlisted), strict=True)
     return {url: [stat.size, stat.stamp] if stat else MISSING for url, stat in stats.items()}
+
+
+def _bucket_of(url: str) -> str:
+    """Return the bucket of an object: `images` of `s3://images/a/b.png`."""
+    return url.split("/")[2]
 
 
 def _has_cheap_listings(url: str) -> bool:
@@ -334,15 +370,16 @@ def _has_cheap_listings(url: str) -> bool:
 
 
 def _list_objects(urls: Sequence[str]) -> dict[str, Stat | None]:
-    """Return URL -> stat of those objects of one bucket that a listing finds. Nothing is listed for
-    a few objects, and a listing ends early in a folder with many others.
+    """Look up objects of one bucket by a listing. Return URL -> size and stamp of the objects that
+    were found. A few objects are not listed, and a listing ends early in a folder with many others.
 
     Args:
-        urls: of the objects, sorted.
+        urls: the URLs of the objects, sorted.
     """
     if len(urls) <= FEW:
         return {}
     url_set = set(urls)
+    # List the folder that contains all of them.
     root = locate(os.path.commonprefix(urls).rpartition("/")[0])  # noqa: RUF071  (of URLs)
     stats = dict[str, Stat | None]()
     for name, stat in islice(root.list(recursive=True), SPARSE * len(urls)):
@@ -353,7 +390,7 @@ def _list_objects(urls: Sequence[str]) -> dict[str, Stat | None]:
 
 
 def _stat_image(url: str) -> Stat | None:
-    """Return the stat of an image. None if it is missing or cannot be read.
+    """Return the size and stamp of an image; None if it is missing or cannot be read.
 
     Raises Unreachable if a store fails.
     """
@@ -367,8 +404,9 @@ def _stat_image(url: str) -> Stat | None:
 
 
 def _stamps_path(job: Job, window: Window) -> Path:
-    """Return the cache file of a window's image stamps. It is keyed by where the window is, because
-    relative image paths are resolved from there. A later window at this place overwrites it.
+    """Return the cache file of a window's image stamps. Its name is a hash of the window's place,
+    because relative image paths are resolved from there. When the window changes, the new stamps
+    overwrite the file.
     """
     folder = KnownSources.empty(job.target).path.with_suffix(".images")
     return folder / xxhash.xxh128_hexdigest(f"{window.place} {job.images}")

@@ -1,9 +1,9 @@
-"""The state of a stream's target when a run begins, and whether the published stream may be
-replaced.
+"""Reads the state of a stream's target (where it is published) when a run begins, and decides
+whether the published stream may be replaced.
 
-A stream that is up to date costs three requests: a listing, the manifest and the index that it
-names. Many streams are read at the same time. The target of a stream that has work is read again
-when its turn comes, since hours may have passed.
+A stream that is up to date costs three requests: a listing, the manifest, and the index that the
+manifest names. Many streams are read at the same time. The target of a stream with unfinished units
+is listed again when its turn comes, since hours may have passed.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ from mdsmix.storage import Stat
 
 @dataclass(frozen=True, kw_only=True)
 class TargetState:
-    """The files at a target, as they were at one moment."""
+    """The files at a target (the place where a stream is published), as they were at one moment."""
 
     files: Mapping[str, Stat]
-    "Files directly in the target."
+    "Files directly in the target: name -> size and time."
     folders: Set[str]
+    "Names of the folders directly in the target."
     manifest: Manifest | None
+    "The manifest; None if it is missing or cannot be read."
     damage: Unreachable | None
-    "Why the existing manifest cannot be read."
+    "Why the manifest cannot be read; None if it is missing or not damaged."
     index_content: bytes | None
-    "The bytes of the index that the manifest names, as stored."
+    "The bytes of the index that the manifest names, as stored; None if it is missing."
     stored: Mapping[str, Stat]
-    "The files next to that index: in the target, or in a version's folder."
+    "The files next to the index: in the target, or in a version's folder."
     quarantined: Mapping[str, Stat]
-    "Files in its quarantine."
+    "Files in the target's quarantine."
 
     @cached_property
     def index(self) -> Index | None:
-        """The index. None if it is missing, or damaged, so that it is written again. It is parsed
-        only when needed: 10,000 shards take half a second.
+        """The index; None if it is missing or damaged, which makes a run write it again. It is
+        parsed only when it is needed: 10,000 shards take half a second.
         """
         if self.index_content is None:
             return None
@@ -77,7 +79,7 @@ def read_target(job: Job) -> TargetState:
             manifest = read_manifest(job.folder)
         except Unreachable as error:
             damage = error
-    # Read the index that it names: in the target, or in a version's folder.
+    # Read the index that the manifest names: in the target, or in a version's folder.
     index_content: bytes | None = None
     stored = files
     if manifest:
@@ -100,15 +102,20 @@ def read_target(job: Job) -> TargetState:
 
 
 MOST_MISSING = Fraction(1, 10)
-"The largest share of a published stream's source bytes that may be missing without --reencode."
+"The largest share of a published stream's source bytes that may be gone now without --reencode."
 
 
 def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifest | None:
-    """Return the manifest at the target. None if no stream that a run can continue from is
-    published there.
+    """Return the manifest at the target; None if no stream is published there from which a run can
+    continue.
 
-    Raises RecipeError if the target contains a stream that `mdsmix convert` did not make, and
-    Unreachable if the manifest is damaged; neither with `reencode`.
+    Raises RecipeError if the target contains a stream that `mdsmix convert` did not make.
+    Raises Unreachable if the manifest is damaged. With `reencode` neither is raised.
+
+    Args:
+        job: the job of the stream.
+        target: the files at its target.
+        reencode: whether the user allows replacing the stream (`--reencode`).
     """
     if isinstance(target.damage, EarlierFormat):
         return None
@@ -116,9 +123,9 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
         raise Unreachable(f"{target.damage} To publish the stream again, pass --reencode.")
     if target.manifest is None and not reencode and INDEX in target.files:
         raise RecipeError(
-            f"stream {job.name}: {job.target} has a stream without an mdsmix manifest, which "
-            "convert would overwrite; publish to another place (another stream name, remote or "
-            "local), or pass --reencode to replace it."
+            f"stream {job.name}: {job.target} has a stream without an mdsmix manifest, and convert "
+            "would overwrite that stream. Publish to another place (change the stream's name, or "
+            "remote or local in the recipe), or pass --reencode to replace it."
         )
     return target.manifest
 
@@ -128,42 +135,55 @@ def refuse_replacing(
 ) -> None:
     """Raise RecipeError if the published stream may not be replaced.
 
-    It may not if it has other columns, if its folders are links, or if its source includes the bad
-    records that convert itself wrote: every run would add to them. A stream of `--limit` may always
-    be replaced by one with other columns: it is made to be thrown away.
+    It may not if it has other columns than the job, if its folders are links, or if its source
+    includes bad records that convert itself wrote, since every run would add to these. A stream
+    that was converted with `--limit` may be replaced by a stream with other columns.
+
+    Args:
+        job: the job of the stream.
+        old: the manifest of the published stream; None if there is none.
+        files: the files of its source.
+        reencode: whether the user allows replacing the stream (`--reencode`).
     """
     stream = job.folder.parent
     refuse_links(stream.parent, stream.name, job.folder.name)
     for folder in (file.location.parent for file in files):
+        # The quarantine of a stream is ROOT/STREAM/SPLIT/quarantine.
         if folder.name == QUARANTINE and folder.parent.parent.parent == job.root:
             raise RecipeError(
                 f"stream {job.name}: its source includes files in {folder}, where convert itself "
-                "writes bad records, so every run would add to its own source; narrow the pattern "
-                "in source.path, or publish outside of the folder that it searches."
+                "writes bad records, so every run would add to its own source. Narrow the pattern "
+                "in source.path, or publish outside of the folder that the pattern searches."
             )
     if old is None or job.limit or reencode:
         return
     if old.encoding.columns.keys() != job.encoding.columns.keys():
         raise RecipeError(
             f"stream {job.name} is published for the {old.encoding.loader} loader with the columns "
-            f"{join_names(old.encoding.columns)}, but the recipe asks for "
+            f"{join_names(old.encoding.columns)}, but the recipe asks for the columns "
             f"{join_names(job.encoding.columns)} for the {job.encoding.loader} loader. All "
-            f"{old.records.read:,} records, {old.totals.seen_tokens:,} tokens, would be encoded "
-            "again; if you want that, pass --reencode."
+            f"{old.records.read:,} records ({old.totals.seen_tokens:,} tokens) would be encoded "
+            "again; if you want this, pass --reencode."
         )
 
 
 def warn_missing_sources(
     job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
 ) -> str:
-    """Return a warning if files of the published stream are missing from its sources; empty
-    otherwise.
+    """Return a warning if files from which the stream was published are missing from its source
+    now; otherwise an empty string.
 
-    A new file of the same size counts as the old one, moved. A name that differs only in how the
-    file is compressed counts as the old one, compressed again.
+    A new file of the same size counts as the old file, moved. A file whose name differs only in the
+    suffix of its compression counts as the old file, compressed otherwise.
 
-    Raises RecipeError if more than MOST_MISSING of the source's bytes are missing, unless
-    `reencode`.
+    Raises RecipeError if more than MOST_MISSING of the source's bytes are missing and `reencode` is
+    false.
+
+    Args:
+        job: the job of the stream.
+        old: the manifest of the published stream; None if there is none.
+        files: the files of its source.
+        reencode: whether the user allows replacing the stream (`--reencode`).
     """
     if job.limit or not old:
         return ""
@@ -171,12 +191,12 @@ def warn_missing_sources(
     new_sizes = {file.name: file.stat.size for file in files}
     gone = list[SourceEntry]()
     total = 0
-    with suppress(Damaged):  # a part of the list of sources, which publication writes again
+    with suppress(Damaged):  # the list of sources is damaged: publication writes it again
         for source in old.read_sources(job.folder):
             total += source.size
             if new_sizes.pop(source.path, None) is None:
                 gone.append(source)
-    # Drop those that were moved or compressed otherwise.
+    # Leave out the files that were moved or compressed otherwise.
     moved_sizes = set(new_sizes.values())
     repacked_names = set(_repacked_names(new_sizes))
     missing = list[SourceEntry]()
@@ -185,7 +205,7 @@ def warn_missing_sources(
             missing.append(source)
     if not missing:
         return ""
-    # Refuse or warn, with the share that is missing.
+    # Refuse or warn, with the share of the bytes that is missing.
     share = Fraction(sum(source.size for source in missing), total or 1)
     sentence = (
         f"{join_names(sorted(source.path for source in missing))} "
@@ -196,7 +216,7 @@ def warn_missing_sources(
     if share > MOST_MISSING and not reencode:
         raise RecipeError(
             f"stream {job.name}: {sentence}; bring the missing files back, publish to another "
-            f"place, or pass --reencode to replace {job.target} by a stream without them."
+            f"place, or pass --reencode to replace {job.target} by a stream without these files."
         )
     return f"WARNING: {sentence}"
 
@@ -207,10 +227,14 @@ def _file_name(path: str) -> str:
 
 def _repacked_names(paths: Iterable[str]) -> Iterator[str]:
     """Yield the file names that these files would have if they were compressed by another
-    algorithm, or not at all.
+    algorithm, or not at all: for `a.jsonl.gz` they are `a.jsonl`, `a.jsonl.zst` and so on.
     """
     for name in map(_file_name, paths):
-        packing = next(filter(name.endswith, PACKINGS), "")
+        packing = ""
+        for suffix in PACKINGS:
+            if name.endswith(suffix):
+                packing = suffix
+                break
         plain_name = name.removesuffix(packing)
         for other_packing in ("", *PACKINGS):
             if other_packing != packing:
@@ -218,7 +242,13 @@ def _repacked_names(paths: Iterable[str]) -> Iterator[str]:
 
 
 def make_source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> list[SourceEntry]:
-    """Return an entry for each source file, with the hash of its content."""
+    """Return an entry for each source file, with the hash of its content.
+
+    Args:
+        units: the work units (parts of the files), in the order of the plan.
+        contents: the content of each of these units.
+    """
+    # A file may be divided into several units: collect the digests of all of them.
     sizes = dict[str, int]()
     digests = dict[str, list[str]]()
     for unit, content in zip(units, contents, strict=False):
@@ -232,8 +262,8 @@ def make_source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> l
 
 
 def rebuild_reason(job: Job, target: TargetState) -> str | None:
-    """Return why all of a stream is converted again: the target has a stream, or finished work
-    units, of an earlier format. None otherwise.
+    """Return a sentence on why all of a stream is converted again, if the target has a stream or
+    finished work units of an earlier format. Return None if it has not.
     """
     unit_files = list[str]()
     if FOLDER in target.folders and not target.manifest:
