@@ -99,7 +99,7 @@ def test_lost_bad_records_are_restored_and_damaged_ones_are_an_error(two_files: 
     (two_files.train / "index.json").unlink()
     unit_file.write_bytes(unit_file.read_bytes()[:-9] + b"no frame.")
     answer = two_files.convert()
-    assert (answer.code, f"{unit_file.name}, which has" in answer.err) == (4, True)
+    assert (answer.code, f"{unit_file.name} with results" in answer.err) == (4, True)
     assert two_files.convert("--verify-target").code == 0
     for lost in (unit_file, two_files.train / "index.json"):
         lost.unlink()

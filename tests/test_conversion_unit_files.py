@@ -145,7 +145,7 @@ def test_unreadable_fingerprints_are_an_error(folder: Location) -> None:
     truncate = lambda: segment.write(segment.read()[:-1])  # noqa: E731  (after its head)
     for damage in (truncate, segment.delete):
         damage()
-        with pytest.raises(Unreachable, match=r"segment, which has .* is damaged or missing"):
+        with pytest.raises(Unreachable, match=r"segment with .* is damaged or missing"):
             list(read_blobs(folder, [BlobRef(KEYS[2], blobs[KEYS[2]])]))
     assert list(read_blobs(folder, [BlobRef(KEYS[3], blobs[KEYS[3]])])) == [make_blob(KEYS[3])]
 
@@ -309,7 +309,7 @@ def test_a_damaged_segment_is_an_error_if_duplicates_are_dropped(
     flip_byte(project.train / FOLDER / name, (blob.start + blob.stop) // 2)
     project.write_source(LATER)
     with pytest.raises(
-        Unreachable, match=r"segment, which has .* is damaged or missing: .* --verify-target"
+        Unreachable, match=r"segment with .* is damaged or missing: .* --verify-target"
     ):
         project.run(DROP)
     assert 0 < project.run(DROP, verify_target=True).reused < 6

@@ -57,6 +57,7 @@ class PackedRecords:
     """
 
     def __init__(self) -> None:
+        """Start without lines."""
         from zstandard import ZstdCompressor
 
         self._compressor = ZstdCompressor(write_checksum=True).compressobj()

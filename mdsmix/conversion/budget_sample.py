@@ -107,8 +107,12 @@ def estimate_source(job: Job, files: Sequence[SourceFile]) -> SourceEstimate | N
 
 
 def _cache_path(job: Job, units: Sequence[Unit]) -> Path:
-    """Return the cache file of the rates of these units. It has another name if the job's settings
-    or the units' files change.
+    """Return the cache file of a survey's rates. If the job's settings or the files of the units
+    change, the name of the cache file changes too.
+
+    Args:
+        job: the job of the stream.
+        units: the surveyed parts of the source.
     """
     key = " ".join([job.settings_hash, *map(unit_stamp, units)])
     return cache_folder() / "looks" / f"{xxhash.xxh128_hexdigest(key)}.json"

@@ -214,7 +214,8 @@ def _map_names_to_own_files(file_names: Iterable[str]) -> dict[str, str]:
     """
     files = dict[str, str]()
     for file_name in file_names:
-        if match := UNIT_FILE_NAME.fullmatch(file_name):
+        match = UNIT_FILE_NAME.fullmatch(file_name)
+        if match:
             key = match[1]
             files[key] = file_name
             files[file_name.removesuffix(".unit")] = file_name  # the name of its bad records
@@ -318,8 +319,13 @@ def _batch_for_segments(contents: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def delete_joined(folder: Location, files: Sequence[str], held_lease: Lease) -> None:
-    """Delete files whose content is in segments now. Errors of the store are ignored: a file that
-    stays only takes the next run some time.
+    """Delete files whose content is in segments now. Errors of the store are ignored, since a file
+    that stays only takes the next run some time.
+
+    Args:
+        folder: the folder of the stream.
+        files: the names of the files (`Joined.obsolete`).
+        held_lease: the stream's lease.
     """
     with suppress(Unreachable):
         if held_lease.is_held_recently():  # otherwise another run may use these files

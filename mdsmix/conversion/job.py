@@ -316,5 +316,7 @@ def with_date(job: Job, published: str | None) -> Job:
         return job
     from mdsmix.encode.chat import format_today
 
-    date = (published or format_today()) if template.prints_date else None
+    date = None
+    if template.prints_date:
+        date = published if published else format_today()
     return job.with_settings(date_string=date)

@@ -436,7 +436,10 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
     changes = _find_changes(job, old)
     yield from (f"  {change}" for change in changes)
     if unfinished and not changes:
-        names = sorted({file.name for unit in unfinished for file in unit.files})
+        file_names = set[str]()
+        for unit in unfinished:
+            file_names.update(file.name for file in unit.files)
+        names = sorted(file_names)
         yield f"  new, edited or incomplete: units of {join_names(names, 5)}"
     if plan.missing_sources:
         yield f"  {plan.missing_sources}"

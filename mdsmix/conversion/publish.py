@@ -192,6 +192,11 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
 
     Raises MdsmixError if counts don't add up.
     Raises TooManyBadRecords if the stream has no sample or too many bad records.
+
+    Args:
+        job: the job of the stream.
+        records: the counts of all its records.
+        totals: the counts of all its samples and tokens.
     """
     # Every record must be counted once more by what became of it.
     if not records.adds_up:
@@ -229,6 +234,12 @@ def write_publication(job: Job, index: Index, manifest: Manifest, held_lease: Le
     written if they are published already.
 
     Raises Unreachable if this run has lost the lease and another run has published since then.
+
+    Args:
+        job: the job of the stream.
+        index: the index to publish.
+        manifest: the manifest, which names the index.
+        held_lease: the stream's lease.
     """
     folder = job.place(index.hash)
     if not job.is_versioned:

@@ -74,9 +74,9 @@ def _tokenizer_folder(job: Job) -> Location:
 
 
 def _processor_folder(job: Job, processor: Processor) -> Location:
-    return job.root / name_processor_folder(
-        processor.hash, TokenizerCard.from_tokenizer(job.tokenizer)
-    )
+    """Return the folder of a processor next to the streams."""
+    tokenizer_card = TokenizerCard.from_tokenizer(job.tokenizer)
+    return job.root / name_processor_folder(processor.hash, tokenizer_card)
 
 
 def refuse_unproved_processor(job: Job, files: Sequence[SourceFile]) -> None:
@@ -103,6 +103,10 @@ def _first_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
         encoder = open_record_encoder(job.stream, job.tokenizer, backend, root=job.images_root)
         for batch in read_batches(unit, TRIED_RECORDS):
             image_folders = job.image_folders(unit)
-            names = batch.files(range(len(batch.records))) if image_folders else ()
-            encoded = encoder.encode(batch.records, folders=[image_folders[name] for name in names])
+            # Find the folder of each record's images.
+            folders = list[Location]()
+            if image_folders:
+                names = batch.files(range(len(batch.records)))
+                folders = [image_folders[name] for name in names]
+            encoded = encoder.encode(batch.records, folders=folders)
             yield from list_stored_rows("a record of the source", encoded)

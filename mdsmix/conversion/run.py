@@ -243,7 +243,9 @@ def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outco
         work, results, backend_note = do_units(work)
         job = work.job
         # Join the unit files into segments, which the next run reads faster.
-        windows = [window for result in results for window in result.windows]
+        windows = list[DoneWindow]()
+        for result in results:
+            windows += result.windows
         joined = join_unit_files(job.folder, work.stored, windows, job.drops)
         work = replace(work, stored=joined.stored)
         # Publish the bad records. Without a manifest, an earlier run that did not publish has left

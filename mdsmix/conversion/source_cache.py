@@ -198,7 +198,13 @@ def describe_finished_parts(count: int) -> str:
 
 
 def write_part_note(folder: Location, part: str, contents: Mapping[Unit, Content]) -> None:
-    """Write the note of a part, such as `3-of-64`, at the target."""
+    """Write the note of a part of an array at the target.
+
+    Args:
+        folder: the stream's folder.
+        part: the part, such as `3-of-64`.
+        contents: the content of each of its units.
+    """
     note = folder / FOLDER / f"part-{part}"
     note.write(compress_with_checksum(format_lines(contents)))
 
@@ -312,7 +318,9 @@ def group_dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) ->
 
 
 def remember_image_stamps(job: Job, window: Window, stamps: Stamps) -> None:
-    """Store the stamps of a window's images on this machine."""
+    """Store the stamps of the images that a window (a slice of a unit's source) names, on this
+    machine.
+    """
     if window.images:
         remember(_stamps_path(job, window), {window.full_digest: stamps})
 

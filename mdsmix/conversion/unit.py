@@ -1,9 +1,9 @@
-"""Convert one work unit in a worker: from its source bytes to its stored shards and record.
+"""Converts one work unit in a worker: from its source bytes to its stored shards and record.
 
-A unit is read in windows, which are slices of its source. A window's key is a hash of its lines and
-of the settings; a window is converted again only if no record has that key. A compressed file is
-one unit of many windows, because only reading it tells where they begin. Each window has its own
-record, so a run that was killed does not repeat a finished window.
+A unit is read in windows, which are slices of its source. The key of a window is a hash of its
+lines and of the settings. A window is converted again only if no stored record has its key. A
+compressed file is one unit of many windows, because their beginnings are known only when the file
+is read. Each window has its own record, so after a run was killed, no finished window is repeated.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from mdsmix.kinds.read_records import (
 )
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
-from mdsmix.shards.side_files import group_names, store_record_names
+from mdsmix.shards.side_files import SideFile, group_names, store_record_names
 from mdsmix.sources import (
     Content,
     Digests,
@@ -65,25 +65,27 @@ if TYPE_CHECKING:
     from mdsmix.images.reader import ImageReader
 
 STALE = (
-    "{url} has other records than when it was last read, but the same size and modification time: "
-    "run the same command with --verify-source, which reads it again"
+    "the source file {url} has other records than when it was last read, but the same size and "
+    "modification time: run the same command with --verify-source, which reads the file again"
 )
 MOST_HALVINGS = 5
-"""Halve a batch of 4 MB at most five times when memory is short: below 128 KB the worker's fixed
-memory dominates.
+"""A batch of 4 MB is halved at most so often when memory is short. Pieces of less than 128 KB would
+save nothing, since the worker's fixed memory is much larger.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class _UnitOfJob:
-    """The base of `ReadTask` and `UnitTask`: the data that every task over a unit has."""
+    """The base of `ReadTask` and `UnitTask`: the data of any task on a work unit."""
 
     job: Job
     unit: Unit
     dropped: Dropped = field(default_factory=dict)
+    "The duplicates to drop from each window of the unit."
 
     @property
     def name(self) -> str:
+        """The unit for people, as messages write it after "the work unit"."""
         return f"of {describe_unit(self.unit)}"
 
 
@@ -91,16 +93,18 @@ class _UnitOfJob:
 class ReadTask(_UnitOfJob):
     """An engine's task that reads a unit without encoding it.
 
-    It finds the unit's windows and the images that they name. A window that was moved to another
-    file is then recognized by its content. If `is_hashed`, the task also stores the fingerprints of
-    the unit's records.
+    It hashes the unit's windows (slices of its source), so that a window which was moved to another
+    file is recognized by its content.
     """
 
     is_hashed: bool = False
+    """Whether the fingerprints of the unit's records are stored. If not, the images that the
+    records name are hashed.
+    """
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Content]:
-        """Read the unit. The returned function returns its content. A later run uses it to
-        recognize the unit.
+        """Read the unit, and return a function that returns its content (the hashes of its windows
+        and files).
         """
         if self.is_hashed or self.job.kind.has_images:
             content = self._read_records(reporter)
@@ -110,6 +114,7 @@ class ReadTask(_UnitOfJob):
 
     def _read_records(self, reporter: Reporter) -> Content:
         """Read all records of the unit, window by window, and return the unit's content."""
+        # The batches of a window are consecutive.
         digests = Digests(self.unit)
         numbers = set[int]()
         batches = read_batches(self.unit, None, reporter.memory, digests)
@@ -119,27 +124,30 @@ class ReadTask(_UnitOfJob):
         content = digests.content()
         if self.is_hashed:
             for window in content.windows:
-                if window.number not in numbers:  # no record starts in it
+                if window.number not in numbers:  # no record starts in the window
                     _store_hashes(self.job, window, b"")
         return content
 
     def _read_window(
         self, number: int, batches: Iterator[RecordBatch], digests: Digests, reporter: Reporter
     ) -> None:
-        """Read the records of a window. Store their fingerprints if `is_hashed`; otherwise note the
+        """Read the records of a window. Store their fingerprints if `is_hashed`; otherwise hash the
         images that they name.
 
         Args:
             number: the number of the window in its unit.
             batches: the batches of this window only.
-            digests: the hashes of the unit; those of the window's images are added.
+            digests: the hashes of the unit; the hash of the window's images is added.
+            reporter: the connection to the engine.
         """
+        # Open what reads the records.
         job = self.job
         folders = job.image_folders(self.unit)
         pictures = None
         if not self.is_hashed:
             pictures = open_image_reader(job.encoding, job.images_root, judges=False)
         reading = open_record_reader(job.stream, self.dropped.get(number, b""), pictures)
+        # Read them.
         count = 0  # records of the window so far
         for batch in batches:
             reporter.wait_for_room()
@@ -147,6 +155,7 @@ class ReadTask(_UnitOfJob):
             for piece in _cut_by_images([range(len(batch.records))], pictures):
                 reading.read(*_slice_batch(batch, piece, count, folders))
             count += len(batch.records)
+        # Store the hashes of images, or the fingerprints.
         if pictures:
             digests.add_images(number, pictures.window_images.digest)
             remember_image_stamps(job, digests.window(number), pictures.window_images.stamps)
@@ -155,8 +164,12 @@ class ReadTask(_UnitOfJob):
 
 
 def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
-    """Split ranges of positions so that each holds about AIM_BYTES of images, using the running
-    average.
+    """Split ranges of positions, so that the images of each range have about AIM_BYTES together.
+    The average size of the images so far decides how many records a range has.
+
+    Args:
+        pieces: the ranges.
+        pictures: reads the images, and knows their average size; None: nothing is split.
     """
     for piece in pieces:
         while piece:
@@ -166,19 +179,20 @@ def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Ite
 
 
 def _store_hashes(job: Job, window: Window, fingerprints: bytes) -> None:
+    """Write the file with the fingerprints of a window."""
     key = lines_key(job, window)
     content = pack_unit_file((), {key: compress_with_checksum(fingerprints)})
     (job.folder / FOLDER / hashes_file_name(key)).write(content)
 
 
 class _BatchSlice(NamedTuple):
-    """Some records of a batch, as the arguments of a Reading."""
+    """Some records of a batch: the arguments of `RecordReader.read` and `encode`."""
 
     records: Sequence[Any]
     first: int
-    "The number of the first record in the window."
+    "The number of the first of these records in its window."
     folders: Sequence[Location]
-    "The folder of each record's images; empty if the records name none."
+    "The folder of each record's images; empty if records name no images."
 
 
 def _slice_batch(
@@ -187,8 +201,10 @@ def _slice_batch(
     """Return the records of a batch at the positions `piece`.
 
     Args:
+        batch: the batch.
+        piece: the positions.
         batch_first: the number of records of the window before the batch.
-        folders: file -> folder of its images; empty if records name none.
+        folders: name of a source file -> folder of its images; empty if records name no images.
     """
     image_folders = [folders[name] for name in batch.files(piece)] if folders else []
     return _BatchSlice(
@@ -200,18 +216,18 @@ def _slice_batch(
 
 @dataclass(frozen=True, kw_only=True)
 class UnitTask(_UnitOfJob):
-    """An engine's task that converts a work unit."""
+    """An engine's task that converts a work unit window by window (slices of its source)."""
 
     windows: dict[int, Window] = field(default_factory=dict)
-    "Number -> window, of the unit's known windows."
+    "The unit's windows that are known before it is read: number -> window."
     records: Mapping[int, UnitRecord] = field(default_factory=dict)
-    "Number -> record, of the windows that are converted already."
+    "The records of windows that are converted already: number of the window -> record."
 
     def finished_result(self, content: Content | None) -> UnitResult | None:
         """Return the result of the unit if all its windows are converted already; otherwise None.
 
         Args:
-            content: the windows of the unit; None if they are not known.
+            content: the content of the unit, with all its windows; None if it is not known.
         """
         if content is None or len(self.records) < len(content.windows):
             return None
@@ -219,18 +235,19 @@ class UnitTask(_UnitOfJob):
         return UnitResult(content=content, records=records, reused=frozenset(self.records))
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], UnitResult]:
-        """Convert the unit's unfinished windows. The returned function stores the last one.
+        """Convert the unit's unfinished windows. The last window is stored by the returned
+        function, which returns the result of the unit.
 
-        The source's bytes are hashed while they are read, which gives the records their keys.
+        The bytes of the source are hashed while they are read; the hashes give the keys of windows.
         """
-        # Find the windows that need not be converted, and report them as read.
+        # Find the windows that are converted already, and report their bytes as read.
         windows = self.windows
         records = dict(self.records)
         if attempt.deaths:
             windows, records = self._find_finished_after_death()
         reused = frozenset(records)
         reporter.on_progress(sum(record.size for record in records.values()), 0)
-        # Encode window after window. Each is stored when the next one begins.
+        # Encode window after window. A window is stored when the next window begins.
         digests = Digests(self.unit)
         batches = read_batches(self.unit, self.job.limit, reporter.memory, digests, reused)
         open_window: _OpenWindow | None = None
@@ -238,7 +255,7 @@ class UnitTask(_UnitOfJob):
             if open_window:
                 records[open_window.number] = self._store(open_window, digests)
             open_window = self._encode(number, window_batches, attempt, reporter)
-        # The images of reused windows are not read again: their known digests count.
+        # The images of reused windows are not read again: the digests that are known count.
         for number in reused:
             digests.add_images(number, windows[number].images)
         if not records and not open_window:  # no record starts in the unit
@@ -253,8 +270,8 @@ class UnitTask(_UnitOfJob):
             return UnitResult(
                 content=content,
                 records=[records[window.number] for window in content.windows],
-                # Windows of a worker that died count as new: the listing of the target at the
-                # start of the run does not have them.
+                # Windows that a worker stored before it died count as new, since the target had no
+                # files of them when the run began.
                 reused=frozenset(self.records),
             )
 
@@ -264,24 +281,35 @@ class UnitTask(_UnitOfJob):
         self, content: Content, windows: Mapping[int, Window], reused: frozenset[int]
     ) -> None:
         """Raise Unreachable if the content of a reused window has changed. Under `duplicates: drop`
-        all known windows are checked, since the list of dropped records was made from them.
+        all known windows are checked, since they decided which records are dropped.
+
+        Args:
+            content: the content of the unit as it was read now.
+            windows: the windows that were known before: number -> window.
+            reused: the numbers of the windows that are not converted again.
         """
         digests = {window.number: window.digest for window in content.windows}
-        for number in windows if self.job.drops else reused:
+        checked = set(windows) if self.job.drops else reused
+        for number in checked:
             if digests.get(number) != windows[number].digest:
                 raise Unreachable(STALE.format(url=self.unit.files[0].location.url))
 
     def _find_finished_after_death(self) -> tuple[dict[int, Window], dict[int, UnitRecord]]:
-        """Return the known windows and finished records of the unit, including those that workers
-        of this machine stored before they died. The target is listed again, since the shards of an
-        older record may be gone.
+        """Return the known windows of the unit and the records of the finished ones, including the
+        windows that workers of this machine stored before they died: (number -> window, number ->
+        record). The target is listed again, since the shards of an older record may be gone.
         """
         windows = self.windows | KnownSources.load(self.job.target).windows_of(self.unit)
         stored = list_stored(self.job)
         return windows, stored.find_records(self.job, windows.values(), self.dropped)
 
     def _store(self, open_window: _OpenWindow, digests: Digests) -> UnitRecord:
-        """Store the shards of a window that was read to its end, and then its record."""
+        """Store the last shards of a window that was read to its end, and then its record.
+
+        Args:
+            open_window: the window.
+            digests: the hashes of the unit.
+        """
         job = self.job
         pictures = open_window.reading.images
         tally = open_window.tally
@@ -295,9 +323,9 @@ class UnitTask(_UnitOfJob):
         # Store the last shards, and the names of their rows.
         shards = open_window.shards
         shards += store_shards(job.folder, job.layout, assembled.rows, is_new=True)
-        side_files = (
-            store_record_names(job.folder, open_window.names, shards) if job.names_rows else []
-        )
+        side_files = list[SideFile]()
+        if job.names_rows:
+            side_files = store_record_names(job.folder, open_window.names, shards)
         # Store the record with its fingerprints and bad records.
         record = UnitRecord(
             key=key,
@@ -314,7 +342,7 @@ class UnitTask(_UnitOfJob):
             unwritten=open_window.pack_unwritten(),
         )
         blobs = dict[str, bytes]()
-        if not job.drops:  # under `drop` the fingerprints were stored before
+        if not job.drops:  # under `duplicates: drop` fingerprints are stored by a ReadTask
             fingerprints = open_window.reading.membership.fingerprints(open_window.records_read)
             blobs[base] = compress_with_checksum(fingerprints)
         if tally.records.bad:
@@ -334,8 +362,14 @@ class UnitTask(_UnitOfJob):
     ) -> _OpenWindow:
         """Encode the batches of a window, and store each shard as soon as it is full.
 
-        Batches are encoded in pieces: of fewer records when memory is short or workers have died of
-        these records.
+        Batches are encoded in pieces. The pieces have fewer records when memory is short, or when
+        workers have died on the unit.
+
+        Args:
+            number: the number of the window in its unit.
+            batches: the batches of this window only.
+            attempt: how to convert the unit after workers have died on it.
+            reporter: the connection to the engine.
         """
         job = self.job
         folders = job.image_folders(self.unit)
@@ -368,13 +402,19 @@ class UnitTask(_UnitOfJob):
 
 
 class _OpenWindow:
-    """A window while its batches are encoded, and until it is stored."""
+    """A window (a slice of a work unit's source) while it is encoded, and until it is stored."""
 
     assembled: Assembled
     "The rows that are in no shard yet; set by `finish`."
 
     def __init__(self, job: Job, number: int, dropped: bytes) -> None:
-        """Open the window. `dropped`: a bit for each of its records."""
+        """Open the window.
+
+        Args:
+            job: the job of the stream.
+            number: the number of the window in its unit.
+            dropped: a bit for each record of the window, as in `job.Dropped`.
+        """
         self.number = number
         self.dropped = dropped
         self.backend = open_tokenizer_backend(job)
@@ -391,17 +431,21 @@ class _OpenWindow:
         self._unwritten = list[int]()
 
     def note_unwritten(self, encoded: Encoded, first: int) -> None:
-        """Note the records that became no sample, except for dropped duplicates. `first`: the
-        number of the first encoded record.
+        """Note the records that became no sample, except for dropped duplicates.
+
+        Args:
+            encoded: the result of encoding some records of the window.
+            first: the number of the first of these records in the window.
         """
         for position, reason in encoded.rejected.items():
             if reason != DUPLICATE:
                 self._unwritten.append(first + position)
 
     def pack_unwritten(self) -> str:
-        """Return the bits of `UnitRecord.unwritten`."""
+        """Return the value of `UnitRecord.unwritten`: a bit for each record, in base64."""
         if not self._unwritten:
             return ""
+        # A fingerprint is two numbers; both are 0 if the record has none.
         fingerprints = self.reading.membership.fingerprints(self.records_read)
         has_fingerprint = np.frombuffer(fingerprints, "<u8").reshape(-1, 2).any(axis=1)
         bits = np.zeros(self.records_read, bool)
@@ -410,7 +454,7 @@ class _OpenWindow:
         return pack_array(np.packbits(bits, bitorder="little")) if bits.any() else ""
 
     def finish(self) -> None:
-        """Lay out the remaining rows."""
+        """Lay out the remaining rows, and the names of records for each row."""
         self.assembled = self.rows.finish()
         if self.names and self.assembled.documents is not None:
             self.names = group_names(self.names, self.assembled.documents)
@@ -420,8 +464,8 @@ _backends: dict[tuple[str, str], Backend] = {}
 
 
 def open_tokenizer_backend(job: Job) -> Backend:
-    """Return the job's tokenizer backend. A process keeps the last one: a tokenizer of 128,000 ids
-    takes half a second and 100 MB to open.
+    """Return the job's tokenizer backend. A process keeps the last backend that it has opened,
+    since opening a tokenizer of 128,000 ids takes half a second and 100 MB.
     """
     backend = job.backend
     if backend == "auto" and job.unequal:
@@ -434,7 +478,12 @@ def open_tokenizer_backend(job: Job) -> Backend:
 
 
 def find_skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
-    """Return the positions in the batch of the records that are set aside (`Attempt.skipped`)."""
+    """Return the positions of records that are put into quarantine without converting them.
+
+    Args:
+        batch: the batch that contains the records.
+        attempt: names these records (`skipped`).
+    """
     if not attempt.skipped:
         return set()
     origins = map(batch.origin, range(len(batch.records)))
@@ -446,7 +495,7 @@ def find_skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
 
 
 def describe_active(batch: RecordBatch, positions: range) -> ActiveRecords:
-    """Return the records of a batch at `positions` as a reporter takes them."""
+    """Describe the records of a batch at `positions`, for `Reporter.on_records`."""
     origin = batch.origin(positions.start)
     return ActiveRecords(
         file=origin.file,

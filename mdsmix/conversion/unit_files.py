@@ -1,7 +1,8 @@
-"""The format of the files in `.mdsmix/` next to a stream's shards: records of finished work units.
+"""Reads and writes the files in `.mdsmix/` next to a stream's shards: the results of finished
+windows (slices of a work unit's source).
 
-`<key>-<place>.unit` contains a window: its record, fingerprints and bad records. Its worker writes
-it after the window's shards.
+`<key>-<place>.unit` has the result of a window: its record, fingerprints and bad records. A worker
+writes it after the shards of the window.
 
 `<key>.hashes` contains the fingerprints of a window, if duplicates are dropped. It is written
 before the stream is converted.
@@ -62,45 +63,52 @@ _KEY = slice(len(b'{"key":"'), len(b'{"key":"') + KEY_DIGITS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitRecord:
-    """The result of a converted window."""
+    """The stored result of a converted window (a slice of a work unit's source)."""
 
     key: str
     backend: str
+    "Library and version of the tokenizer backend."
     shards: list[Shard]
     totals: Totals
+    "Counts of its samples and tokens."
     records: Records
+    "Counts of its records: read, written, filtered, bad."
     size: int = 0
     "Uncompressed source bytes."
     lines: int = 0
-    """Lines or rows of the source in the window. The line numbers of the file's next unit continue
-    from the sum over this unit's windows.
+    """Lines or rows of the source in the window. The sum over all windows of a unit is needed to
+    number the lines of the next unit in the same file.
     """
     base: str = ""
-    """`lines_key` of the window, which names its fingerprints; blank if it equals `key`: no record
-    is dropped or names an image.
+    """`lines_key` of the window, which names its fingerprints. Blank if it equals `key`, because no
+    record is dropped or names an image.
     """
     fetched: dict[str, str] = field(default_factory=dict)
     "URL of an image on a server -> xxh3_128 of its bytes, or the reason code of the failure."
     side_files: list[SideFile] = field(default_factory=list)
-    "One per shard, in the same order, if records have names."
+    "If records have names: a file with the names for each shard, in the same order."
     leftover: str = ""
-    "Concat: the tokens after the last full row, as bytes in base64; less than one row."
+    "`layout: concat`: the tokens after the last full row (less than a row), as bytes in base64."
     unwritten: str = ""
-    """A bit for each record of the window, the lowest of a byte first, in base64: 1 if it has a
-    fingerprint but became no sample. Blank if there is no such record.
+    """A bit for each record of the window, as bytes in base64. Bit `n % 8` of byte `n // 8` is 1 if
+    record n has a fingerprint but became no sample. Blank if no bit is 1.
     """
 
     def hashes_of_written(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return the fingerprints of the window, uint64 [n, 2], with zeros for the records that
-        became no sample.
+        """Return the fingerprints of the window with zeros for the records that became no sample.
+
+        Args:
+            hashes: uint64 [n, 2], the fingerprints of all n records of the window.
         """
         if not self.unwritten:
             return hashes
+        # Unpack one bit for each record, and zero the rows whose bit is 1.
         packed = np.frombuffer(base64.b64decode(self.unwritten), np.uint8)
         bits = np.unpackbits(packed, count=len(hashes), bitorder="little")
         return np.where(bits[:, None] > 0, np.uint64(0), hashes)
 
     def leftover_tokens(self, dtype: str) -> NDArray[Any]:
+        """Return the tokens of `leftover`, an array of the stream's token dtype."""
         return np.frombuffer(base64.b64decode(self.leftover), dtype)
 
 
@@ -114,27 +122,33 @@ class UnitFile:
     """The parsed head of a unit file or segment; empty if the file is damaged or truncated."""
 
     records: Mapping[str, bytes] = field(default_factory=dict)
-    "Key -> record as JSON."
+    "Key of a window -> its record as JSON."
     blobs: Mapping[str, slice] = field(default_factory=dict)
-    """Name of a blob -> its bytes in the file. Fingerprints are named by the `lines_key` of their
-    window, bad records by `bad_records_name`.
+    """Name of a blob -> the position of its bytes in the file. A blob is the fingerprints of a
+    window, named by its `lines_key`, or its bad records, named by `bad_records_name`.
     """
 
 
 class BlobRef(NamedTuple):
-    """A blob (fingerprints or bad records) in a unit file, fingerprint file or segment."""
+    """A reference to a blob (the fingerprints or bad records of a window) in a file."""
 
     name: str
     file: str
+    "The unit file, fingerprint file or segment that contains the blob."
 
 
 def parse_record(line: bytes) -> UnitRecord | None:
-    """Parse a record's JSON. Return None if its fields are not those of a UnitRecord."""
+    """Parse the JSON of a record. Return None if it does not have the fields of a UnitRecord."""
     return schema.parse_json_if_fit(UnitRecord, line)
 
 
 def pack_unit_file(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
-    """Return the content of a file with these records (JSON) and blobs."""
+    """Return the bytes of a unit file, fingerprint file or segment.
+
+    Args:
+        records: the records in it, as JSON.
+        blobs: name of a blob -> its bytes.
+    """
     sizes = orjson.dumps([(name, len(blob)) for name, blob in blobs.items()])
     head = compress_with_checksum(b"\n".join([sizes, *records]), level=3)
     length = len(head).to_bytes(LENGTH_BYTES, "little")
@@ -142,11 +156,17 @@ def pack_unit_file(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> byte
 
 
 def parse_unit_file(content: bytes) -> UnitFile:
-    """Parse the head of a file. Blobs are only located, so `content` may end after the head."""
+    """Parse the head of a file. A damaged head gives an empty UnitFile.
+
+    Args:
+        content: the bytes of the file. Bytes after the head may be missing, since the positions of
+            blobs are returned, not their bytes.
+    """
     head_end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
     head = decompress_frame(content[LENGTH_BYTES:head_end]) or b""
     blobs = dict[str, slice]()
     offset = head_end
+    # These errors mean that the head is damaged.
     with suppress(ValueError, LookupError, TypeError, AttributeError):
         sizes, *lines = head.split(b"\n")
         for name, size in orjson.loads(sizes):
@@ -157,10 +177,13 @@ def parse_unit_file(content: bytes) -> UnitFile:
 
 
 def read_unit_file(folder: Location, name: str) -> UnitFile:
-    """Read and parse the head of a file. A missing file counts as empty."""
+    """Read and parse the head of a unit file, fingerprint file or segment. A missing file counts as
+    empty.
+    """
     location = folder / FOLDER / name
     try:
         content = location.read(0, HEAD_BYTES)
+        # Read all of the file if its head is longer.
         head_end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
         if head_end > HEAD_BYTES:
             content = location.read()
@@ -172,18 +195,28 @@ def read_unit_file(folder: Location, name: str) -> UnitFile:
 
 
 def map_names_to_file(unit_file: UnitFile, file_name: str) -> dict[str, str]:
-    """Map the name of everything that a file contains to `file_name`.
+    """Return the names of all items in a file: name of an item -> `file_name`.
 
-    The names are the keys of units, the names of bad records, and `<key>.hashes` for fingerprints.
+    Items are records, named by their keys, bad records, and fingerprints, named `<key>.hashes`.
+
+    Args:
+        unit_file: the parsed head of the file.
+        file_name: the name of the file.
     """
+    # The names of bad records are longer than a key, and the names of fingerprints are keys.
     bad_records = [name for name in unit_file.blobs if len(name) > KEY_DIGITS]
     fingerprints = [f"{name}.hashes" for name in unit_file.blobs.keys() - bad_records]
     return dict.fromkeys((*unit_file.records, *bad_records, *fingerprints), file_name)
 
 
 def write_segment(folder: Location, contents: Iterable[bytes]) -> dict[str, str]:
-    """Join the contents of files into a segment, and return the names in it (`map_names_to_file`).
-    A damaged segment of that name is written again, since the joined files are deleted later.
+    """Join the contents of files into a segment, and return its items: name of an item -> name of
+    the segment. If a segment of this name exists but is damaged, it is written again, since the
+    joined files are deleted later.
+
+    Args:
+        folder: the folder of the stream.
+        contents: the contents of unit files and fingerprint files.
     """
     records = dict[str, bytes]()
     blobs = dict[str, bytes]()
@@ -198,11 +231,16 @@ def write_segment(folder: Location, contents: Iterable[bytes]) -> dict[str, str]
 
 
 def read_blobs(folder: Location, refs: Sequence[BlobRef]) -> Iterator[bytes]:
-    """Yield these blobs as they are stored, in this order. A file is read once for all consecutive
-    blobs in it.
+    """Yield these blobs (fingerprints or bad records) as they are stored, in this order. A file
+    with several consecutive blobs is read once.
 
     Raises Unreachable if a blob is missing or truncated.
+
+    Args:
+        folder: the folder of the stream.
+        refs: the names of the blobs and of their files.
     """
+    # Group consecutive blobs of the same file.
     by_file = [(file, list(group)) for file, group in groupby(refs, attrgetter("file"))]
     contents = map_in_batches(partial(read_if_exists, folder), [file for file, _ in by_file])
     for (file, group), content in zip(by_file, contents, strict=True):
@@ -215,8 +253,9 @@ def read_blobs(folder: Location, refs: Sequence[BlobRef]) -> Iterator[bytes]:
 
 
 def make_lost_error(folder: Location, file: str) -> Unreachable:
+    """Return the error of a unit file, fingerprint file or segment that cannot be read."""
     return Unreachable(
-        f"{folder / FOLDER / file}, which has the results of finished work units, is damaged or "
+        f"the file {folder / FOLDER / file} with results of finished work units is damaged or "
         "missing: run the same command with --verify-target, which converts these units again"
     )
 

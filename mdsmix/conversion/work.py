@@ -1,7 +1,7 @@
-"""The work units of a stream: find those that are converted already, and let the engine convert the
-others.
+"""Finds the work units of a stream that are converted already, and lets the engine convert the
+other units.
 
-Results are in the order of the plan, whoever converted a unit and whenever it was ready, so no byte
+Results are in the order of the plan, not in the order in which units end, so no published byte
 depends on the engine.
 """
 
@@ -38,19 +38,22 @@ from mdsmix.storage import map_in_batches, map_threads
 
 R = TypeVar("R")
 FIRST_UNITS = 3
+"A run may stop when so many first units of the plan are converted (NEARLY_ALL)."
 NEARLY_ALL = Fraction(9, 10)
-"""A run stops if a larger share of the records of the first units is bad: the wrong file, the wrong
-field. The units are the first ones of the plan, so any number of workers gives the same message.
+"""A run stops if a larger share of the records of the first units is bad, since the recipe probably
+names a wrong file or field. These are the first units of the plan, so that the message does not
+depend on the number of workers.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A stream's units, and everything that is needed to convert them."""
+    """A stream's work units (parts of its source), and all that is needed to convert them."""
 
     job: Job
     units: Sequence[Unit]
     cache: KnownSources
+    "What is known of the content of the units."
     stored: StoredUnits
     "The finished units at the target."
     engine: Engine
@@ -60,10 +63,15 @@ class Work:
 
     @staticmethod
     def prepare(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Work:
-        """List what is at the stream's target, and tell the watcher why published units are
-        converted again. A target that was empty when the run began is not listed.
+        """Return the work of a plan. List the finished units at the stream's target, and let the
+        watcher say why published units are converted again.
 
-        Raises RecipeError if the stream's processor is not proved equal to what a loader computes.
+        Raises RecipeError if the stream's processor makes other batches than a loader.
+
+        Args:
+            plan: the plan of the stream.
+            engine: converts the units.
+            watcher: receives the events of the conversion.
         """
         refuse_unproved_processor(plan.job, plan.files)
         reason = rebuild_reason(plan.job, plan.target)
@@ -72,10 +80,11 @@ class Work:
         changes = compare_rules(plan.old.rules, plan.job.rules) if plan.old else []
         if changes:
             watcher.say(
-                f"{plan.job.name}: rules have changed since it was published "
-                f"({join_names([*map(str, changes)])}); the units that they affect are converted "
-                "again"
+                f"stream {plan.job.name}: rules of mdsmix have changed since the stream was "
+                f"published ({join_names([*map(str, changes)])}); the work units that these rules "
+                "affect are converted again"
             )
+        # A target that was empty when the run began needs no listing.
         is_empty = plan.target.is_empty
         job = plan.job if is_empty else with_versions(plan.job, plan.old)
         return Work(
@@ -89,6 +98,7 @@ class Work:
         )
 
     def say(self, sentence: str) -> None:
+        """Pass a sentence for the user on, with the stream's name before it."""
         self.watcher.say(f"{self.job.name}: {sentence}")
 
     def run(self, tasks: Sequence[Task[R]]) -> TaskResults[R]:
@@ -98,8 +108,8 @@ class Work:
         return self.engine.run(tasks, self.watcher.on_progress, self.say)
 
     def open_shared(self) -> None:
-        """Open and import everything that converting needs, before workers are forked: once for all
-        of them.
+        """Open the tokenizer, and import the libraries that converting needs. This is done once,
+        before workers are forked, so that all workers share them.
         """
         open_tokenizer_backend(self.job)
         message = import_function(self.job.encoding.shape)
@@ -108,7 +118,7 @@ class Work:
         prepare_formats(self.units)
 
     def read_sources(self, tasks: Sequence[ReadTask]) -> None:
-        """Read these units, and note their contents in the cache."""
+        """Let the engine read these units, and store their contents in the cache."""
         prepare_formats(self.units)
         with closing(self.run(tasks)) as finished:
             for position, content in finished:
@@ -116,12 +126,12 @@ class Work:
 
 
 class DoneWork(NamedTuple):
-    """The result of `do_units`."""
+    """The result of `do_units`: the converted units of a stream."""
 
     work: Work
     "The work as it was done: its job has the tokenizer backend that was used in the end."
     results: list[UnitResult]
-    "One per unit, in the order of the plan."
+    "The result of each unit, in the order of the plan."
     note: str
     "A sentence for the user; may be empty."
 
@@ -129,22 +139,22 @@ class DoneWork(NamedTuple):
 def do_units(work: Work) -> DoneWork:
     """Convert the units that are not finished.
 
-    If the fast tokenizer turns out to differ from the reference, the whole stream is converted
-    again by the reference.
+    If token ids of the fast tokenizer backend differ from those of the reference backend, the whole
+    stream is converted again by the reference.
     """
     try:
         return DoneWork(work, _convert_units(work), "")
     except Unequal as unequal:
         store_difference(work.job.tokenizer, unequal)
-        work.say(f"{unequal}; starting again with the reference tokenizer")
+        work.say(f"{unequal}; the stream is converted again with the reference tokenizer")
         note = f"{unequal}; this stream and later ones are encoded by the reference"
     work = replace(work, job=replace(work.job, backend="reference"))
     return DoneWork(work, _convert_units(work), note)
 
 
 def _convert_units(work: Work) -> list[UnitResult]:
-    """Return one UnitResult per unit, in the order of the plan. Finished units come from the
-    target, the others from the engine.
+    """Return the result of each unit, in the order of the plan. The results of finished units are
+    read from the target; the engine converts the other units.
     """
     cache = work.cache
     watcher = work.watcher
@@ -167,7 +177,7 @@ def _convert_units(work: Work) -> list[UnitResult]:
         else:
             unfinished.append(number)
     _refuse_nearly_all_bad(work, results)
-    # Convert the others.
+    # Convert the other units.
     if unfinished:
         work.open_shared()
     with closing(work.run([tasks[number] for number in unfinished])) as finished:
@@ -182,7 +192,13 @@ def _convert_units(work: Work) -> list[UnitResult]:
 
 
 def _make_task(work: Work, unit: Unit, dropped: Dropped) -> UnitTask:
-    """Return the task of converting the unfinished windows of a unit."""
+    """Return the task that converts the unfinished windows (slices) of a unit.
+
+    Args:
+        work: the work of the stream.
+        unit: the unit.
+        dropped: the duplicates to drop from each window of the unit.
+    """
     windows = work.cache.windows_of(unit)
     return UnitTask(
         job=work.job,
@@ -194,16 +210,17 @@ def _make_task(work: Work, unit: Unit, dropped: Dropped) -> UnitTask:
 
 
 def _convert_first_records(work: Work, limit: int) -> list[UnitResult]:
-    """Convert the first `limit` records, unit by unit, since how many records a unit has is known
-    only when it is read. The remaining limit is part of a unit's key.
+    """Convert the first `limit` records of a stream, and return the results of the units. Units are
+    converted one by one, since the number of records in a unit is known only when it is read.
     """
     results = list[UnitResult]()
     remaining = limit
     for unit in work.units:
         if remaining <= 0:
             break
+        # The remaining limit is part of the unit's key.
         task = UnitTask(job=replace(work.job, limit=remaining), unit=unit)
-        ((_, result),) = work.run([task])  # one task: one (position, result)
+        ((_, result),) = work.run([task])  # one task gives one (position, result)
         remaining -= result.total.read
         results.append(result)
         work.watcher.on_bad(result.total.bad)
@@ -211,24 +228,28 @@ def _convert_first_records(work: Work, limit: int) -> list[UnitResult]:
 
 
 def _read_unknown_units(work: Work) -> None:
-    """Read the units that the cache does not know, if the target has a record that belongs to no
-    known unit. Such a record may belong to an unknown unit, for example after a file was moved.
+    """Read the units with unknown content, if that may show that they are converted already.
 
-    At a first conversion, or when a killed one continues, every record belongs to a known unit of
-    this plan, so nothing is read. Under `duplicates: drop` all units are read elsewhere; units of
-    images are read here too, since an equal image may now be in another place.
+    It may if the target has a record that does not belong to a unit with known content, for example
+    after a file was moved. At a first conversion, or when a killed one continues, every record
+    belongs to a known unit, so nothing is read. Under `duplicates: drop`, `find_dropped` has read
+    all units. But units with images are read here too, since equal images may be in another place
+    now.
     """
     job = work.job
     has_images = job.kind.has_images
     if job.drops and not has_images:
         return
-    explained = set[str]()  # the keys of the records of all known windows
+    # Compare the keys of the records at the target with the keys of all known windows.
+    known_keys = set[str]()
     for unit in work.units:
         for window in work.cache.windows_of(unit).values():
-            explained.add(job.key(window.full_digest))
-    stored = (name for name in work.stored.files if len(name) == KEY_DIGITS)
-    if explained.issuperset(stored):
+            known_keys.add(job.key(window.full_digest))
+    # The names of records are keys; bad records and fingerprints have longer names.
+    stored_keys = (name for name in work.stored.files if len(name) == KEY_DIGITS)
+    if known_keys.issuperset(stored_keys):
         return
+    # Read the units with unknown content.
     tasks = list[ReadTask]()
     for unit, dropped in zip(work.units, work.dropped, strict=True):
         has_known_windows = bool(work.cache.windows_of(unit))
@@ -238,13 +259,17 @@ def _read_unknown_units(work: Work) -> None:
 
 
 def _refuse_nearly_all_bad(work: Work, results: Mapping[int, UnitResult]) -> None:
-    """Raise TooManyBadRecords if the first units of a longer plan are converted and nearly all of
+    """Raise TooManyBadRecords if the first units of a longer plan are converted, and nearly all of
     their records are bad. The bad records are published first, so that the user can read them.
+
+    Args:
+        work: the work of the stream.
+        results: the results of the units that are converted: position in the plan -> result.
     """
     job = work.job
     unit_count = len(work.units)
     first = [results[number] for number in range(FIRST_UNITS) if number in results]
-    if not len(first) == FIRST_UNITS < unit_count:
+    if len(first) < FIRST_UNITS or unit_count <= FIRST_UNITS:
         return
     records = sum((result.total for result in first), Records())
     if records.bad > max(NEARLY_ALL, job.max_bad) * records.sampled:
@@ -258,8 +283,13 @@ def _refuse_nearly_all_bad(work: Work, results: Mapping[int, UnitResult]) -> Non
 
 def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
     """Write the bad records of units to the quarantine, with lines counted from the start of their
-    files. Return the names of the quarantine files.
+    source files. Return the names of the quarantine files.
+
+    Args:
+        work: the work of the stream.
+        results: the results of its first units, or of all, in the order of the plan.
     """
+    # Find the bad records of each window, and how many lines of the file come before its unit.
     folder = work.job.folder
     files = list[QuarantineFile]()
     count_before = 0
@@ -276,9 +306,11 @@ def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
                 )
                 files.append(file)
         count_before += sum(record.lines for record in result.records)
+    # Read and write them.
     frames = read_blobs(folder, [BlobRef(file.name, file.unit_file) for file in files])
 
     def publish(entry: tuple[QuarantineFile, bytes]) -> str:
+        """Write one quarantine file, and return its name."""
         file, frame = entry
         publish_quarantine(folder, file, frame)
         return file.name

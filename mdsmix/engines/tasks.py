@@ -56,6 +56,7 @@ class ActiveRecords:
     "An upper bound of the bytes of all these records."
 
     def __str__(self) -> str:
+        """Return the records for people: `the 8 records from byte 345 of a.jsonl on`."""
         if self.records == 1:
             return f"the record at {self.where} of {self.file} ({self.length} bytes)"
         return f"the {self.records:,} records from {self.where} of {self.file} on"

@@ -74,8 +74,12 @@ def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, 
     """Forecast the index and manifest with which a stream will be published. Return the forecast,
     and a sentence for the user on how much of the source was read for the forecast.
 
-    Raises RecipeError if no record becomes a sample, a user's function reads the records, or the
+    Raises RecipeError if no record becomes a sample, a user's function makes the records, or the
     recipe is wrong.
+
+    Args:
+        recipe: the recipe.
+        spec: a stream of the recipe that is not converted yet.
     """
     source = spec.source
     assert source is not None
@@ -134,7 +138,9 @@ def _survey(
     root = spec.images.root if spec.images else None
     is_by_budget = spec.sample == BY_BUDGET
     has_images = stream.kind.has_images
-    reads_images = "processor" in stream.encoding.images if is_by_budget else has_images
+    reads_images = has_images
+    if is_by_budget:  # a conversion then reads images only if there is a processor
+        reads_images = "processor" in stream.encoding.images
     survey = Survey(
         stream=stream,
         tokenizer=tokenizer,
