@@ -212,7 +212,7 @@ def test_the_quarantine_cannot_be_a_source(project: Project) -> None:
     everything = "streams.web.source.path=./**/*.jsonl*"
     project.run(everything)
     for settings in ({}, {"limit": 3}, {"reencode": True}):
-        match = r"includes files in .*/web/train/quarantine, .*narrow the pattern"
+        match = r"includes files in .*/web/train/quarantine, .*Narrow the pattern"
         with pytest.raises(RecipeError, match=match):
             project.run(everything, **settings)
 
@@ -252,7 +252,7 @@ def test_a_missing_source_file_is_a_warning_and_more_than_a_tenth_an_error(
         "stream web: g/b.jsonl is no longer among its sources: about 300 of the 330 records "
         "published, 90.9% of their bytes; "
         "bring the missing files back, publish to another place, or pass --reencode to replace "
-        f"{project.train} by a stream without them",
+        f"{project.train} by a stream without these files",
     )
     assert project.files == before
     (project.folder / "b.jsonl").rename(project.folder / "g/c.jsonl")

@@ -123,7 +123,7 @@ def test_counts_that_do_not_add_up_are_never_published(project: Project) -> None
             return encode(self, [*records[:repeated], *records[start:]])
 
         project.patch.setattr(Pretraining, "encode", encode_wrongly)
-        with pytest.raises(MdsmixError, match=r"30 records read, but \d+ written, 0 filtered"):
+        with pytest.raises(MdsmixError, match=r"30 records were read, but \d+ written, 0 filtered"):
             project.run(f"streams.web.layout={layout}")
         assert not DESCRIPTION & set(project.files)
 
