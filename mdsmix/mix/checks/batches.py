@@ -39,8 +39,8 @@ def weights_unused(mix: Mix, loader: Loader) -> Findings:
         is_intended = is_off and mix.shares is not None  # `share: 0` leaves a stream out
         if stream.index.samples and not drawn and not is_intended:
             yield Finding(
-                f"{stream.name} has {stream.index.samples} samples, and its weight "
-                f"{stream.weight_text} draws none of them in an epoch.",
+                f"the stream {stream.name} has {stream.index.samples} samples, and its weight "
+                f"{stream.weight_text} draws none of the samples in an epoch.",
                 "raise its weight, or remove the stream.",
                 [stream.name],
                 "weights-off" if is_off else "weights-zero",
@@ -59,9 +59,9 @@ def weights_repeated(mix: Mix) -> Findings:
     for stream in _measure_epoch(mix):
         if stream.drawn > USEFUL_PASSES * stream.samples > 0:
             yield Finding(
-                f"an epoch draws {stream.drawn} samples of {stream.stream}, which has "
-                f"{stream.samples}.",
-                "OK if intended. Otherwise lower its weight or epoch_size.",
+                f"an epoch draws {stream.drawn} samples of the stream {stream.stream}, which has "
+                f"{stream.samples} samples.",
+                "OK if intended. Otherwise lower the stream's weight or epoch_size.",
                 [stream.stream],
             )
 
@@ -81,8 +81,8 @@ def weights_tokens(mix: Mix) -> Findings:
             continue
         if not 1 / MAX_SKEW <= of_tokens / of_samples <= MAX_SKEW:
             yield Finding(
-                f"{stream.stream} is {of_samples:.1%} of an epoch's samples and {of_tokens:.1%} of "
-                "its tokens.",
+                f"the stream {stream.stream} is {of_samples:.1%} of an epoch's samples and "
+                f"{of_tokens:.1%} of its tokens.",
                 "OK if intended. To weight by tokens, use share in a recipe.",
                 [stream.stream],
             )
@@ -186,14 +186,14 @@ def resume_devices(mix: Mix) -> Findings:
             f"train_loader sets batching_method: {get_batching_method(mix.train)}, so a checkpoint "
             "can be resumed exactly only on the same number of nodes and devices, with the same "
             "batch for each device.",
-            "resume on the devices of the checkpoint, or use batching_method: random; "
-            f"name: {MDSMIX_LOADER} refuses to resume on other devices.",
+            "resume on as many nodes and devices as before, or use batching_method: random. The "
+            f"loader with name: {MDSMIX_LOADER} refuses to resume on other devices.",
         )
 
 
 @CHECKS.mix(
     "warning",
-    "Samples that do not fit into a row wait for a later batch, and those that still wait when the "
+    "Samples that do not fit into a row wait for a later batch. Samples that still wait when the "
     "epoch ends are never trained.",
 )
 def packing_high(mix: Mix) -> Findings:

@@ -129,8 +129,8 @@ def _loader_fix(name: str, reason: str) -> str:
 
 @CHECKS.loader(
     "warning",
-    "Text that the loader tokenizes gets the template, BOS and date of training time; nothing "
-    "compares them with those of the ids.",
+    "Text that the loader tokenizes gets the template, BOS and date of training time. Nothing "
+    "compares these with the template, BOS and date of the converted ids.",
     "columns-raw-and-tokenized",
 )
 @CHECKS.loader(
@@ -192,7 +192,8 @@ def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         yield Finding(
             f"{{streams}}: the columns are {', '.join(sorted(stream.columns))}, and {{loader}} "
             f"accepts only {layout}.",
-            f"write the stream again with only {layout}, or as turns with `mdsmix convert`.",
+            f"write the stream again with only the columns {layout}, or convert it to turns with "
+            "`mdsmix convert`.",
         )
 
 

@@ -266,7 +266,7 @@ sizes of files, others only if the shards are read.
 
 
 def find_faults(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find all faults of a stream: one finding for each broken rule. Its id is the rule."""
+    """Find all faults of a stream: one finding for each broken rule, whose id is the rule."""
     report = mix.verified.get(stream.folder.url)
     all_faults = report.faults if report else stream.contradictions
     recipe = mix.recipe_path or "RECIPE"

@@ -119,9 +119,10 @@ def _is_for_budget(spec: StreamSpec, manifest: Manifest) -> bool:
 def _list_setting_changes(
     mix: Mix, stream: StreamInMix, spec: StreamSpec, manifest: Manifest
 ) -> list[str]:
-    """List the settings that affect rows and differ from those of the conversion. The sample for a
-    budget and the date that a chat template prints are not compared, since `mdsmix convert` keeps
-    them as published.
+    """List the settings of the recipe that affect rows and have changed since the conversion.
+
+    The sample for a budget and the date that a chat template prints are not compared, since
+    `mdsmix convert` keeps both as published.
 
     Raises _NotComparable if the recipe's tokenizer or function cannot be opened here.
     """

@@ -130,8 +130,8 @@ def _find_longest(loader: Loader, stream: StreamInMix) -> int:
 
 
 def _keeps_long_samples(loader: Loader, stream: StreamInMix) -> bool:
-    """Check whether conversion kept conversations that are longer than a row. It keeps those that
-    still have something to train on after the loader has truncated them.
+    """Check whether conversion kept conversations that are longer than a row. It keeps a
+    conversation if something is left to train on after the loader has truncated it.
     """
     encoding = stream.encoding
     if encoding is None:

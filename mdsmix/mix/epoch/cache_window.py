@@ -81,7 +81,7 @@ class Window:
 
     @property
     def ahead(self) -> int:
-        """Samples that a worker prepares ahead of the one that it reads."""
+        """Samples that a worker prepares in addition to the sample that it reads."""
         if self.predownload is None:
             return BATCHES_AHEAD * self.machines.drawn
         return max(0, self.predownload)

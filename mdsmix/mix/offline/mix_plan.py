@@ -163,7 +163,9 @@ def plan_mix(mix: Mix, compression: str | None, seed: int) -> MixPlan:
             weight = mix.shares.weight(stream.name) if mix.shares else stream.weight
             sources.append(Source(stream=stream, drawn=draws, weight=weight))
     if not sources:
-        raise MixRefused("the weights draw no sample of any stream; give one a weight above 0.")
+        raise MixRefused(
+            "the weights draw no sample of any stream; give a stream a weight above 0."
+        )
     sources.sort(key=lambda source: source.stream.name)
     _refuse_different_settings([source.stream for source in sources])
 
@@ -191,9 +193,10 @@ def _refuse_different_settings(streams: Sequence[StreamInMix]) -> None:
                 raise MixRefused(
                     f"{first_name} has {key}: {first_value} and {stream.name} has {key}: {value}, "
                     "but one stream can have only one: convert both for the same loader with the "
-                    "same settings (columns: compact gives conversations the columns of pairs, "
-                    "layout: document those of text, images: {} those of streams with images), "
-                    "or mix them while training (`mdsmix render-yaml`)."
+                    "same settings, or mix them while training (`mdsmix render-yaml`). In the "
+                    "recipe, columns: compact gives conversations the columns of pairs, layout: "
+                    "document gives text the columns of pairs, and images: {} gives a stream the "
+                    "columns of streams with images."
                 )
 
 

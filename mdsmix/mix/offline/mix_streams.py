@@ -84,8 +84,8 @@ def refuse_sources(recipe: Recipe, out: Location) -> None:
     for name, spec in recipe.streams.items():
         if f"{target}/".startswith(f"{_resolve_links(recipe.published(spec))}/"):
             raise RecipeError(
-                f"--out {out} is the folder of the recipe's stream {name}, which the mix would "
-                "overwrite; publish it elsewhere."
+                f"--out {out} is the folder of the recipe's stream {name}, and the mix would "
+                "overwrite this stream; name another folder with --out."
             )
 
 

@@ -233,8 +233,8 @@ def _notes(
             yield stream.survey
         elif stream.trusted_manifest is None:
             yield (
-                f"{figures.stream} has no manifest: its tokens are estimated from the first "
-                "samples of its first shard, and are unknown if the loader tokenizes its text"
+                f"the stream {figures.stream} has no manifest: its tokens are estimated from the "
+                "first samples of its first shard, and are unknown if the loader tokenizes its text"
             )
         if is_known(figures.cut) and figures.cut:
             share = figures.cut / max(1, figures.cut + figures.tokens)
@@ -259,8 +259,8 @@ def _notes(
         )
     if epoch.dropped > 0:
         yield (
-            f"{epoch.dropped:,.0f} of {drawn:,} samples of an epoch don't fill a last global batch "
-            "and are dropped"
+            f"{epoch.dropped:,.0f} of {drawn:,} samples of an epoch do not fill a last global "
+            "batch and are dropped"
         )
 
 

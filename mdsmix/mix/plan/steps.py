@@ -119,8 +119,8 @@ def fit_packed_rows(
 
 
 def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, machines: Machines) -> EpochPlan:
-    """Return the figures of all steps of an epoch. Delivered samples that are left over for an
-    incomplete last step are not in them if the loader drops such a step.
+    """Return the figures of all steps of an epoch. If the loader drops an incomplete last step, the
+    samples of this step are not counted.
 
     Raises RecipeError if the samples do not fill one step.
     """
@@ -182,7 +182,12 @@ def plan_step(
 
 
 def _padding(tokens: float, positions: float) -> float:
-    """Return the share of padding in the positions, 0 to 1; 0 if there are no positions."""
+    """Return the share of padding in the positions, 0 to 1; 0 if there are no positions.
+
+    Args:
+        tokens: tokens without padding.
+        positions: tokens and padding together.
+    """
     no_padding = 0 * tokens  # an Estimate if `tokens` is an Estimate
     if not positions:
         return no_padding
@@ -255,9 +260,9 @@ def plan_run(
     step_size = size_by_unit[duration.unit]
     if not is_known(step_size):
         raise RecipeError(
-            f"{duration.setting} cannot be converted to steps, because the loader tokenizes the "
-            "text of a stream, so a step's tokens are unknown: convert the stream, or give the "
-            "length in epochs (1ep) or steps (1000ba)."
+            f"{duration.setting} cannot be converted to steps. The loader itself tokenizes the "
+            "text of a stream, so a step's tokens are unknown: convert the stream, or set max_duration "
+            "in epochs (1ep) or steps (1000ba)."
         )
     if duration.length < math.floor(step_size):
         raise RecipeError(

@@ -228,8 +228,8 @@ def require_writable(target: str) -> None:
     is_folder_missing = not os.path.exists(location.url) and not os.path.isdir(folder)
     if is_folder_missing or os.path.isdir(path):
         raise RecipeError(
-            f"{target} cannot be written: it is a folder, or there is no folder {folder}; correct "
-            "the path."
+            f"the file {target} cannot be written: the path is a folder, or there is no folder "
+            f"{folder}; correct the path."
         )
 
 

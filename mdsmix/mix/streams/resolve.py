@@ -174,7 +174,8 @@ def drop_evaluations(recipe: Recipe, path: str) -> Recipe:
     train = {spec.name: spec for spec in recipe.trained}
     if not train:
         raise RecipeError(
-            f"{path} has no stream of `split: train`, so there is nothing to train on."
+            f"{path} has no stream of `split: train`, so there is nothing to train on: add a "
+            "stream to the recipe, or correct the split of a stream."
         )
     # The loader's name is fixed here: without its evaluations the recipe would choose another one.
     return replace(
