@@ -184,7 +184,7 @@ def test_the_share_of_repeats_is_that_of_the_written_records(project: Project) -
             assert words in output, rule
             of_stream = f"{repeats:,} of {len(rows):,} records of"
             checked = mdsmix("check", folder).out
-            exact = f"({repeats / len(rows):.1%}) are exact duplicates of earlier ones"
+            exact = f"({repeats / len(rows):.1%}) are exact duplicates of earlier records"
             assert (of_stream in checked, exact in checked) == (True, True), rule
 
 

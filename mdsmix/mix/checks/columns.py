@@ -90,8 +90,8 @@ def is_plain(loader: Loader, stream: StreamInMix) -> bool:
 
 @CHECKS.stream(
     "error",
-    "Neither loader reads the other's columns, and training fails only at the first batch with "
-    "such a sample.",
+    "The text loader and the finetuning loader do not read each other's columns, and training "
+    "fails only at the first batch with such a sample.",
 )
 def columns_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find streams whose columns the loader does not read."""
@@ -135,7 +135,7 @@ def _loader_fix(name: str, reason: str) -> str:
 )
 @CHECKS.loader(
     "error",
-    "A batch with both kinds cannot be built, and fails in mid-training.",
+    "A batch with text and tokens cannot be built, and fails in mid-training.",
     "columns-text-and-tokens",
 )
 def text_and_tokens(mix: Mix, loader: Loader) -> Findings:
@@ -289,7 +289,7 @@ DTYPES = ("int64", "int32", "uint16", "uint8")
 @CHECKS.stream(
     "error",
     "A column of bytes is read with one dtype for the whole loader (token_encoding_type); the "
-    "wrong one gives meaningless ids.",
+    "wrong dtype gives meaningless ids.",
 )
 def tokens_dtype(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find columns of bytes that the loader reads with a wrong dtype. The right dtype is guessed

@@ -209,7 +209,7 @@ class FaultCheck(NamedTuple):
 
 
 COPY_AGAIN = "{again}; or copy the files again."
-REPAIR = "run `mdsmix repair {folder} --recipe {recipe}`, which makes it again."
+REPAIR = "run `mdsmix repair {folder} --recipe {recipe}`, which makes the file again."
 FAULT_CHECKS: dict[str, FaultCheck] = {
     SHARD_MISSING: FaultCheck(
         "error",
@@ -233,18 +233,19 @@ FAULT_CHECKS: dict[str, FaultCheck] = {
         "error",
         "Two entries of the index name one file, so one of the two shards is read twice and the "
         "other never.",
-        "publish the stream again; merge_index makes such an index of folders with one name.",
+        "publish the stream again. Streaming's merge_index makes such an index of folders with one "
+        "name.",
     ),
     PUBLICATION_INTERRUPTED: FaultCheck(
         "error",
         "The index is the previous one, or was replaced by hand: the manifest's tokens and "
-        "tokenizer are not those of these shards.",
+        "tokenizer do not describe these shards.",
         "run `mdsmix convert` again, which completes the publication; if shards were changed by "
         "hand, delete mdsmix.manifest.",
     ),
     MANIFEST_CONTRADICTS: FaultCheck(
         "error",
-        "The manifest's counts differ from the shards, so it cannot be trusted.",
+        "The manifest's counts differ from the shards, so the manifest cannot be trusted.",
         "convert the stream again.",
     ),
     SIDE_FILES: FaultCheck(
@@ -334,7 +335,7 @@ def check_records(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         share = records.duplicates / max(1, records.written)
         yield Finding(
             f"{records.duplicates:,} of {plural(records.written, 'record')} of {{streams}} "
-            f"({share:.1%}) are exact duplicates of earlier ones.",
+            f"({share:.1%}) are exact duplicates of earlier records.",
             "if unintended, set duplicates: drop on this stream and run `convert` again.",
             id="records-duplicate",
         )

@@ -27,7 +27,7 @@ PATH_KEY = "source.path"
 
 @CHECKS.stream(
     "note",
-    "The stream may be another than its recipe and its sources would be converted to today.",
+    "Converting the recipe and its sources today might give another stream.",
     "recipe-unseen",
 )
 @CHECKS.stream(
@@ -150,7 +150,7 @@ def _list_setting_changes(
 
 @dataclass(frozen=True, kw_only=True)
 class _SourceDifferences:
-    """How the source files differ from those that a stream was converted from."""
+    """How the source files differ from the files that a stream was converted from."""
 
     changes: Sequence[KeyChange] = ()
     "Changed keys of the recipe: keys that select the files, and keys that set how to read them."

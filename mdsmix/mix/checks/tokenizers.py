@@ -112,8 +112,8 @@ def _has_same_hash_today(mix: Mix, stream: StreamInMix, reference: TokenizerCard
 
 @CHECKS.stream(
     "note",
-    "Only a manifest names the tokenizer; without one, only the range of the first ids can be "
-    "checked.",
+    "Only a manifest names the tokenizer; without a manifest, only the range of the first ids can "
+    "be checked.",
 )
 def tokenizer_unknown(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find streams of tokens without a manifest."""
@@ -235,8 +235,8 @@ def mask_missing(mix: Mix, loader: Loader) -> Findings:
 
 @CHECKS.stream(
     "note",
-    "The finetuning loader masks by length, so EOS is trained: its loss differs slightly from that "
-    "of the text loader, which does not train EOS.",
+    "The finetuning loader masks by length, so EOS is trained. The text loader does not train EOS, "
+    "so the losses of the two loaders differ slightly.",
     "pad-eos-finetuning",
 )
 @CHECKS.stream(
@@ -398,8 +398,8 @@ def model_encoder(mix: Mix, loader: Loader) -> Findings:
 )
 @CHECKS.mix(
     "error",
-    "Pretrained weights fit only the ids of their own tokenizer: with another one they read and "
-    "write other words, and nothing fails.",
+    "Pretrained weights fit only the ids of their own tokenizer: with another tokenizer the model "
+    "reads and writes other words, and nothing fails.",
     "model-tokenizer",
 )
 def model_tokenizer(mix: Mix) -> Findings:
@@ -432,7 +432,7 @@ def model_tokenizer(mix: Mix) -> Findings:
 
 @CHECKS.mix(
     "error",
-    "LLM-Foundry refuses a list of evaluations without labels, or two with one label.",
+    "LLM-Foundry refuses a list of evaluations if one has no label, or if two have the same label.",
 )
 def eval_label(mix: Mix) -> Findings:
     """Find evaluations without a label, or with the label of an earlier evaluation."""

@@ -1,1 +1,1 @@
-"""What an epoch draws and contains: samples by weight, tokens, shares, the cache it needs."""
+"""What an epoch draws: samples by weight, tokens, shares; and the cache that a node needs."""

@@ -261,8 +261,8 @@ def plan_run(
     if not is_known(step_size):
         raise RecipeError(
             f"{duration.setting} cannot be converted to steps. The loader itself tokenizes the "
-            "text of a stream, so a step's tokens are unknown: convert the stream, or set max_duration "
-            "in epochs (1ep) or steps (1000ba)."
+            "text of a stream, so a step's tokens are unknown: convert the stream, or set "
+            "max_duration in epochs (1ep) or steps (1000ba)."
         )
     if duration.length < math.floor(step_size):
         raise RecipeError(
