@@ -121,6 +121,7 @@ def _fix_of_unread_columns(mix: Mix, stream: StreamInMix) -> str:
 
 
 def _loader_fix(name: str, reason: str) -> str:
+    """Return a fix that names another loader, and the reason for this loader."""
     return (
         f"set train_loader.name: {name}, {reason}, or convert the stream again for this loader "
         "with --reencode (docs/loading.md)."

@@ -109,6 +109,7 @@ def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: 
         if draws % (stream.index.samples or 1):
             draws_all = False
 
+    # Sum up what the node fetches and keeps of each stream.
     fetched = kept = largest = 0.0
     is_exact = not any(stream.survey for stream in loader.streams)
     for stream, draws in zip(loader.streams, drawn, strict=True):
@@ -142,6 +143,7 @@ def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: 
             kept_of_shards += packed
         fetched += share * stream.index.bytes + index
         kept += share * kept_of_shards + index
+        # A node that reads all shards, or none, is certain; any other share is an expectation.
         is_exact &= share in (0, 1)
     return NodePlan(
         remote_streams=sum(map(is_fetched, loader.streams)),

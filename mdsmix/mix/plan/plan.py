@@ -70,6 +70,7 @@ class Plan:
     loader: str
     nodes: int
     gpus: int
+    "Devices of a node."
     max_seq_len: int
     streams: tuple[StreamInRun, ...]
     step: StepPlan
@@ -87,9 +88,13 @@ class PlanOptions:
 
     nodes: int = 1
     gpus: int = 8
+    "Devices of a node."
     batch: int | None = None
+    "Rows of a step, summed over all devices. If None, the YAML's global_train_batch_size."
     tokens: str | None = None
+    "The length of the run, such as `100B`."
     disk: str | None = None
+    "The room of a node's disk for its cache, such as `500gb`."
     speed: float | None = None
     "Positions that all devices together train in a second."
 

@@ -126,6 +126,7 @@ def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, machines: Machi
     """
     delivered = int(sum(stream.delivered for stream in streams))
     if get_batching_method(loader) in METHODS:
+        # These methods deliver only whole batches.
         drawn = delivered
         drops_last = True
     else:

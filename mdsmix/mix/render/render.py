@@ -48,6 +48,7 @@ from mdsmix.table import format_table
 DRAWN_BATCHES = 2
 DRAWN_BATCH_SIZE = 2
 DRAW_SECONDS = 300
+"After this time --validate ends with an error."
 
 
 def validate_with_foundry(text: str, labels: Sequence[str]) -> str:
@@ -67,6 +68,7 @@ def validate_with_foundry(text: str, labels: Sequence[str]) -> str:
             "environment of this mdsmix: install mdsmix into Foundry's environment and run mdsmix "
             "there, or leave --validate out."
         )
+    # Streaming may wait for ever for a shard, so an alarm ends the draw.
     signal.signal(signal.SIGALRM, _raise_timeout)
     signal.alarm(DRAW_SECONDS)
     try:
