@@ -51,8 +51,8 @@ def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _format_rules_of(stream: StreamInMix, manifest: Manifest) -> dict[str, int]:
-    """Return the rules by which the stream's source files are read, with their versions today, such
-    as {"format.parquet": 2}. Long lists of sources are read only if a rule has been changed.
+    """Return the rules of the stream's source formats with their versions today, such as
+    {"format.parquet": 2}. Long lists of sources are read only if a rule has been changed.
     """
     versions = {format.rule: format.version for format in FORMATS.values()}
     # The recipe may have named the format of a file whose suffix does not show it, so the

@@ -237,7 +237,7 @@ def draw_stream(
 
 
 class _DrawnShard(NamedTuple):
-    """A shard of which samples are drawn."""
+    """A shard from which samples are drawn."""
 
     shard: Shard
     copies: Copies
@@ -261,7 +261,7 @@ class _PendingShard(NamedTuple):
 def _read_drawn_shards(
     stream: StreamInMix, copies_by_shard: Iterable[Copies]
 ) -> Iterator[_DrawnShard]:
-    """Read the shards of which samples are drawn, in their order. A thread reads the next shard
+    """Read the shards from which samples are drawn, in their order. A thread reads the next shard
     while the caller works on one.
 
     Args:

@@ -596,7 +596,7 @@ def _open_stream(url: str) -> StreamInMix:
 
 
 def _split_folder(stream: PublishedStream, root: Location) -> tuple[Location, str]:
-    """Return the folder and the split by which a loader names the stream, such as `out/web` and
+    """Return the folder and the split that name the stream in a loader, such as `out/web` and
     `train`. The split is empty if the stream is in `root` itself.
 
     Args:
