@@ -185,15 +185,15 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
     project.write_source([*keep, thought, scored, rejected])
     output = configure_chats(project, styles["tools"], shape="openai").convert_ok().out
     assert (
-        "WARNING: keep of messages is 0 or 1, or false or true, in all 4 records that have it"
-        in output
+        "WARNING: the key keep of messages is 0 or 1, or false or true, in all 4 records that have "
+        "this key" in output
     )
-    assert "name it by source.train_mark: keep" in output
+    assert "name it in the recipe by source.train_mark: keep" in output
     assert "score of messages" not in output
     assert "WARNING: the field messages.reasoning of 1 record is not read" in output
     assert "WARNING: the field rejected_response of 1 record is not read" in output
     drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer)
-    assert "WARNING: a: keep of messages is 0 or 1" in drafted.err
+    assert "WARNING: a: the key keep of messages is 0 or 1" in drafted.err
     named = configure_chats(project, styles["tools"], shape="openai", train_mark="keep").convert_ok(
         "--reencode"
     )

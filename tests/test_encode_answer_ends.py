@@ -290,7 +290,7 @@ UNSTOPPED = [
         "<|endoftext|>",
         None,
         ALL,
-        "prints <|user|> of that message after it, which is not known to stop",
+        "with which that message begins; this token is not known to stop",
         "answer-end-untrained",
     ),
     (
@@ -298,7 +298,7 @@ UNSTOPPED = [
         "<|endoftext|>",
         ["<|endoftext|>", "<|end|>"],
         ALL,
-        "prints <|user|> of that message after it, which is not among those",
+        "with which that message begins; this token is not among",
         "answer-end-untrained",
     ),
     (
@@ -383,7 +383,10 @@ def test_init_shows_how_answers_end(project: Project, tokenizer_folder: Path) ->
         output = run_ok("init", project.folder / "a.jsonl", "--tokenizer", folder)
         ends[name] = output.out + output.err
     assert "⟦So.⟨<|im_end|>⟩\n⟧⟦⟨<|im_end|>⟩⟧" in ends["twice"]
-    assert "<|im_end|> to the last one of a row: it is trained twice there" in ends["twice"]
+    assert (
+        "a second <|im_end|> at the end of a row: there <|im_end|> is trained twice"
+        in ends["twice"]
+    )
     assert "WARNING: a: the last answer of a row ends in <|endoftext|>" in ends["next"]
     assert "⟦So.⟧⟦⟨<|endoftext|>⟩⟧" in ends["next"]
 

@@ -225,7 +225,11 @@ def test_unprinted_tools_and_calls_are_refused_with_the_reason() -> None:
         *((CHATML, call, "it prints no tools"), (CHATML + "{{ tools }}", call, no_calls)),
         *((styles.ESCAPES, call, no_calls), (CHATML, SAID, "it prints no tools")),
         (NO_TEXT, make_call({}, content="so"), "it takes no call with text content"),
-        (styles.GPT_OSS, make_call({"of": [1]}, 2, content=None), "it prints one of several calls"),
+        (
+            styles.GPT_OSS,
+            make_call({"of": [1]}, 2, content=None),
+            "it prints only one of several calls in a message",
+        ),
     ):
         with pytest.raises(RecordRefused, match="tools_not_printed") as fault:
             fit_tools(open_source(source), read([ASKED, message], TOOLS))

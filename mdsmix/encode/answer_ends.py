@@ -1,12 +1,12 @@
-"""How answers end: whether the last trained token of an answer is one at which the model stops.
+"""How answers end: whether the model stops at the last trained token of an answer.
 
-Most templates print an end of turn after an answer, such as `<|im_end|>`. GLM-4.5 and others print
-none: the token of the next role (`<|user|>`, `<|observation|>`) stops a generation. It is the first
-token of the next turn's prompt, so LLM-Foundry never trains it. If it is known to stop the model,
-it becomes the end of the answer before it (`labels.move_stop_tokens`). If it is not known whether
-it does, the user gets a note.
+Most templates print an end-of-turn token after an answer, such as `<|im_end|>`. GLM-4.5 and others
+print no such token: there the token of the next role (`<|user|>`, `<|observation|>`) stops a
+generation. That token is the first of the next turn's prompt, so LLM-Foundry never trains it. If it
+is known to stop the model, it is moved to the end of the answer before it
+(`labels.move_stop_tokens`). If that is not known, the user gets a note.
 
-A final answer has no next turn. The loader appends EOS to it, which is its stop.
+The final answer of a row has no next turn. The loader appends EOS to it.
 
 The template is rendered with probes, once, to see the text that it prints after an answer and
 before the next message.
@@ -28,25 +28,30 @@ from mdsmix.tokenizer.card import Tokenizer
 from mdsmix.tokenizer.transformers_five import GENERATION_CONFIG
 
 ANSWER = "probe_answer"
-PROBES: tuple[Any, ...] = (str, lambda text: [{"type": "text", "text": text}])
-"""Functions that make the content of a probe message from a string: the string itself, or a list of
-parts, which the templates of some vision models want.
-"""
+
+
+def _as_parts(text: str) -> list[dict[str, str]]:
+    """Return a content as a list of parts, which the templates of some vision models need."""
+    return [{"type": "text", "text": text}]
+
+
+PROBES: tuple[Any, ...] = (str, _as_parts)
+"Functions that make the content of a probe message from a string. They are tried in this order."
 MAX_STOPS_SHOWN = 6
 STOP_RULE = "template.stop_tokens"
-"The rule of `ends_by_next_role`, among the rules of a stream."
+"Name of the rule `ends_by_next_role` among the rules that a stream was made by (`Encoding.rules`)."
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerEnd:
-    """The text that a template prints after an answer or a call."""
+    """The text that a template prints after an answer or after a call of a tool."""
 
     ending: str
     "The text after the answer that is still part of the assistant's turn, so it is trained."
     following: str | None
     """The text between `ending` and the content of the next message: the beginning of the next
-    prompt. None if the template prints the answer differently once a message follows: then no row
-    contains this answer followed by a message.
+    prompt. None if the template prints the answer differently once a message follows, since then
+    no row contains this answer with a message after it.
     """
     subject: str = "an answer"
     "For messages: `an answer` or `a call`."
@@ -70,8 +75,8 @@ class EndNote:
 
 
 def find_answer_ends(template: ChatTemplate, has_tools: bool) -> list[AnswerEnd]:
-    """Return how the template ends an answer, and a call of tools if `has_tools`; [] if probes do
-    not show it.
+    """Return how the template ends an answer and, if `has_tools`, how it ends a call of a tool.
+    Leave out what the template does not print for probe messages.
     """
     ends = [_find_answer_end(template)]
     if has_tools:
@@ -109,8 +114,8 @@ def _find_end(
     subject: str,
     tools: list[Any] | None = None,
 ) -> AnswerEnd | None:
-    """Render two messages, then all three, and return how the second ends. Return None if the
-    template does not print the second.
+    """Render the first two of three messages, then all three, and return how the second message
+    ends. Return None if the template does not print the second message.
 
     Args:
         messages: a question, an answer or call, and a message after it.
@@ -137,12 +142,14 @@ def _find_end(
 
 
 def find_stop_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids at which a model of this tokenizer is known to stop: the tokenizer's stop ids,
-    or only EOS if it has none.
+    """Return the ids at which a model of this tokenizer is known to stop: the tokenizer's stop ids
+    if it has any, otherwise EOS.
     """
     if tokenizer.stop_ids:
         return tokenizer.stop_ids
-    return [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    if tokenizer.eos_id is None:
+        return []
+    return [tokenizer.eos_id]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,14 +158,18 @@ class Stops:
 
     tokens: tuple[str, ...]
     source: str
-    "Where they are named, for messages; empty if they are named nowhere: then only EOS is known."
+    """The file or the recipe's key that names the tokens, for messages. Empty if nothing names
+    them, so that only EOS is known.
+    """
 
     def __str__(self) -> str:
-        names = join_names([*self.tokens], MAX_STOPS_SHOWN) or "none that this tokenizer has"
+        names = "none that this tokenizer has"
+        if self.tokens:
+            names = join_names([*self.tokens], MAX_STOPS_SHOWN)
         return f"{names}, by {self.source}"
 
     def are_in(self, text: str) -> bool:
-        """Return whether a stop token is in the text."""
+        """Return whether the text contains a stop token."""
         return any(token in text for token in self.tokens)
 
     @classmethod
@@ -166,8 +177,8 @@ class Stops:
         """Return the stop tokens of a stream.
 
         Args:
-            tokenizer: its stop ids are used if `stream_ids` is empty.
-            stream_ids: the stop ids that the stream was converted with, from its manifest.
+            tokenizer: the stream's tokenizer. Its stop ids are used if `stream_ids` is empty.
+            stream_ids: the stop ids in the stream's manifest; () before the conversion.
         """
         names = {id: token for token, id in tokenizer.added_tokens.items()}
         eos = tokenizer.eos_id
@@ -189,11 +200,12 @@ def trains_earlier_answers(encoding: Encoding) -> bool:
 
 
 def ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer) -> bool:
-    """Return whether the stop token that begins the next message is trained as the end of the
-    answer before it.
+    """Return whether the token that begins the next message is trained as the end of the answer
+    before it.
 
-    This is so if the template prints no stop token after an answer, the token that begins the next
-    message is a known stop token, and earlier answers are trained but prompts are not.
+    Three conditions must hold: the template prints no stop token after an answer, the token that
+    begins the next message is a known stop token, and earlier answers are trained but prompts are
+    not.
     """
     if not trains_earlier_answers(encoding):
         return False
@@ -202,24 +214,28 @@ def ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer) -> bool:
 
 
 def find_stream_ends(encoding: Encoding, tokenizer: Tokenizer) -> list[AnswerEnd]:
-    """Return how the template of a stream ends answers, and calls if its records may have any."""
+    """Return how the template of a stream ends answers. If records of the stream may contain calls
+    of tools, return also how the template ends these.
+    """
     template = open_stream_template(encoding, tokenizer)
     may_have_tools = "tools" in encoding.fields or encoding.shape is not None
     return find_answer_ends(template, may_have_tools)
 
 
 def is_ended_by_next(encoding: Encoding) -> bool:
-    """Return whether a stream was converted with the rule of `ends_by_next_role`, by its
-    manifest.
+    """Return whether the manifest says that the stream was converted with `ends_by_next_role` true.
+
+    Args:
+        encoding: the settings in the stream's manifest.
     """
     return STOP_RULE in encoding.rules
 
 
 def find_lead(end: AnswerEnd, stops: Stops) -> str | None:
-    """Return the white space, usually "", before the stop token that begins the next message.
+    """Return the white space, usually "", in front of the stop token that begins the next message.
 
-    Return None if the next message does not begin with a stop token, or if the answer itself
-    already ends in one.
+    Return None if the next message does not begin with a stop token, or if the template prints a
+    stop token after the answer.
     """
     following = end.following or ""
     stripped = following.lstrip()
@@ -239,12 +255,14 @@ def make_end_notes(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[EndNote
 
 
 class OpenEnd(NamedTuple):
-    """The tokens at the end of an answer that has no stop token, and after it."""
+    """The two tokens at the boundary between an answer that has no stop token and the next
+    message.
+    """
 
     last_token: str
-    "The special token that ends the answer, or ''."
+    "The last special token that is printed with the answer; empty if there is none."
     next_token: str
-    "The token that begins the next message, or ''."
+    "The token that begins the next message; empty if it begins with ordinary text."
 
 
 def _make_notes_before_message(
@@ -252,6 +270,12 @@ def _make_notes_before_message(
 ) -> Iterator[EndNote]:
     """Yield a note for each way in which an answer before another message ends without a stop
     token.
+
+    Args:
+        ends: how answers, and calls of tools, end.
+        stops: the stop tokens of the stream.
+        encoding: the settings of the stream.
+        tokenizer: the tokenizer of the stream.
     """
     # An answer and a call that end in the same way get one note.
     open_ends = dict[OpenEnd, AnswerEnd]()
@@ -260,17 +284,24 @@ def _make_notes_before_message(
             last_token = _find_last_token(end.ending, tokenizer.special_tokens)
             next_token = _find_first_token(end.following.lstrip(), [*tokenizer.added_tokens])
             open_ends.setdefault(OpenEnd(last_token, next_token), end)
-    unnamed = [tokens.last_token or tokens.next_token for tokens in open_ends]
-    names = _quote(*stops.tokens, *filter(None, unnamed))
-    name_all = f"name all tokens that stop it: tokenizer.stop_tokens: [{names}]"
+    # The fix names the known stop tokens, and of each boundary the token that may stop the model.
+    candidates = list[str]()
+    for last_token, next_token in open_ends:
+        if last_token or next_token:
+            candidates.append(last_token or next_token)
+    names = _quote(*stops.tokens, *candidates)
+    name_all = (
+        "in the recipe, name all tokens that stop the model, for example tokenizer.stop_tokens: "
+        f"[{names}]"
+    )
     no_config = f"there is no {GENERATION_CONFIG} next to the tokenizer"
     for (last_token, next_token), end in open_ends.items():
         where = f"{end.subject} before another message"
         if next_token in stops.tokens:
             if trains_earlier_answers(encoding):  # otherwise it is trained as a part of the prompt
                 sentence = (
-                    f"{next_token} of the next message stops {end.subject}, and is trained as its "
-                    "end"
+                    f"the model stops {end.subject} at the token {next_token}, with which the next "
+                    f"message begins, and this token is trained as the end of {end.subject}"
                 )
                 yield EndNote(sentence=sentence, level="fact")
         elif last_token and not stops.source:
@@ -288,17 +319,17 @@ def _make_notes_before_message(
         elif next_token and encoding.target_prompts == "all":
             continue  # it is trained as a part of the prompt
         elif next_token:
-            problem = f"is not among those that stop a generation ({stops})"
+            problem = f"is not among the tokens that stop a generation ({stops})"
             if not stops.source:
                 problem = f"is not known to stop a generation ({no_config})"
             sentence = (
-                f"no token ends {where}: the template prints {next_token} of that message after "
-                f"it, which {problem}, and is not trained there"
+                f"no token ends {where}: the next token is {next_token}, with which that message "
+                f"begins; this token {problem}, and is not trained there"
             )
             yield EndNote(sentence=sentence, fix=name_all)
         else:
             sentence = (
-                f"no token ends {where}, so the model does not learn to stop there: the text "
+                f"no token ends {where}, so the model does not learn to stop there; the text "
                 f"continues with {(end.following or '')[:20]!r}"
             )
             fix = "use a chat template that prints EOS or another stop token after an answer"
@@ -306,8 +337,13 @@ def _make_notes_before_message(
 
 
 def _make_note_at_last(end: AnswerEnd, stops: Stops, tokenizer: Tokenizer) -> Iterator[EndNote]:
-    """Yield a note if EOS does not stop the model. The loader appends EOS to an answer at the end
-    of a row, so that answer then ends in a token at which the model does not stop.
+    """Yield a note if EOS is not among the model's stop tokens, since the loader appends EOS to the
+    answer at the end of a row.
+
+    Args:
+        end: how the template ends an answer.
+        stops: the stop tokens of the stream.
+        tokenizer: the tokenizer of the stream.
     """
     eos = tokenizer.template_variables.get("eos_token")
     if tokenizer.eos_id is None or not isinstance(eos, str):
@@ -318,38 +354,48 @@ def _make_note_at_last(end: AnswerEnd, stops: Stops, tokenizer: Tokenizer) -> It
                 f"the last answer of a row ends in {eos}, the EOS that the loader appends, which "
                 f"is not among the tokens that stop a generation ({stops})"
             ),
-            fix=f"name it, if it does: tokenizer.stop_tokens: [{_quote(*stops.tokens, eos)}]",
+            fix=(
+                f"if the model stops at {eos}, name it in the recipe: tokenizer.stop_tokens: "
+                f"[{_quote(*stops.tokens, eos)}]"
+            ),
         )
 
 
 def describe_doubled_eos(encoding: Encoding, tokenizer: Tokenizer) -> str:
-    """Return a sentence if the template prints EOS and then more text after an answer. The loader
-    then appends a second EOS. Otherwise return "".
+    """Return a sentence if the template prints EOS and then more text after an answer, since the
+    loader then appends a second EOS. Otherwise return "".
     """
     eos = tokenizer.template_variables.get("eos_token")
     for end in find_stream_ends(encoding, tokenizer):
         if isinstance(eos, str) and eos in end.ending and not end.ending.endswith(eos):
             return (
-                f"the template ends {end.subject} in {end.ending!r}, which is not {eos} alone, so "
-                f"the loader appends {eos} to the last one of a row: it is trained twice there, as "
-                "in LLM-Foundry"
+                f"after {end.subject} the template prints {end.ending!r}, so the last token is not "
+                f"{eos}, and the loader appends a second {eos} at the end of a row: there {eos} is "
+                "trained twice, as in LLM-Foundry"
             )
     return ""
 
 
 def _find_first_token(text: str, tokens: Sequence[str]) -> str:
-    """Return the longest token with which the text begins; "" if it begins with none of them."""
-    return max((token for token in tokens if text.startswith(token)), key=len, default="")
+    """Return the longest of the tokens with which the text begins; "" if there is none."""
+    matching = [token for token in tokens if text.startswith(token)]
+    return max(matching, key=len, default="")
 
 
 def _find_last_token(text: str, tokens: Sequence[str]) -> str:
-    """Return the token whose last occurrence in the text ends furthest to the right; "" if the text
-    contains none of them.
+    """Return the token that ends furthest to the right in the text; "" if the text contains none of
+    the tokens.
     """
-    inside = [token for token in tokens if token and token in text]
-    return max(inside, key=lambda token: text.rfind(token) + len(token), default="")
+    last_token = ""
+    last_end = 0
+    for token in tokens:
+        start = text.rfind(token)
+        if token and start >= 0 and start + len(token) > last_end:
+            last_token = token
+            last_end = start + len(token)
+    return last_token
 
 
 def _quote(*tokens: str) -> str:
-    """Return the tokens as the items of a list in YAML, each once."""
+    """Return the tokens as items of a YAML list, without repetitions: `"<|im_end|>", "</s>"`."""
     return ", ".join(f'"{token}"' for token in dict.fromkeys(tokens))

@@ -8,16 +8,16 @@ reference's: first on a fixed set of hard strings, then on the first 16 texts of
 process, then on 8 more whenever the number of texts has doubled. One difference raises `Unequal`:
 the caller then encodes the whole stream with the reference.
 
-After N texts a process has compared k = 16 + 8 * log2(N / 16) of them or more: 120 of 131,072. A
-difference in a share p of all texts goes unnoticed in that process with probability (1 - p)^k: 0.2
-% if one text in twenty differs.
+After N texts a process has compared at least k = 16 + 8 * log2(N / 16) of them: 120 of 131,072. If
+a share p of all texts gets other ids, the process does not notice that with probability (1 - p)^k:
+0.2 % if one text in twenty differs.
 
-A user's text that contains `<|im_start|>` must not become a control token. Almost no text contains
-one, so all texts are first encoded with special tokens matched. If no special id comes out, the
-text contained none, and both ways of encoding agree. Two reductions over the ids cost 1 % of a
-conversion; searching the texts cost 11 %. Only rows with a special id are encoded again as ordinary
-text, and compared, since `<unk>` is a special id too. Conversations are searched instead, since
-their template prints special tokens itself.
+The string `<|im_start|>` in a user's text must not become a control token. Almost no text contains
+such a string. So all texts are first encoded with special tokens matched. If no special id comes
+out, the text contained no special token, and both ways of encoding agree. Looking for special ids
+costs 1 % of a conversion; looking for the strings in the texts cost 11 %. Only texts with a special
+id are encoded again as ordinary text and compared, since `<unk>` is a special id too. The texts of
+conversations are searched for the strings, since their template prints special tokens itself.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from mdsmix.tokenizer.snapshot import package_version
 FIRST_COMPARED = 16
 "How many of the first texts of a stream each process compares."
 COMPARED_PER_DOUBLING = 8
-"How many more texts it compares whenever the number of texts has doubled."
+"How many more texts each process compares whenever the number of texts has doubled."
 SAMPLE_CHARACTERS = 1 << 11
-"""For texts of up to 2,048 characters, the ids that the stream gets are compared. Of a longer text,
-2,048 characters from a random offset are encoded by both backends and compared. Comparing long
-texts as a whole took 6 % of the time of 200 MB of documents.
+"""Texts of up to 2,048 characters are compared as a whole. Of a longer text, 2,048 characters from
+a random offset are encoded by both backends and compared. Comparing long texts as a whole took 6 %
+of the time of a conversion of 200 MB of documents.
 """
 
 
 class Backend(ABC):
-    """Turns texts into flat ids. A backend does not add BOS or EOS: the encoders do."""
+    """Turns texts into token ids, without BOS and EOS, which the callers add."""
 
     label: str
-    "Name and version, as the manifest records it."
+    "Name and version of the library, such as `fastokens 0.3.5`, for the manifest."
 
     @abstractmethod
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
@@ -64,8 +64,8 @@ class Backend(ABC):
 
         Args:
             texts: the texts to encode.
-            match_special: whether `<|im_start|>` in a text becomes the control token; otherwise it
-                becomes ordinary tokens.
+            match_special: True: a string such as `<|im_start|>` in a text becomes the control
+                token; False: it becomes ordinary tokens.
         """
 
     def begin(self, stream: str) -> None:  # noqa: B027
@@ -78,9 +78,10 @@ class Backend(ABC):
 
 
 class Unequal(Exception):
-    """A fast backend and the reference disagree on `text`."""
+    """A fast backend and the reference give other ids for `text`."""
 
     def __init__(self, label: str, text: str) -> None:
+        """Keep the name and version of the fast backend, and the text."""
         super().__init__(label, text)  # unchanged, since the exception is pickled
         self.label = label
         self.text = text
@@ -105,7 +106,7 @@ class Reference(Backend):
 
 
 class Fastokens(Backend):
-    """The Rust crate fastokens, by its flat buffers."""
+    """The Rust library fastokens. It returns the ids of all texts in one buffer."""
 
     @staticmethod
     def name() -> str:
@@ -118,7 +119,7 @@ class Fastokens(Backend):
         self.label = self.name()
         try:
             self._model = Model.from_file(tokenizer.path)
-        except ValueError:
+        except ValueError:  # perhaps since the vocabulary skips ids
             complete = fill_id_gaps(Path(tokenizer.path).read_bytes())
             if complete is None:
                 raise
@@ -133,11 +134,14 @@ class Fastokens(Backend):
 
 def fill_id_gaps(content: bytes) -> str | None:
     """Return the content of a BPE tokenizer.json, with a new token for each id that its vocabulary
-    skips. Return None if the model is not BPE, or its vocabulary skips no id.
+    skips. Return None if the model is not BPE, or if its vocabulary does not skip an id.
 
-    fastokens 0.3.5 refuses a vocabulary that skips ids, such as that of GPT-4o (199,998 and
-    others). The new tokens never come out of a text: no merge makes them, and their strings begin
-    with the character U+0000, which byte-level and SentencePiece vocabularies do not contain.
+    fastokens 0.3.5 refuses a vocabulary that skips ids; GPT-4o's skips 199,998 and others. No text
+    is ever encoded to a new token: no merge makes it, and its string begins with the character
+    U+0000, which byte-level and SentencePiece vocabularies do not contain.
+
+    Args:
+        content: the bytes of the tokenizer.json.
     """
     tree = orjson.loads(content)
     model = tree["model"]
@@ -152,25 +156,28 @@ def fill_id_gaps(content: bytes) -> str | None:
 
 
 class CheckedBackend(Backend):
-    """A fast backend whose ids are compared with the reference's."""
+    """A fast backend. Its ids of some texts are compared with the ids of the reference."""
 
     def __init__(self, tokenizer: Tokenizer, fast: Backend, reference: Backend, name: str) -> None:
-        """Keep the backends, and make the hard strings on which they are compared first.
+        """Keep both backends, and make the hard strings on which they are compared first.
 
         Args:
-            tokenizer: its special tokens are among the hard strings.
-            fast: the backend whose ids are used.
-            reference: the backend whose ids are right.
-            name: the recipe's tokenizer.backend, for a message.
+            tokenizer: the tokenizer. Its special tokens are among the hard strings.
+            fast: the backend that encodes all texts.
+            reference: the backend that the ids are compared with.
+            name: the recipe's tokenizer.backend: `auto` or `fastokens`.
         """
         self.fast = fast
         self.reference = reference
         self.label = fast.label
         self._name = name
         self._unproved = make_hard_strings(tokenizer)
+        "The hard strings; empty after they were compared."
         self._stream = ""
         self._texts = 0
+        "Texts of the stream that were encoded."
         self._compared = 0
+        "Texts of the stream that were compared."
 
     def begin(self, stream: str) -> None:
         if stream != self._stream:
@@ -182,9 +189,10 @@ class CheckedBackend(Backend):
         self._prove()
         ids = self.fast.encode(texts, match_special)
         self._texts += len(texts)
-        # How many texts of the stream are to be compared by now.
+        # `due`: how many texts of the stream should be compared by now.
         due = self._texts
         if due >= FIRST_COMPARED:
+            # How often the number of texts has doubled since the first 16: 0, 1, 2 at 16, 32, 64.
             doublings = (self._texts // FIRST_COMPARED).bit_length() - 1
             due = FIRST_COMPARED + COMPARED_PER_DOUBLING * doublings
         filled = np.flatnonzero(ids.lengths).tolist()  # comparing an empty text proves nothing
@@ -209,7 +217,7 @@ class CheckedBackend(Backend):
         Args:
             texts: the texts to compare.
             match_special: as in `encode`.
-            ids: the fast backend's ids of these texts; None: the texts are encoded here.
+            ids: the fast backend's ids of these texts; None if it has not encoded them yet.
         """
         reference_ids = self.reference.encode(texts, match_special)
         if ids is None:
@@ -219,10 +227,11 @@ class CheckedBackend(Backend):
                 raise Unequal(self.label, text)
 
     def _prove(self) -> None:
-        """Compare both backends on the hard strings, at the first call only. Takes 40 ms.
+        """Compare both backends on the hard strings. This is done at the first call only, and takes
+        40 ms.
 
-        Raises RecipeError if an id differs and the recipe names the backend, Unequal if the backend
-        is `auto`.
+        Raises RecipeError if an id differs and the recipe's backend is `fastokens`.
+        Raises Unequal if an id differs and the recipe's backend is `auto`.
         """
         texts = self._unproved
         self._unproved = []  # so later calls compare nothing
@@ -235,30 +244,34 @@ class CheckedBackend(Backend):
             if self._name == "auto":
                 raise
             raise RecipeError(
-                f"tokenizer.backend is {self._name}, but {unequal}: use auto."
+                f"tokenizer.backend is {self._name}, but {unequal}; write tokenizer.backend: auto "
+                "in the recipe."
             ) from None
 
 
 def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
     """Return the backend that the recipe names as tokenizer.backend.
 
-    `auto` is fastokens if it supports this tokenizer and no earlier run found a difference from the
-    reference. Otherwise it is the reference.
-    Raises RecipeError if the recipe names a backend that does not support the tokenizer.
+    `auto` means fastokens if fastokens supports this tokenizer and no earlier run found a
+    difference from the reference. Otherwise it means the reference.
+    Raises RecipeError if the recipe names fastokens, but fastokens does not support the tokenizer.
+
+    Args:
+        tokenizer: the tokenizer.
+        name: `auto`, `fastokens` or `reference`.
     """
     if name == "reference" or (name == "auto" and find_known_difference(tokenizer)):
         return Reference(tokenizer)
     reference: Backend
-    # Both are opened at the same time, which takes 0.4 s (one after the other 0.55 s), since
-    # fastokens lets other threads run.
+    # Both are opened at the same time, in two threads: 0.4 s instead of 0.55 s.
     fast, reference = map_threads(lambda opener: opener(tokenizer), (_try_fastokens, Reference))
     if isinstance(fast, Backend):
         return CheckedBackend(tokenizer, fast, reference, name)
     if name == "auto":
         return reference
     raise RecipeError(
-        f"tokenizer.backend is {name}, which does not support {tokenizer.name} "
-        f"({flatten_error(fast)[:160]}): use auto or reference."
+        f"tokenizer.backend is {name}, which does not support the tokenizer {tokenizer.name} "
+        f"({flatten_error(fast)[:160]}); write tokenizer.backend: auto in the recipe, or reference."
     )
 
 
@@ -271,22 +284,27 @@ def _try_fastokens(tokenizer: Tokenizer) -> Any:
 
 
 def store_difference(tokenizer: Tokenizer, unequal: Unequal) -> None:
-    """Store the text on which a backend and the reference differ in the cache, for later runs with
-    this tokenizer.
+    """Store a difference between a fast backend and the reference in the cache, so that later runs
+    with this tokenizer find it.
+
+    Args:
+        tokenizer: the tokenizer.
+        unequal: the difference: the backend's name and version, and a text.
     """
     evidence = unequal.text.encode("utf-8", "backslashreplace")
     keep_in_cache(_difference_file(tokenizer, unequal.label), evidence)
 
 
 def find_known_difference(tokenizer: Tokenizer, label: str | None = None) -> Unequal | None:
-    """Return the difference that an earlier run stored in the cache for this tokenizer and a
-    version of the fast backend; None if no difference is known. After one, `auto` uses the
-    reference.
+    """Return the difference that an earlier run has stored in the cache, by `store_difference`.
+    Return None if no difference is known. If one is known, `auto` uses the reference.
 
     Args:
+        tokenizer: the tokenizer.
         label: name and version of the fast backend; None: the installed one.
     """
-    label = label or Fastokens.name()
+    if label is None:
+        label = Fastokens.name()
     file = _difference_file(tokenizer, label)
     return Unequal(label, file.read_text("utf-8")) if file.exists() else None
 
@@ -327,48 +345,59 @@ def make_hard_strings(tokenizer: Tokenizer) -> list[str]:
 
 
 def make_token_search(tokens: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that returns whether a text contains one of the tokens. Empty tokens are
-    ignored.
+    """Return a function that tests whether a text contains at least one of the tokens. Empty tokens
+    are ignored.
 
     Tokens are grouped by their first two characters. A text is searched once per group, for the
     prefix that all tokens of the group share: one search for "<|" covers the 256 special tokens of
     Llama 3. The tokens themselves are searched only if the text contains the prefix. Any occurrence
-    counts, even if a tokenizer with `single_word` tokens would not match it. A token that only the
-    tokenizer's normalizer makes (by lower case, say) is not found.
+    counts, even if a tokenizer with `single_word` tokens would not match it. A token that occurs
+    only after the tokenizer's normalizer has changed the text, for example to lower case, is not
+    found.
     """
     known = sorted({*tokens} - {""})
     groups = [[*group] for _, group in groupby(known, lambda token: token[:2])]
     by_prefix = {os.path.commonprefix(group): group for group in groups}  # noqa: RUF071  (of strings)
-    return lambda text: any(
-        token in text for prefix in by_prefix if prefix in text for token in by_prefix[prefix]
-    )
+
+    def contains_token(text: str) -> bool:
+        """Return whether the text contains at least one of the tokens."""
+        return any(
+            token in text for prefix in by_prefix if prefix in text for token in by_prefix[prefix]
+        )
+
+    return contains_token
 
 
 class EncodedTexts(NamedTuple):
-    """The ids of texts, one row per text, and the rows that contain a special token."""
+    """The ids of texts, and the numbers of the texts that contain a special token."""
 
     ids: Ragged
+    "One row of ids per text."
     marked: list[int]
-    "Rows whose text contains a special token."
+    "The numbers of the texts that contain a special token, ascending."
     refused: list[int]
-    "The rows among `marked` that the recipe's special_tokens_in_text refuses."
+    "Some numbers of `marked`: texts that the recipe's special_tokens_in_text refuses."
 
 
 def encode_texts(
     backend: Backend, texts: Sequence[str], rule: str, tokenizer: Tokenizer
 ) -> EncodedTexts:
-    """Encode texts and find the special tokens in them.
+    """Encode texts and find the texts that contain a special token.
 
-    A row contains a special token if its ids differ when the text is encoded as ordinary text, or
-    if even the ordinary ids contain the control token. `escape` gives the ordinary ids, and refuses
-    rows that still contain the control token. `allow` and `reject` give the special ids; `reject`
-    refuses all these rows.
+    A text contains a special token if it gets other ids when it is encoded as ordinary text, or if
+    even its ordinary ids contain the control token. The rule decides what happens to such a text:
+    - escape: it gets its ordinary ids, but is refused if they contain the control token.
+    - allow: it gets its special ids.
+    - reject: it is refused.
 
     Args:
+        backend: the backend that encodes.
+        texts: the texts to encode.
         rule: the recipe's special_tokens_in_text: escape, allow or reject.
+        tokenizer: its special tokens are looked for.
     """
     rows = backend.encode(texts, match_special=True)
-    # Only rows with a special id can contain a special token; few do.
+    # Only texts that get a special id can contain a special token. They are few.
     suspects = _find_rows_with(rows, tokenizer.special_ids)
     if not suspects:
         return EncodedTexts(rows, [], [])
@@ -380,21 +409,21 @@ def encode_texts(
     refused = {"escape": stuck, "allow": [], "reject": marked}[rule]
     if rule != "escape":
         return EncodedTexts(rows, marked, refused)
-    # Replace the suspects' rows by their ordinary ids, which are appended after all rows.
+    # Append the suspects' ordinary ids after all rows, and take these in place of their rows.
     order = np.arange(len(texts))
     order[suspects] = len(texts) + np.arange(len(suspects))
     return EncodedTexts(Ragged.concat([rows, plain]).take(order), marked, refused)
 
 
 def _find_stuck_rows(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """Return the rows that contain a control token although their texts were encoded as ordinary
-    text. This happens because vocabularies of Unigram and WordLevel models contain `</s>` like any
-    word. The unknown token does not count, since any text may give it.
+    """Return the numbers of the texts whose ids contain a control token although they were encoded
+    as ordinary text. This happens because vocabularies of Unigram and WordLevel models contain
+    `</s>` like any word. The unknown token does not count, since any text may be encoded to it.
 
     Args:
         plain: the ids of the texts, encoded as ordinary text.
         texts: the texts.
-        tokenizer: its special tokens are searched.
+        tokenizer: its special tokens are looked for.
     """
     unknown = tokenizer.template_variables.get("unk_token")
     tokens = zip(tokenizer.special_ids, tokenizer.special_tokens, strict=True)
@@ -408,16 +437,17 @@ def _find_stuck_rows(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) 
 
 
 def _find_rows_with(rows: Ragged, ids: Sequence[int]) -> list[int]:
-    """Return the rows that contain one of the ids.
+    """Return the numbers of the rows that contain one of the ids.
 
-    Each token is looked up in a table of flags, which takes 1.5 ms for 2 M tokens. Comparing each
-    token with the least and the largest id took 16 ms, a sixth of a conversion, for vocabularies
-    with special tokens at both ends, such as Phi-3's.
+    Each token of the rows is looked up in a table of flags, which takes 1.5 ms for 2 M tokens.
+    Comparing each token with the least and the largest id took 16 ms, a sixth of a conversion, for
+    vocabularies with special tokens at both ends, such as Phi-3's.
     """
     values = rows.values
     if not ids or not len(values) or values.max() < min(ids) or values.min() > max(ids):
         return []
     is_searched = np.zeros(max(max(ids), int(values.max())) + 1, bool)
     is_searched[ids] = True
-    hits = np.flatnonzero(is_searched.take(values))  # positions in `values`, then their rows
-    return [int(row) for row in np.unique(np.searchsorted(rows.offsets, hits, "right") - 1)]
+    hits = np.flatnonzero(is_searched.take(values))  # positions in `values`
+    rows_of_hits = np.searchsorted(rows.offsets, hits, "right") - 1
+    return [int(row) for row in np.unique(rows_of_hits)]

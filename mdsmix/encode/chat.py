@@ -2,15 +2,15 @@
 turns that are trained.
 
 The text is the same as from `apply_chat_template(tokenize=False)` of transformers 4.51 to 4.57,
-without the seconds that importing transformers takes. The date that some templates print is fixed
-when a template is opened, and not read from the clock again: the same input gives the same bytes.
+without the seconds that importing transformers takes. Some templates print the date. It is fixed
+when a template is opened and not read from the clock again, so the same input gives the same bytes.
 
-Templates of reasoning models drop the reasoning of earlier answers once later turns follow
-(DeepSeek-R1, Qwen3, gpt-oss), others move the system prompt or the tools to the last question
-(Mistral v3) or end every text with EOS (Phi-3). Then no single row can contain every turn as the
-model sees it at inference, and LLM-Foundry refuses the conversation. But a separate row for one
-answer can: its prompt is the text that the template prints for all messages up to the answer, and
-ends where the model begins to write.
+Some templates print earlier messages differently once later ones follow. Templates of reasoning
+models drop the reasoning of earlier answers (DeepSeek-R1, Qwen3, gpt-oss), others move the system
+prompt or the tools to the last question (Mistral v3) or end every text with EOS (Phi-3). Then no
+single row can contain every turn as the model sees it at inference, and LLM-Foundry refuses the
+conversation. But mdsmix can make a separate row for one answer: the row's prompt is the text that
+the template prints for all messages before the answer, and ends where the model begins to write.
 """
 
 from __future__ import annotations
@@ -48,16 +48,18 @@ DEFAULT_TEMPLATE = (
 "ChatML, Foundry's template for a tokenizer that has none."
 NO_TEMPLATE = (
     "the tokenizer has no chat template, so conversations are rendered as ChatML, as LLM-Foundry "
-    "does; its <|im_start|> and <|im_end|> are ordinary text unless they are special tokens of "
-    "this tokenizer: give it the template of the model (chat_template in its "
-    "tokenizer_config.json)"
+    "does; <|im_start|> and <|im_end|> are ordinary text unless they are special tokens of this "
+    "tokenizer: write the model's chat template into the tokenizer's tokenizer_config.json, as "
+    "chat_template"
 )
+"The warning for a tokenizer without a chat template."
 
 NO_DEFAULT = (
-    "the tokenizer has the chat templates {names}, and none is named default, which conversations "
-    "without tools take: name one of them default in its files, or give its text as "
-    "tokenizer.kwargs.chat_template"
+    "the tokenizer has the chat templates {names}, and none is named default, but conversations "
+    "without tools need the template default: rename one of them to default in the tokenizer's "
+    "files, or give its text in the recipe as tokenizer.kwargs.chat_template"
 )
+"The error for a tokenizer whose chat templates have other names than `default`."
 
 SHOWN_ERROR = 240
 "Characters of an error message in a bad record's detail."
@@ -67,8 +69,8 @@ difference.
 """
 
 Turn = tuple[str, str]
-"""Prompt and response: all text from the end of the previous turn to the generation prompt, and the
-assistant's text.
+"""Prompt and response. The prompt is all text from the end of the previous turn up to and including
+the generation prompt; the response is the text of the assistant.
 """
 
 
@@ -83,10 +85,13 @@ class ChatTemplate:
     """
     variables: Mapping[str, Any]
     source: str
+    "The text of the template."
     reads: Set[str]
     "Names of the variables that the template or `tool_use` reads."
     tool_use: ChatTemplate | None = None
-    "The tokenizer's template of this name, for conversations with tools; None if it has none."
+    """The tokenizer's template named `tool_use`, for conversations with tools; None if the
+    tokenizer has no such template.
+    """
 
     @property
     def prints_date(self) -> bool:
@@ -94,11 +99,13 @@ class ChatTemplate:
         return not self.reads.isdisjoint({"date_string", "strftime_now"})
 
     def for_tools(self, tools: Sequence[Any] | None) -> ChatTemplate:
-        """Return the template for a conversation with these tools, chosen as by transformers'
-        `get_chat_template`: `tool_use` if it exists and there are tools. An empty list counts as
-        tools, None does not.
+        """Return the template for a conversation with these tools, as transformers'
+        `get_chat_template` does: `tool_use` if it exists and there are tools. An empty list counts
+        as tools, None does not.
         """
-        return self if tools is None or self.tool_use is None else self.tool_use
+        if tools is None or self.tool_use is None:
+            return self
+        return self.tool_use
 
     def turns(self, conversation: Conversation) -> list[Turn]:
         """Return the turns of a conversation, one for each answer that is trained.
@@ -107,8 +114,8 @@ class ChatTemplate:
         the first messages differently when more follow (not_prefix_stable).
         """
         messages = conversation.messages
-        # A plain conversation, with only a role and a content in each message, is rendered from the
-        # layout that all conversations with the same roles share.
+        # A plain conversation has only a role and a content in each message. Its text is made from
+        # the layout that all conversations with the same roles share, without a rendering.
         is_plain = conversation.trained is None and {*map(len, messages)} == {2}
         if is_plain and type(conversation) is Conversation and conversation.tools is None:
             layout = layout_for_roles(self, tuple([message["role"] for message in messages]))
@@ -119,8 +126,8 @@ class ChatTemplate:
         return self.turns_by_prefix(conversation)
 
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
-        """Return the turns as Foundry makes them, from two renderings for each answer: of the
-        messages before the answer, and of the same messages with the answer.
+        """Return the turns as Foundry makes them. For each answer the template is rendered twice:
+        for the messages before the answer, and for the same messages with the answer.
         """
         messages = conversation.messages
         tools = conversation.tools
@@ -179,21 +186,20 @@ def _require_prefix(printed: str, later: str) -> None:
 
 
 class SideLayout(NamedTuple):
-    """A prompt or a response, with a gap for each content."""
+    """A prompt or a response, with %s in the place of each message's content."""
 
     text: str
-    "The text, with %s instead of each content."
     contents: slice
-    "The range of the layout's `contents` that fills the %s."
+    "The range of the layout's `contents` that replaces the %s in this text."
 
 
 class PrintedContent(NamedTuple):
-    """A content as a template prints it."""
+    """The place where a template prints the content of a message, and how it strips the content."""
 
     message: int
-    "The position of its message in the conversation."
+    "The position of the message in the conversation."
     strip: Callable[[str], str]
-    "Makes the printed text from the content, such as `str.strip`."
+    "Function that makes the printed text from the content, such as `str.strip`."
 
 
 class TemplateLayout(NamedTuple):
@@ -214,7 +220,7 @@ class TemplateLayout(NamedTuple):
         """
         printed = tuple([strip(contents[message]) for message, strip in self.contents])
         sides = iter([text % printed[filling] for text, filling in self.sides])
-        # `zip` draws from the same iterator twice: a prompt and the response after it.
+        # `zip` takes from the same iterator twice: a prompt and the response after it.
         return [*zip(sides, sides, strict=True)]
 
 
@@ -224,14 +230,16 @@ _STRIPS: dict[tuple[bool, bool], Callable[[str], str]] = {
     (True, False): str.rstrip,
     (True, True): str,
 }
-"Whether the space before and after a placeholder was printed -> how a template strips a content."
+"""(Was the white space before a placeholder printed?, was the white space after it printed?) -> the
+function that strips a content in the same way.
+"""
 
 
 @lru_cache(maxsize=256)
 def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> TemplateLayout | None:
-    """Return the layout of all conversations with these roles, found by rendering placeholders
-    instead of contents. Return None if the template does more with contents than strip and print
-    them.
+    """Return the layout of all conversations with these roles. It is found by rendering
+    placeholders in the place of contents. Return None if the template does more with a content than
+    strip and print it.
     """
     from mdsmix.encode import template_code as code
 
@@ -244,7 +252,8 @@ def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> Template
         return None
     layout = TemplateLayout([], [])
     for text in chain.from_iterable(turns):
-        # The pieces are plain text, space before, number, space after, plain text, ...
+        # The pieces repeat in fours: plain text, space before a placeholder, its number, space
+        # after it; then plain text again.
         pieces = re.split(code.PLACEHOLDER_PATTERN, text)
         plain = pieces[::4]
         if any(code.SPACE in piece for piece in plain):  # a turn ends within a content's space
@@ -260,14 +269,17 @@ def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> Template
 
 
 def find_trained_answers(conversation: Conversation) -> list[int]:
-    """Return the positions of the assistant's messages that are trained."""
-    flags = conversation.trained or [True] * len(conversation.messages)
-    messages = enumerate(zip(conversation.messages, flags, strict=True))
-    return [
-        position
-        for position, (message, is_trained) in messages
-        if is_trained and message["role"] == "assistant"
+    """Return the positions of the assistant's messages that are trained. If the conversation does
+    not say which messages are trained, all are.
+    """
+    messages = conversation.messages
+    answers = [
+        position for position, message in enumerate(messages) if message["role"] == "assistant"
     ]
+    flags = conversation.trained
+    if not flags:
+        return answers
+    return [answer for answer in answers if flags[answer]]
 
 
 def show_difference(printed: str, later: str) -> dict[str, Any]:
@@ -277,8 +289,8 @@ def show_difference(printed: str, later: str) -> dict[str, Any]:
 
 
 def slice_around_difference(texts: Sequence[str]) -> slice:
-    """Return the range of each text around the first difference of the texts, for a bad record's
-    detail.
+    """Return the range around the first difference of the texts, as a slice for each of the texts.
+    Excerpts of this range are shown in a bad record's detail.
     """
     start = len(find_common_start(texts))
     return slice(max(0, start - SHOWN_BEFORE), start + SHOWN_AFTER)
@@ -286,10 +298,10 @@ def slice_around_difference(texts: Sequence[str]) -> slice:
 
 def find_common_start(texts: Sequence[str]) -> str:
     """Return the longest text with which all of the texts begin."""
-    # All texts begin alike as far as the first and the last of them in sorted order do.
+    # In sorted order, the first and the last text differ most: all texts share their common start.
     smallest = min(texts)
     largest = max(texts)
-    # Search by bisection for the first character at which these two differ.
+    # Search by bisection for the first position at which these two differ.
     end = bisect_left(
         range(len(smallest)),
         True,
@@ -299,8 +311,9 @@ def find_common_start(texts: Sequence[str]) -> str:
 
 
 def open_stream_template(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
-    """Compile the chat template of a stream, with the variables and the date that the stream
-    sets. Raises RecipeError for the reasons of `open_tokenizer_template`.
+    """Compile the chat template of a stream, with the stream's template variables and date.
+
+    Raises RecipeError for the reasons of `open_tokenizer_template`.
     """
     variables = tokenizer.template_variables | encoding.template
     return open_tokenizer_template(tokenizer, variables, encoding.date_string)
@@ -309,12 +322,17 @@ def open_stream_template(encoding: Encoding, tokenizer: Tokenizer) -> ChatTempla
 def open_tokenizer_template(
     tokenizer: Tokenizer, variables: Mapping[str, Any], date_string: str | None = None
 ) -> ChatTemplate:
-    """Compile a tokenizer's chat template, with its template for tools if it has one.
+    """Compile a tokenizer's chat template, and its template for tools if it has one.
 
     If the tokenizer has a template named `tool_use` but none named `default`, the returned template
-    fails on every conversation without tools, with a message on that.
+    raises NO_DEFAULT for every conversation without tools.
     Raises RecipeError if the tokenizer has named templates and none of them is `default` or
     `tool_use`, or for the reasons of `open_template`.
+
+    Args:
+        tokenizer: the tokenizer.
+        variables: the variables that the template gets.
+        date_string: as in `open_template`.
     """
     source = tokenizer.chat_template
     if source is None and tokenizer.named_templates:
@@ -322,6 +340,7 @@ def open_tokenizer_template(
         reason = NO_DEFAULT.format(names=names)
         if tokenizer.tool_template is None:
             raise RecipeError(f"{tokenizer.name}: {reason}.")
+        # A template that only raises the error: {{ raise_exception("...") }}
         source = f"{{{{ raise_exception({json.dumps(reason)}) }}}}"
     return open_template(source, variables, date_string, tokenizer.tool_template)
 
@@ -332,19 +351,19 @@ def open_template(
     date_string: str | None = None,
     tool_source: str | None = None,
 ) -> ChatTemplate:
-    """Compile a tokenizer's template, once in a process.
+    """Compile a tokenizer's chat template. The same template is compiled only once in a process.
 
     Args:
-        source: the template; None: ChatML.
-        variables: those that transformers passes to the template: bos_token, eos_token ...
-        date_string: the day that the template prints, as `2026-01-01` or `01 Jan 2026`; None is
+        source: the text of the template; None: ChatML.
+        variables: the variables that transformers passes to the template: bos_token, eos_token ...
+        date_string: the day that the template prints, as `2026-01-01` or `01 Jan 2026`; None:
             today, as in Foundry. A run that must give the same bytes after midnight calls
             `format_today()` once and always passes that day.
         tool_source: the tokenizer's template named `tool_use`.
 
     Raises:
-        RecipeError: the template is not valid Jinja or uses a function that mdsmix does not offer,
-            or the date cannot be read.
+        RecipeError: the template is not valid Jinja or uses a function that mdsmix does not have,
+            or `date_string` is not a day.
     """
     day = parse_day(date_string or format_today())
     text = DEFAULT_TEMPLATE if source is None else source
@@ -359,7 +378,8 @@ def _compile(
 
     Args:
         source: the template.
-        json_variables: its variables as JSON, since arguments of a cached function need a hash.
+        json_variables: the variables of the template as JSON, since a dict cannot be an argument
+            of a cached function.
         day: the day that the template prints.
         tool_source: the template named `tool_use`.
     """
@@ -378,7 +398,7 @@ def _compile(
     except Exception as error:
         raise RecipeError(
             f"The chat template of the tokenizer cannot be compiled ({shorten_value(str(error))}), "
-            "so no conversation can be rendered: correct its chat_template."
+            "so no conversation can be rendered: correct the template in the tokenizer's files."
         ) from error
     tool_use = None
     if tool_source is not None:
@@ -398,14 +418,14 @@ def add_variables(template: ChatTemplate, variables: Mapping[str, Any] | None) -
 
 @lru_cache(maxsize=64)
 def _add_json_variables(template: ChatTemplate, json_variables: str) -> ChatTemplate:
-    """Return a separate template object for each set of variables, since `layout_for_roles` keeps
-    a layout for each template object.
+    """Return the template with more variables. The same variables give the same object, since
+    `layout_for_roles` caches its layouts by template object.
     """
     return replace(template, variables={**template.variables, **json.loads(json_variables)})
 
 
 def format_today() -> str:
-    """Return today as Foundry passes it to templates: `01 Jan 2026`."""
+    """Return today's date as Foundry passes it to templates: `01 Jan 2026`."""
     return datetime.now().strftime(FOUNDRY_DATE)
 
 
@@ -416,17 +436,18 @@ def parse_day(date_string: str) -> datetime:
             return datetime.strptime(date_string, form)
     raise RecipeError(
         f"date_string is {date_string!r}, which is not a day, so chat templates cannot print it: "
-        "write it as 2026-01-01."
+        "write a day as 2026-01-01."
     )
 
 
 _OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
-"""An unfinished control word at the end of a text, such as the `<` that `<think>` and `</think>`
-share: the whole word is one token.
+"""An unfinished control word at the end of a text, such as `<`, with which both `<think>` and
+`</think>` begin. A control word is one token, so it must not be split.
 """
 RewrittenHistory = Literal["reject", "last", "each"]
-"""The recipe's `rewritten_history`, for a conversation whose earlier text changes: quarantine it,
-make a row for its last answer, or make a row for each answer.
+"""The recipe's `rewritten_history`: what happens to a conversation if the template prints earlier
+messages differently once later ones follow. reject: the conversation goes to the quarantine; last:
+it gives one row, for its last answer; each: it gives a row for each answer.
 """
 
 
@@ -440,19 +461,19 @@ def render_rows(
     rule: RewrittenHistory,
     words: ControlWords = NO_WORDS,
 ) -> list[list[Turn]]:
-    """Return the rows of a conversation, each a list of turns: one row if earlier text never
-    changes, otherwise the rows of `rule`.
+    """Return the rows of a conversation; a row is a list of turns. There is one row if the template
+    prints earlier messages the same once later ones follow. Otherwise `rule` decides.
 
     Args:
         template: the template.
         conversation: the conversation.
-        rule: what to do if earlier text changes.
-        words: the tokenizer's control tokens. No prompt ends inside one.
+        rule: what to do if the text of earlier messages changes.
+        words: the tokenizer's control words. A prompt never ends inside one of them.
 
     Raises:
-        RecordRefused: the template fails (template_error), or earlier text changes and no row can
-            be made (not_prefix_stable): the rule is `reject`, or `_render_turn` finds no place to
-            separate a prompt from its answer.
+        RecordRefused: template_error: the template fails on the conversation.
+        RecordRefused: not_prefix_stable: the text of earlier messages changes, and the rule is
+            `reject`, or `_render_turn` finds no place to separate a prompt from its answer.
     """
     try:
         return [template.turns(conversation)]
@@ -472,10 +493,16 @@ def _render_turn(
     text.
 
     The prompt at inference is the text of all messages before the answer, with the generation
-    prompt. If the text with the answer does not begin with it, the turn's prompt ends where the two
-    texts first differ, but never inside a control word or inside the answer. Even the text that
-    comes before every answer may end inside a control word: in GLM-4.7's template it ends in `<`,
-    which `</think>` and `<think>` share.
+    prompt. If the text with the answer does not begin with that prompt, the turn's prompt ends
+    where the two texts first differ, but never inside a control word or inside the answer. Even the
+    text that comes before every answer may end inside a control word: in GLM-4.7's template it ends
+    in `<`, with which both `</think>` and `<think>` begin.
+
+    Args:
+        template: the template.
+        conversation: the conversation.
+        answer: the position of the answer in the messages.
+        words: the control words of the tokenizer.
     """
     messages = conversation.messages
     tools = conversation.tools
@@ -492,22 +519,24 @@ def _render_turn(
     if start.startswith(history):
         return start, full[len(start) :]
 
-    # The answer changes how earlier messages are printed (gpt-oss drops the reasoning before a call
-    # when a final answer follows): the prompt is inference's, and the answer begins after the
-    # generation prompt of the changed text.
+    # The answer changes how earlier messages are printed: gpt-oss drops the reasoning before a call
+    # when a final answer follows. Then the prompt is the prompt at inference, and the answer begins
+    # after the generation prompt in the changed text.
     generation_prompt = prompt.removeprefix(history)
     # Text such as an opening tag may come between the generation prompt and every answer. The first
-    # answer shows it.
-    first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    # answer of the conversation shows it.
+    roles = [message["role"] for message in messages]
+    first = roles.index("assistant")
     first_prompt = template.render(messages[:first], True, tools)
     before_first = _render_before_answer(template, conversation, first)
     between = before_first.removeprefix(first_prompt)
+    # `end`: the offset in `before_answer` at which the answer begins.
     if generation_prompt:
         is_found = before_answer.endswith(generation_prompt + between)
         end = len(before_answer) - len(between)
     else:
-        # Mistral-Nemo prints the system prompt in the last message only, if that is the user's, and
-        # has no generation prompt: the answer begins after that message.
+        # Without a generation prompt the answer begins after the message before it. Mistral-Nemo's
+        # template prints no generation prompt, and the system prompt only before the last message.
         end = _find_end_of_last(messages[answer - 1], prompt, before_answer)
         is_found = end > 0
     if is_found and full.startswith(before_answer[:end]):
@@ -526,12 +555,13 @@ def cut_open_word(start: str, texts: Sequence[str], words: ControlWords) -> str:
         words: the control words.
     """
     start = _OPEN_TAG.sub("", start)
-    return start[: min(words.start_of_split(start, text[len(start) :]) for text in texts)]
+    splits = [words.start_of_split(start, text[len(start) :]) for text in texts]
+    return start[: min(splits)]
 
 
 def prints_system_last(template: ChatTemplate) -> bool:
-    """Return whether the system prompt is printed before the last message only, without a
-    generation prompt, as by Mistral-Nemo's template.
+    """Return whether the template prints the system prompt only before the last message, and prints
+    no generation prompt. Mistral-Nemo's template does both.
     """
     question = [{"role": "system", "content": "system"}, {"role": "user", "content": "question"}]
     try:
@@ -545,7 +575,7 @@ def prints_system_last(template: ChatTemplate) -> bool:
 
 def _find_end_of_last(last: Message, prompt: str, before_answer: str) -> int:
     """Return the offset in `before_answer` at which the text of the last message ends, including
-    what the template prints after it. Return 0 if that text is not found.
+    what the template prints after that message. Return 0 if the message is not found.
 
     Args:
         last: the message before the answer.
@@ -556,9 +586,11 @@ def _find_end_of_last(last: Message, prompt: str, before_answer: str) -> int:
     text = content.strip() if isinstance(content, str) else ""
     if not text or text not in prompt or text not in before_answer:
         return 0
-    ending = prompt[prompt.rindex(text) :]
+    message_with_ending = prompt[prompt.rindex(text) :]
     start = before_answer.rindex(text)
-    return start + len(ending) if before_answer[start:].startswith(ending) else 0
+    if not before_answer.startswith(message_with_ending, start):
+        return 0
+    return start + len(message_with_ending)
 
 
 def opens_control_word(template: ChatTemplate) -> bool:
@@ -579,6 +611,11 @@ def _render_before_answer(template: ChatTemplate, conversation: Conversation, an
 
     Three different answers are tried, one of them with reasoning. Their texts are the same up to
     the answer, so the result is the beginning that all three share.
+
+    Args:
+        template: the template.
+        conversation: the conversation.
+        answer: the position of the answer in the messages.
     """
     before = conversation.messages[:answer]
     in_parts = isinstance(conversation.messages[answer].get("content"), list)

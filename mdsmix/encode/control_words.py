@@ -1,9 +1,9 @@
-"""The control tokens of a tokenizer as words of a text: a boundary between two texts of a row must
-not be inside one.
+"""Finds control words that are split between two texts of a row. A control word is the string of a
+control token, such as `</think>`.
 
-Prompt and response are tokenized separately. A prompt that ends in `<`, before a response that
-begins with `/think>`, gives no token `</think>`: the model is trained on two tokens that it never
-meets at inference.
+Prompt and response are tokenized separately. If a prompt ends in `<` and the response begins with
+`/think>`, the row does not contain the token `</think>`: the model is trained on other tokens than
+it sees at inference.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ EXCERPT = 60
 
 
 class ControlWords:
-    """Finds control words that are split by the boundary between two texts. One object is made for
-    each list of tokens (`open_control_words`).
+    """Finds control words of a tokenizer that are split between two texts. Made by
+    `open_control_words`.
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        """Keep the words among the tokens. Runs of white space, which some tokenizers list, are not
-        words.
+        """Keep the control words among the tokens: tokens of two or more characters that are not
+        only white space.
+
+        Args:
+            tokens: the added tokens of the tokenizer.
         """
         words = {token for token in tokens if len(token) > 1 and token.strip()}
         beginnings = {word[:end] for word in words for end in range(1, len(word))}
@@ -35,14 +38,14 @@ class ControlWords:
         self._longest = max(map(len, words), default=0)
 
     def start_of_split(self, before: str, after: str) -> int:
-        """Find a control word that begins in the text `before` and continues in the text `after`:
-        in `a <` and `/think>` the word `</think>`.
+        """Find a control word that begins in the text `before` and continues in the text `after`,
+        and return the offset in `before` at which it begins. If no word is split, return the length
+        of `before`.
 
-        Return the offset in `before` at which the word begins (here 2). If no word is split, return
-        the length of `before`.
+        For the texts `a <` and `/think>` the word is `</think>`, and the offset is 2.
         """
         end = len(before)
-        first = max(0, end - self._longest + 1)
+        first = max(0, end - self._longest + 1)  # no split word can begin before this offset
         # Most boundaries end here: no control word has a beginning with this last letter.
         if before[-1:] not in self._last_letters or self._first_letters.isdisjoint(before[first:]):
             return end
@@ -61,7 +64,10 @@ class ControlWords:
         """Raise RecordRefused (split_token) if a control word is split between two consecutive
         texts of a row.
 
-        A boundary costs 0.2 us if the text before it does not end in a letter of a control word.
+        Most boundaries take 0.2 us: only the last letter of the text before them is looked at.
+
+        Args:
+            texts: the texts of the row: prompt, response, prompt, response ...
         """
         before = ""
         for text in texts:

@@ -1,14 +1,14 @@
 """Samples as every kind of stream returns them: columns and totals, and a reason for each record
-that gave no sample.
+without a sample.
 
-Three layouts of finetuning samples:
-- Turns are JSON, uncut, as Foundry's converter stores them.
-- A pair is a context and a target, in a third of the bytes. Tokens beyond max_seq_len are not
-  stored; the collator makes the same batch, including the EOS at the end of an encoder's cut
-  context.
-- A document is a part of a packed row. The EOS, the policies and the cut are applied before it is
-  stored, since the loader cannot distinguish the samples of a packed row. The tests compare
-  documents with the collator's rule, token by token (`tests/test_encode_labels.py`).
+A finetuning sample is stored in one of three layouts:
+- Turns: JSON with all tokens, as Foundry's converter stores them.
+- A pair: a context and a target, in a third of the bytes. Tokens beyond max_seq_len are not stored,
+  but the collator makes the same batch. This includes the EOS that it writes at the end of a
+  truncated context of an encoder-decoder.
+- A document of a packed row. EOS, target policies and truncation are applied before it is stored,
+  since the loader cannot distinguish the samples of a packed row. The tests compare documents with
+  the collator's rule, token by token (`tests/test_encode_labels.py`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Encoded:
     """The samples of one batch of records, in the order of the records."""
 
     columns: Mapping[str, Ragged]
-    """Column name -> one row per sample: token ids (of the tokenizer's dtype), or bytes (uint8) for
-    a json column.
+    """Column name -> one row per sample. A row has token ids (of the tokenizer's dtype), or bytes
+    (uint8) if the column is json.
     """
     lengths: Lengths
     "int64 [n]: tokens of each sample."
@@ -44,12 +44,12 @@ class Encoded:
     totals: Totals
     "Counts over the samples."
     rejected: Mapping[int, str] = field(default_factory=dict)
-    """Position of a record without a sample -> its reason code, or a NoRecord if there are
-    details.
+    """Position in the batch of a record without a sample -> reason code (a `NoRecord` if there are
+    details).
     """
     unread: Mapping[str, int] = field(default_factory=dict)
-    """Field with a value that is not read, such as a key of messages that the chat template does
-    not print -> number of records that have it.
+    """Name of a field that is not read, such as a key of messages that the chat template does not
+    print -> number of records in which the field has a value.
     """
     placeholders: Mapping[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> number of records whose texts contain it."
@@ -71,12 +71,12 @@ def make_encoded(
     appended: Flags | None = None,
     **fields: Any,
 ) -> Encoded:
-    """Return samples with their totals.
+    """Count the totals of samples, and return the samples with them.
 
     Args:
         columns: column name -> one row per sample, as in Encoded.
-        ids: token ids, one Ragged per part of a sample (say, one of contexts and one of targets),
-            each with one row per sample. A sample's tokens are its rows in all of them.
+        ids: the token ids, in one or more Raggeds with one row per sample. The tokens of sample i
+            are the rows i of all Raggeds, for example of the contexts and of the targets.
         positions: the position of each sample's record in the batch.
         loss_tokens: positions that give a loss in training, after the shift by one.
         lost_tokens: tokens of these records that are in no sample.
@@ -84,8 +84,8 @@ def make_encoded(
         specials: records whose text contains the string of a special token.
         truncated: int64 [n], the tokens of each sample that were cut off, which are among
             `lost_tokens`.
-        appended: bool [n], whether the loader appends EOS to each sample; None if that is not
-            counted for the kind.
+        appended: bool [n], whether the loader appends EOS to each sample; None if this is not
+            counted.
         fields: other fields of Encoded.
     """
     lengths = np.asarray(sum(rows.lengths for rows in ids))
@@ -94,6 +94,8 @@ def make_encoded(
         cut = nothing
     if truncated is None:
         truncated = nothing
+    largest_ids = [int(rows.values.max()) for rows in ids if len(rows.values)]
+    largest_id = max(largest_ids, default=-1)
     given_eos = 0
     not_given_eos = 0
     if appended is not None:
@@ -104,12 +106,13 @@ def make_encoded(
         tokens=int(lengths.sum()),
         loss_tokens=loss_tokens,
         lost_tokens=lost_tokens,
-        largest_id=max((int(rows.values.max()) for rows in ids if len(rows.values)), default=-1),
+        largest_id=largest_id,
         longest=int(lengths.max(initial=0)),
         lengths=count_by_length(lengths),
         cut_rows=int(np.count_nonzero(cut)),
         cut_tokens=int(cut.sum()),
         specials=specials,
+        # A sample that the loader truncates again counts in cut_rows only.
         truncated_rows=int(np.count_nonzero((truncated > 0) & (cut == 0))),
         truncated_tokens=int(truncated.sum()),
         given_eos=given_eos,
@@ -129,6 +132,8 @@ def lay_out_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encod
     ...]`.
 
     Args:
+        labels: the samples as turns, with the rules on which tokens are trained.
+        tokenizer: not used; the functions of all layouts have the same arguments.
         positions: the position of each sample's record in the batch.
     """
     return make_encoded(
@@ -144,15 +149,21 @@ def lay_out_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encod
 def lay_out_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     """Return samples with the columns `input_ids` (all tokens before the last response) and
     `labels` (the last response), truncated to max_seq_len.
+
+    Args:
+        labels: the samples as turns, with the rules on which tokens are trained.
+        tokenizer: the tokenizer of the stream.
+        positions: the position of each sample's record in the batch.
     """
     targets = labels.targets
     longest = targets.max_seq_len
+    # Rows alternate: context, target, context, target ...
     uncut = _split_at_last_response(labels.turns, tokenizer.dtype)
     limits = np.full(len(uncut), longest)
     if targets.decoder_only_format:
         # At least one target token is stored, since the collator reads the target's last token.
         limits[1::2] = np.maximum(longest - uncut.lengths[0::2], 1)
-    # Context, target, context, target ...: each truncated to its limit.
+    # Each row is truncated to its limit.
     halves = uncut.first(limits)
     if not targets.decoder_only_format and tokenizer.eos_id is not None:
         _end_contexts(halves, uncut.lengths > longest, tokenizer.eos_id)
@@ -172,9 +183,15 @@ def lay_out_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encod
 def lay_out_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     """Return samples with the columns `input_ids` and `loss_mask` (uint8, 1 if a token is trained).
     Each sample has the EOS that the collator would append, and is truncated to max_seq_len.
+
+    Args:
+        labels: the samples as turns, with the rules on which tokens are trained.
+        tokenizer: the tokenizer of the stream.
+        positions: the position of each sample's record in the batch.
     """
     samples = labels.turns.samples
     longest = labels.targets.max_seq_len
+    # The ends of the samples that get an EOS; np.insert puts it in front of the next sample.
     eos_positions = samples.offsets[1:][labels.gets_eos]
     ids = np.insert(samples.values, eos_positions, tokenizer.eos_id or 0).astype(tokenizer.dtype)
     mask = np.insert(labels.trained, eos_positions, True).view(np.uint8)
@@ -194,11 +211,11 @@ def lay_out_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> E
 
 
 def _split_at_last_response(turns: Turns, dtype: str) -> Ragged:
-    """Return two rows for each sample, context and target: the tokens before its last response, and
-    the tokens of that response.
+    """Return two rows for each sample: the context, which is all tokens before the last response,
+    and the target, which is the last response.
     """
-    # Rows of turns.ids at which contexts and targets begin, alternately: sample i's target is the
-    # row before firsts[i + 1], its context all rows of the sample before that.
+    # The number of the row in turns.ids at which each context and each target begins, alternately.
+    # The target of sample i is the last row before firsts[i + 1], where the next sample begins.
     edges = np.zeros(2 * len(turns.counts) + 1, np.int64)
     edges[1::2] = turns.firsts[1:] - 1
     edges[2::2] = turns.firsts[1:]
@@ -206,11 +223,11 @@ def _split_at_last_response(turns: Turns, dtype: str) -> Ragged:
 
 
 def _end_contexts(halves: Ragged, is_cut: Flags, eos: int) -> None:
-    """Write EOS over the last token of each truncated context, as the collator does.
+    """Replace the last token of each truncated context by EOS, as the collator does.
 
     Args:
-        halves: context, target, context, target ...
-        is_cut: bool, whether each context and target was truncated; changed in place.
+        halves: rows of ids: context, target, context, target ... Changed in place.
+        is_cut: bool, whether each context and target was truncated. Changed in place.
         eos: the tokenizer's EOS.
     """
     is_cut[1::2] = False  # targets
@@ -219,12 +236,13 @@ def _end_contexts(halves: Ragged, is_cut: Flags, eos: int) -> None:
 
 
 def _write_json(turns: Turns) -> Ragged:
-    """Return uint8 rows of JSON, one per sample. orjson writes numpy views without a Python object
-    per token: 80-150 M tokens/s.
+    """Return the JSON of each sample's turns as a uint8 row. orjson writes views of NumPy arrays
+    without a Python object per token: 80-150 M tokens/s.
     """
+    # Views of the ids of each prompt and response.
     edges = turns.ids.offsets.tolist()
     sides = map(turns.ids.values.__getitem__, map(slice, edges, edges[1:]))
-    # `zip` draws from the same iterator twice: a prompt and the response after it.
+    # `zip` takes from the same iterator twice: a prompt and the response after it.
     pairs = [
         {"input_ids": prompt, "labels": response}
         for prompt, response in zip(sides, sides, strict=True)
@@ -237,9 +255,15 @@ def _write_json(turns: Turns) -> Ragged:
 
 
 def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str) -> Ragged:
-    """Return every row with the ids `head` before it and the ids `tail` after it, in `dtype`.
+    """Return every row with the ids `head` before it and the ids `tail` after it.
 
-    Takes 2 ms for 2 M tokens, however short the rows; `Ragged.zip` takes 3 ms.
+    This takes 2 ms for 2 M tokens, however short the rows are; `Ragged.zip` takes 3 ms.
+
+    Args:
+        ids: the rows.
+        head: ids such as [BOS].
+        tail: ids such as [EOS].
+        dtype: the dtype of the result.
     """
     lengths = ids.lengths + len(head) + len(tail)
     rows = Ragged.from_lengths(np.empty(int(lengths.sum()), dtype), lengths)
@@ -267,15 +291,17 @@ class SplitRows(NamedTuple):
 
 
 def split_rows(rows: Ragged, longest: int) -> SplitRows:
-    """Split rows of more than `longest` tokens into pieces of `longest` tokens and a remainder. A
-    piece of one token gives no loss, so it is left out.
+    """Split rows of more than `longest` tokens into pieces of `longest` tokens and a remainder: a
+    row of 10 tokens into pieces of 4, 4 and 2 if `longest` is 4. A piece of one token gives no
+    loss, so it is left out.
     """
     lengths = rows.lengths
     counts = np.asarray(-(-lengths // longest))  # pieces of each row, rounded up
     sources = np.repeat(np.arange(len(rows)), counts)
-    if len(sources) == len(rows):
+    if len(sources) == len(rows):  # no row is too long
         return SplitRows(rows, sources)
     piece_lengths = np.full(len(sources), longest, np.int64)
+    # The last piece of each row has the remaining tokens.
     piece_lengths[np.cumsum(counts) - 1] = lengths - (counts - 1) * longest
     keep = piece_lengths > 1
     pieces = Ragged.from_lengths(rows.values, piece_lengths).take(keep)
@@ -283,10 +309,10 @@ def split_rows(rows: Ragged, longest: int) -> SplitRows:
 
 
 def lay_out_targets(rows: Ragged) -> Mapping[str, Ragged]:
-    """Return the columns `input_ids` and `labels` of the finetuning loader: the first token of a
-    row is the context, all others are trained.
+    """Return the columns `input_ids` and `labels` of the finetuning loader. The first token of a
+    row is in `input_ids`; all other tokens are in `labels`, so they are trained.
     """
-    # The same values, split once more: each row becomes its first token and the tokens after it.
+    # Each row of the same values is split into two: its first token, and the tokens after it.
     starts = rows.offsets[:-1]
     edges = np.append(np.stack([starts, starts + 1], axis=1), rows.offsets[-1])
     return Interleaved(SIDES, Ragged(rows.values, edges))

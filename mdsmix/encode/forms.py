@@ -1,14 +1,16 @@
-"""The forms in which a chat template takes tools, calls of tools, and images. They are found by
-trying.
+"""Finds the forms in which a chat template takes tools, calls of tools, and images, by trying.
 
-Templates differ. Some take the arguments of a call only as an object, some only as text, some
-escape a text a second time, and some print an object in a syntax of their own but a text unchanged
-(Gemma 4). In a message with a call some want `content` null, some empty, some absent. Templates of
-vision models take content as a list of parts: some of every message, some only of messages with an
-image; a template without parts gets the image's token in the text. Each form is tried once per
-template, on a probe conversation. A conversation keeps its own form if the template takes it, so
-its text is the one that transformers renders. Otherwise it is put into a form that the template
-takes.
+Templates differ in three things:
+- The arguments of a call. Some templates take them only as an object, some only as text. Some
+  escape a text a second time, and some print an object in a syntax of their own but a text
+  unchanged (Gemma 4).
+- The `content` of a message with a call: null, empty or absent.
+- Images. Templates of vision models take content as a list of parts, either in every message or
+  only in messages with an image. Other templates get the image token in the text.
+
+Each form is tried once per template, on a probe conversation. If the template takes the form that a
+conversation has, the conversation is not changed, and its text is what transformers renders.
+Otherwise the conversation is converted to a form that the template takes.
 """
 
 from __future__ import annotations
@@ -28,19 +30,19 @@ ARGUMENTS: Mapping[str, Any] = {
     "object": {"probe_key": "probe_value", "another": "probe_more"},
     "text": '{"probe_key": "probe_value", "another": "probe_more"}',
 }
-"Name of a form -> its probe, for a call's arguments."
+"Form of a call's arguments -> the arguments of the probe in this form."
 CONTENTS: Mapping[str, Message] = {
     "empty": {"content": ""},
     "absent": {},
     "null": {"content": None},
     "text": {"content": "probe_text"},
 }
-"""Name of a form -> its probe, for the content of a message with a call. The first form that works
-replaces one that does not.
+"""Form of the content of a message with a call -> the probe in this form. If a template does not
+take a message's own form, the first form that the template takes is used instead.
 """
 FAULTS = ('\\"probe_value', "'probe_key': 'probe_value'")
-"""Strings that show that a call is printed wrongly: arguments escaped twice, or in Python's
-spelling. Forms that print more `None` than others are not used either.
+"""Strings that show that a call is printed wrongly: its arguments are escaped twice, or spelled as
+a Python dict. Forms that print more `None` than others are not used either.
 """
 
 _QUESTION: Message = {"role": "user", "content": "probe_question"}
@@ -62,21 +64,21 @@ _RESULT: Message = {
     "content": "probe_result",
 }
 _STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
-"Keys of messages that are always read."
+"Keys of messages that every template reads, so they are never reported as unread."
 _SYSTEM_ROLES = ("system", "developer")
 AS_MARK = " as 0 or 1"
-"""Appended to the name of an unread key of messages that may be a mark: a value that says whether
-the message is trained.
+"""The end of the name of an unread key, if the key may be a mark: a value in each message that says
+whether the message is trained.
 """
 
 
 class CallForm(NamedTuple):
-    """A form of a message with a call."""
+    """A form of a message with a call of a tool."""
 
     arguments: str
-    "A key of ARGUMENTS."
+    "The form of the call's arguments, a key of ARGUMENTS."
     content: str
-    "A key of CONTENTS."
+    "The form of the message's content, a key of CONTENTS."
 
 
 class Rendering(NamedTuple):
@@ -90,9 +92,7 @@ class Rendering(NamedTuple):
 
 @dataclass(frozen=True)
 class Forms:
-    """What a chat template takes and prints of tools and their calls. `find_forms` finds it by
-    trying.
-    """
+    """What a chat template takes and prints of tools and their calls. Made by `find_forms`."""
 
     calls: tuple[CallForm, ...]
     "Forms of a message with a call that the template prints correctly, also in earlier messages."
@@ -103,26 +103,28 @@ class Forms:
     prints_text_of_calls: bool
     "The template prints the text of a message with a call."
     takes_several_calls: bool
-    """The template prints all calls of a message, or fails on more than one. False: it prints one
-    of several.
+    """The template prints all calls of a message, or fails on a message with several. False: the
+    template silently prints only one of several calls.
     """
     is_narrowed: bool
-    """At least one form is not in `calls` although the template prints it correctly in the last
-    message. Either it fails or prints `None` in an earlier message, or it has arguments as text
-    and the template prints the same arguments differently as an object.
+    """At least one form is not in `calls` although the template prints this form correctly in the
+    last message. There are two reasons: in an earlier message the template fails on the form or
+    prints `None`; or the form has arguments as text, and the template prints the same arguments
+    differently as an object.
     """
     problem: str
-    "Why no form of a call is taken; empty if one is."
+    "Why the template takes no form of a call; empty if `calls` has a form."
 
 
 @lru_cache(maxsize=16)
 def find_forms(template: ChatTemplate) -> Forms:
-    """Return the forms that the template prints without one of FAULTS, and with the fewest `None`.
+    """Find what the template takes and prints of tools and their calls.
 
-    A call is tried as the last message, and again with a result and an answer after it: QwQ's
-    template takes null content only in the last message. Arguments as text are left out if the
-    template prints the same arguments differently as an object. Then the model writes calls in the
-    second of these two spellings.
+    A form of a call counts as taken if the template prints it without any of FAULTS and with the
+    fewest `None`. Each form is tried in the last message, and again with a result and an answer
+    after it: QwQ's template takes null content only in the last message. If the template prints
+    the same arguments in two ways, as text and as an object, the model writes calls as the template
+    prints objects, so forms with arguments as text are left out.
     """
     # A call as the last message, in every form.
     tried = {
@@ -136,15 +138,17 @@ def find_forms(template: ChatTemplate) -> Forms:
     }
     fewest = min((text.count("None") for text in without_fault.values()), default=0)
     good = [form for form, text in without_fault.items() if text.count("None") == fewest]
-    # Of these, keep the forms that also work in earlier messages and are spelled as by the model.
+    # Of these, keep the forms that also work in earlier messages, and that the model writes too.
     taken = _keep_printed_earlier(template, good)
     taken = _keep_as_model_writes(taken, without_fault)
     first_error = next(rendering.error for rendering in tried.values())
     problem = first_error or "it prints no calls of tools as they are"
-    # Other probes use the first form. A template that prints no calls may print results.
+    # The other probes use the first form. They have no call if the template takes no form, since
+    # it may print results nevertheless.
     call = [_make_call(*form) for form in taken[:1]]
     two_calls = [_make_call(*form, calls=2) for form in taken[:1]]
-    # Both calls have the same text: printed once, one of them is lost; not at all, it fails.
+    # Both calls have the same text. If it is printed once, the template drops a call; if it is not
+    # printed at all, the template fails.
     text_of_two = _render(template, _QUESTION, *two_calls).text
     text_of_result = _render(template, _QUESTION, *call, _RESULT, _ANSWER).text
     return Forms(
@@ -159,10 +163,10 @@ def find_forms(template: ChatTemplate) -> Forms:
 
 
 def _keep_printed_earlier(template: ChatTemplate, forms: Sequence[CallForm]) -> list[CallForm]:
-    """Return the forms that also work in a message that is not the last one: the template does not
-    fail on them there, and prints the fewest `None`.
+    """Return the forms that also work in a message before the last: there the template does not
+    fail on the form, and prints the fewest `None`.
 
-    If none of them works there, for example because the template fails on results, return all.
+    If no form works there, for example because the template fails on results, return all forms.
     """
     counts = dict[CallForm, int]()
     for form in forms:
@@ -170,15 +174,18 @@ def _keep_printed_earlier(template: ChatTemplate, forms: Sequence[CallForm]) -> 
         if not error:
             counts[form] = text.count("None")
     fewest = min(counts.values(), default=0)
-    return [form for form, count in counts.items() if count == fewest] or [*forms]
+    if not counts:
+        return [*forms]
+    return [form for form, count in counts.items() if count == fewest]
 
 
 def _keep_as_model_writes(forms: list[CallForm], texts: Mapping[CallForm, str]) -> list[CallForm]:
-    """Drop the forms with arguments as text if the template prints the same arguments differently
-    as an object. Return the other forms.
+    """Return the forms without those that have arguments as text, if the template prints the same
+    arguments differently as an object. Otherwise return all forms.
 
     Args:
-        texts: the printed text of each form.
+        forms: the forms that the template takes.
+        texts: the text that the template prints for each form.
     """
     for content in CONTENTS:
         as_object = CallForm("object", content)
@@ -190,8 +197,8 @@ def _keep_as_model_writes(forms: list[CallForm], texts: Mapping[CallForm, str]) 
 
 
 def make_call_probe(template: ChatTemplate) -> list[Message] | None:
-    """Return a question, a call whose last value is `probe_value`, and its result, in a form that
-    the template takes; None if it takes none.
+    """Return three messages in a form that the template takes: a question, a call of a tool, and
+    the result of the call. Return None if the template prints no calls, or no results.
     """
     forms = find_forms(template)
     if not (forms.calls and forms.prints_results):
@@ -205,9 +212,10 @@ def make_tool_probe() -> Message:
 
 
 def fit_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
-    """Return the conversation with its calls in forms that the template prints.
+    """Return the conversation with its calls of tools in forms that the template takes.
 
-    Raises RecordRefused (tools_not_printed) if there is no such form.
+    Raises RecordRefused (tools_not_printed) if the template does not print the tools, or takes no
+    form of a call.
     """
     forms = find_forms(template)
     if conversation.tools and not forms.prints_tools:
@@ -217,11 +225,11 @@ def fit_tools(template: ChatTemplate, conversation: RichConversation) -> RichCon
 
 
 def lift_system_tools(template: ChatTemplate, conversation: RichConversation) -> RichConversation:
-    """Move the tools of a system message (as in records of GLM-4) to the `tools` of the
-    conversation, and return it. It is returned unchanged if the template prints tools in the system
-    message.
+    """Return the conversation with the tools of its system message, as records of GLM-4 have them,
+    moved to `tools`. If the template itself prints tools of the system message, return the
+    conversation unchanged.
 
-    Raises RecordRefused (bad_tools) if the record has other tools too.
+    Raises RecordRefused (bad_tools) if the record has other tools as well.
     """
     messages = conversation.messages
     tools = list[Any]()
@@ -231,30 +239,30 @@ def lift_system_tools(template: ChatTemplate, conversation: RichConversation) ->
     if not tools or _prints_system_tools(template):
         return conversation
     if conversation.tools and conversation.tools != tools:
-        _refuse("the tools of the system message are not those of the record", "bad_tools")
-    messages = [_without_tools(m) if m["role"] in _SYSTEM_ROLES else m for m in messages]
-    return conversation._replace(messages=messages, tools=tools)
-
-
-def _without_tools(message: Message) -> Message:
-    return {key: value for key, value in message.items() if key != "tools"}
+        _refuse("the system message has other tools than the record", "bad_tools")
+    moved = list[Message]()
+    for message in messages:
+        if message["role"] in _SYSTEM_ROLES:
+            message = {key: value for key, value in message.items() if key != "tools"}
+        moved.append(message)
+    return conversation._replace(messages=moved, tools=tools)
 
 
 @lru_cache(maxsize=16)
 def _prints_system_tools(template: ChatTemplate) -> bool:
-    """Return whether the template prints tools that are a key of the system message."""
+    """Return whether the template prints the tools under the key `tools` of a system message."""
     system: Message = {"role": "system", "content": "probe_text", "tools": [_TOOL]}
     return "probe_tool" in _render(template, system, _QUESTION, _ANSWER, tools=None).text
 
 
 def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> Iterator[str]:
-    """Yield the name of each part of the messages that the template does not print: `messages.KEY`,
-    and the content of messages with calls.
+    """Yield the name of each part of the messages that the template does not print: `messages.KEY`
+    for a key, and `messages.content beside tool_calls` for the content of messages with calls.
 
-    A key may be a mark, which says whether a message is trained, if an answer has it and all its
-    values are 0 or 1 (or false or true). It is yielded as `messages.KEY as 0 or 1`.
+    A mark is a key that says whether a message is trained. A key may be a mark if an answer has it
+    and all its values are 0 or 1 (or false or true). Its name is then `messages.KEY as 0 or 1`.
     """
-    # Key -> (role, value) of each message with it.
+    # Key -> (role, value) of each message with this key.
     unread = dict[str, list[tuple[str, Any]]]()
     for message in conversation.messages:
         role = message["role"]
@@ -283,20 +291,25 @@ def describe_possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
     """
     for name, count in unread.items():
         key = name.removesuffix(AS_MARK)
-        # If `key` itself is there too, some records have values other than 0 and 1.
+        # If `unread` also has the plain key, some records have values other than 0 and 1.
         if key != name and key not in unread:
             field = key.removeprefix("messages.")
             yield (
-                f"{field} of messages is 0 or 1, or false or true, in all "
-                f"{plural(count, 'record')} that have it, and is not read: if it tells which "
-                f"answers are trained, name it by source.train_mark: {field}"
+                f"the key {field} of messages is 0 or 1, or false or true, in all "
+                f"{plural(count, 'record')} that have this key, and is not read: if it says which "
+                f"answers are trained, name it in the recipe by source.train_mark: {field}"
             )
 
 
 @lru_cache(maxsize=256)
 def _prints_key(template: ChatTemplate, role: str, key: str) -> bool:
-    """Return whether the template prints the text under a key of a role's messages. The `name` of a
-    tool's result counts as printed.
+    """Return whether the template prints the text under a key of messages. The `name` in the result
+    of a tool counts as printed.
+
+    Args:
+        template: the template.
+        role: the role of the messages.
+        key: the key.
     """
     if role == "tool":
         return key == "name"
@@ -312,8 +325,13 @@ def _prints_key(template: ChatTemplate, role: str, key: str) -> bool:
 
 @lru_cache(maxsize=256)
 def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
-    """Return whether a key that is null changes how the template prints a role's messages, compared
-    with messages without the key. Return True too if the template fails on every probe without it.
+    """Return whether the template prints messages with `key: null` differently than messages
+    without the key. If the template fails on every probe without the key, return True.
+
+    Args:
+        template: the template.
+        role: the role of the messages that have the key.
+        key: the key.
     """
     if role == "developer" and role not in template.source:
         role = "system"
@@ -340,7 +358,8 @@ def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
         text, error = _render(template, *without)
         if not error:
             differ.append(_render(template, *with_null) != (text, ""))
-    return any(differ) or not differ
+    fails_on_all = not differ
+    return fails_on_all or any(differ)
 
 
 def _make_call(arguments: str, content: str, calls: int = 1) -> Message:
@@ -364,7 +383,7 @@ def _render(
     Args:
         template: the template.
         messages: the messages.
-        tools: the tools that the template gets, by default the probe's; None: none.
+        tools: the tools that the template gets, by default the tool of the probe; None: no tools.
     """
     try:
         text = template.render([*messages], False, [*tools] if tools else None)
@@ -375,12 +394,20 @@ def _render(
 
 
 def _refuse(problem: str, reason: str = "tools_not_printed") -> NoReturn:
-    """Raise RecordRefused with a reason code and a problem of the template."""
+    """Raise RecordRefused.
+
+    Args:
+        problem: why the template cannot render the record, for the record's detail.
+        reason: the reason code.
+    """
     raise RecordRefused(reason, template=problem)
 
 
 def _fit_message(message: Message, template: ChatTemplate, forms: Forms) -> Message:
-    """Return a message in a form that the template takes."""
+    """Return a message in a form that the template takes.
+
+    Raises RecordRefused (tools_not_printed) if the template takes no form of the message.
+    """
     if message["role"] == "developer" and "developer" not in template.source:
         return message | {"role": "system"}
     if message["role"] == "tool" and not forms.prints_results:
@@ -391,14 +418,16 @@ def _fit_message(message: Message, template: ChatTemplate, forms: Forms) -> Mess
     if not forms.calls:
         _refuse(forms.problem)
     if len(calls) > 1 and not forms.takes_several_calls:
-        _refuse("it prints one of several calls")
+        _refuse("it prints only one of several calls in a message")
     taken_arguments = {form.arguments for form in forms.calls}
     fitted = message | {"tool_calls": [_fit_call(call, taken_arguments) for call in calls]}
     # Content with text stays text. Empty, null and absent content may replace one another.
     own_form = _find_content_form(message)
-    contents = [
-        form.content for form in forms.calls if (form.content == "text") == (own_form == "text")
-    ]
+    contents = [form.content for form in forms.calls]
+    if own_form == "text":
+        contents = [content for content in contents if content == "text"]
+    else:
+        contents = [content for content in contents if content != "text"]
     if not contents:
         _refuse(f"it takes no call with {own_form} content")
     if own_form in contents:
@@ -418,10 +447,12 @@ def _find_content_form(message: Message) -> str:
 
 
 def _fit_call(call: Message, argument_forms: Collection[str]) -> Message:
-    """Return the call with its arguments in a form that the template takes: unchanged if it takes
-    their own form, otherwise converted from an object to JSON text or from text to an object.
+    """Return the call with its arguments in a form that the template takes: unchanged if the
+    template takes their form, otherwise converted from an object to JSON text or from JSON text to
+    an object.
 
     Args:
+        call: the call of a tool.
         argument_forms: `object`, `text` or both: the forms that the template takes.
     """
     arguments = call["function"]["arguments"]
@@ -447,14 +478,20 @@ IMAGE_FORMS: tuple[ImageForm, ...] = ("parts", "mixed", "text")
 def fit_images(template: ChatTemplate, token: str, conversation: Conversation) -> Conversation:
     """Return the conversation with its images in a form that the template prints.
 
-    Raises RecordRefused (image_not_printed) if there is no such form.
+    Raises RecordRefused (image_not_printed) if the template prints images in none of IMAGE_FORMS.
+
+    Args:
+        template: the template.
+        token: the image token, as the template prints it.
+        conversation: the conversation.
     """
     form = find_image_form(template, token)
     if not conversation.images and form != "parts":
         return conversation
     if not form:
         _refuse(
-            f"it does not print {token} for an image, in parts or in a text", "image_not_printed"
+            f"it does not print {token} for an image, neither for a list of parts nor for a text",
+            "image_not_printed",
         )
     messages = [_fit_image_content(message, form, token) for message in conversation.messages]
     return RichConversation(messages, *conversation[1:])  # all other fields stay the same
@@ -462,9 +499,11 @@ def fit_images(template: ChatTemplate, token: str, conversation: Conversation) -
 
 @lru_cache(maxsize=16)
 def find_image_form(template: ChatTemplate, token: str) -> ImageForm:
-    """Return the first form in which the template prints one token per image and each text once.
+    """Return the first of IMAGE_FORMS in which the template prints the image token once for an
+    image, and each text once.
 
-    The forms are tried on a conversation with a system message, then on one without.
+    The forms are tried on a conversation with a system message, then on the same conversation
+    without it.
     """
     parts = [{"type": "image"}, {"type": "text", "text": "probe_question"}]
     question: Message = {"role": "user", "content": parts}
@@ -484,10 +523,10 @@ def find_image_form(template: ChatTemplate, token: str) -> ImageForm:
 
 
 def _fit_image_content(message: Message, form: ImageForm, token: str) -> Message:
-    """Return a message with its content in a form of images.
+    """Return a message with its content in one of IMAGE_FORMS.
 
     Args:
-        message: its content is a string, or a list of parts that are texts and images.
+        message: the message. Its content is a string, or a list of parts (texts and images).
         form: the form.
         token: the string that stands for an image in the form `text`.
     """

@@ -1,10 +1,10 @@
-"""The trained tokens of samples (those that give a loss): Foundry's target policies as a flag for
-each prompt and response of a batch.
+"""Finds which tokens of samples are trained, which means that they give a loss.
 
-A sample is a sequence of prompt, response, prompt, response ..., and a policy trains a prompt or
-response as a whole or not at all. So sums over prompts and responses tell whether a trained token
-remains, how many positions give a loss, and how many tokens a loader cuts off. The collator makes
-the labels themselves at training time.
+A sample is a sequence of prompt, response, prompt, response ... Foundry's target policies train a
+prompt or response as a whole or not at all, so there is one flag for each prompt and response of a
+batch. Sums over them give three facts about a sample: whether a trained token remains, how many
+positions give a loss, and how many tokens a loader cuts off. The labels themselves are made by the
+collator at training time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Lengths = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 USABLE = ""
-"The verdict on a sample that can be trained on; any other verdict is a reason code."
+"The verdict on a sample that can be trained on. Any other verdict is a reason code."
 _NO_LENGTH = np.iinfo(np.int64).max
-"More tokens than any prompt has."
+"The least length of a trained prompt if no prompt is trained: more tokens than any prompt has."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class Targets:
     target_responses: str = "last"
     "last | all: the responses that are trained."
     decoder_only_format: bool = True
-    """False: encoder-decoder. The last response is the target, and everything before it the
-    context.
+    """False for an encoder-decoder model: the last response is the target, and everything before
+    it is the context.
     """
     too_long: str = "cut"
     """What happens to a row of more than max_seq_len tokens: cut (the loader truncates it) | filter
@@ -50,9 +50,9 @@ class Targets:
 
     @property
     def least_trained_prompt(self) -> int:
-        """How many tokens a prompt must have at least to be trained."""
+        """The number of tokens from which on a prompt is trained."""
         if self.target_prompts.startswith("length>="):
-            return int(self.target_prompts[8:])
+            return int(self.target_prompts.removeprefix("length>="))
         return 0 if self.target_prompts == "all" else _NO_LENGTH
 
     def trains_prompt(self, tokens: int) -> bool:
@@ -60,7 +60,11 @@ class Targets:
         return tokens >= self.least_trained_prompt
 
     def trains_response(self, is_last: bool) -> bool:
-        """Return whether a response is trained, the last of its sample or an earlier one."""
+        """Return whether a response is trained.
+
+        Args:
+            is_last: whether it is the last response of its sample.
+        """
         return is_last or self.target_responses == "all"
 
 
@@ -89,7 +93,8 @@ class Turns:
         Args:
             values: a number or flag for each prompt and response.
         """
-        return np.diff(np.concatenate([[0], np.cumsum(values)])[self.firsts])
+        sums_before = np.concatenate([[0], np.cumsum(values)])  # of all values before each
+        return np.diff(sums_before[self.firsts])
 
     def find(self, token: int) -> Lengths:
         """Return the positions of a token in `ids.values`."""
@@ -105,7 +110,7 @@ class Turns:
 
 
 class Labels:
-    """Tells which tokens of a batch of samples give a loss in a loader."""
+    """Finds which tokens of a batch of n samples give a loss, by the target policies."""
 
     def __init__(
         self, targets: Targets, turns: Turns, eos: int | None, untrained: int | None = None
@@ -115,19 +120,22 @@ class Labels:
         Args:
             targets: the recipe's target policies.
             turns: the samples.
-            eos: the tokenizer's EOS.
-            untrained: a token that no policy trains, such as the image token.
+            eos: the tokenizer's EOS; None if it has no EOS.
+            untrained: a token that is never trained, such as the image token; None: no such token.
         """
         self.targets = targets
         self.turns = turns
         self.untrained = untrained
         lengths = turns.ids.lengths
+        # Responses first; then the flags of prompts, at even positions, are overwritten.
         self._is_trained: Flags = np.full(len(lengths), targets.target_responses == "all")
         "bool: whether each prompt and response is trained."
         self._is_trained[0::2] = lengths[0::2] >= targets.least_trained_prompt
         self._is_trained[turns.firsts[1:] - 1] = True  # the last response of each sample
         self.gets_eos = _lacks_eos(turns.ids.values, turns.samples.offsets[1:], eos)
-        "bool [n]: samples without a final EOS. Foundry's collator appends it, and it is trained."
+        """bool [n]: whether each sample lacks a final EOS. Foundry's collator appends EOS to such a
+        sample, and that EOS is trained.
+        """
 
     @property
     def trained(self) -> Flags:
@@ -140,9 +148,9 @@ class Labels:
     def losses(self) -> Lengths:
         """Return int64 [n]: how many positions of each sample give a loss.
 
-        The EOS that the collator appends counts. Tokens beyond max_seq_len do not, nor does the
-        token at position 0, which nothing predicts. All tokens of an encoder-decoder's target
-        count, since it is not shifted.
+        The EOS that the collator appends counts. Tokens beyond max_seq_len do not count. The token
+        at position 0 does not count either, since nothing predicts it. In an encoder-decoder's
+        target every token counts, since the target is not shifted.
         """
         longest = self.targets.max_seq_len
         if not self.targets.decoder_only_format:
@@ -150,8 +158,8 @@ class Labels:
         return np.asarray(self._count_trained(1) + self.appended())
 
     def appended(self) -> Flags:
-        """Return bool [n]: whether the collator appends an EOS to each sample that it does not cut
-        off again. In an encoder-decoder's sample the EOS is appended to the target.
+        """Return bool [n]: whether the collator appends EOS to each sample and the EOS is within
+        max_seq_len. In an encoder-decoder's sample the EOS is appended to the target.
         """
         lengths = self._last_responses
         if self.targets.decoder_only_format:
@@ -173,19 +181,19 @@ class Labels:
     def verdicts(self, grown: Lengths | None = None) -> NDArray[np.object_]:
         """Return object [n]: USABLE, or the reason code of a sample that cannot be trained on.
 
-        This is the rule of Foundry's `is_valid_ift_example`: no prompt and no response is empty,
-        and at least one trained token remains after the cut to max_seq_len, before any EOS is
-        appended. The EOS counts for `too_long`. Images are never cut, so a sample whose images do
-        not fit is refused.
+        As in Foundry's `is_valid_ift_example`, no prompt and no response may be empty, and at least
+        one trained token must remain after the cut to max_seq_len, before EOS is appended. A sample
+        is `too_long` if it does not fit together with its EOS. Images are never cut, so a sample
+        with images is refused if it does not fit.
 
         Args:
-            grown: int64, the length of each prompt and response with the processor's tokens for its
-                images.
+            grown: int64, the length of each prompt and response if each image counts as the tokens
+                that the processor makes of it; None without a processor.
         """
         turns = self.turns
         longest = self.targets.max_seq_len
         verdicts = np.full(len(turns.counts), USABLE, object)
-        # A later verdict overwrites an earlier one, so the last line has the highest priority.
+        # A later line overwrites the verdicts of earlier ones: the last has the highest priority.
         if grown is not None and self.untrained is not None:
             is_grown_too_long = turns.sums(grown) > longest
             verdicts[is_grown_too_long & (turns.count(self.untrained) > 0)] = "images_too_long"
@@ -207,18 +215,20 @@ class Labels:
         """Return int64 [n]: how many tokens of each sample are trained at its positions from
         `first` up to, not including, max_seq_len.
 
-        Tokens are counted per prompt and response, not one by one, which took a twentieth of a
+        Tokens are counted per prompt and response. Counting them one by one took a twentieth of a
         conversion of pairs.
         """
         turns = self.turns
         longest = self.targets.max_seq_len
         edges = turns.ids.offsets
         sample_starts = np.repeat(turns.samples.offsets[:-1], 2 * turns.counts)
+        # Where each prompt and response begins and ends in its sample, clipped to the positions
+        # that count.
         starts = np.clip(edges[:-1] - sample_starts, first, longest)
         ends = np.clip(edges[1:] - sample_starts, first, longest)
         inside = ends - starts  # tokens of each prompt and response at these positions
         if self.untrained is not None:
-            # Subtract the untrained tokens among them. A side is a prompt or response.
+            # Subtract the untrained tokens at these positions. A side is a prompt or response.
             tokens = turns.find(self.untrained)
             sides = np.searchsorted(edges, tokens, "right") - 1
             positions = tokens - sample_starts[sides]
@@ -228,11 +238,13 @@ class Labels:
 
 
 def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
-    """Return bool [n]: whether each row's last token is not EOS; all False if the tokenizer has no
-    EOS.
+    """Return bool [n]: True for each row that does not end in EOS. All are False if the tokenizer
+    has no EOS.
 
     Args:
+        values: the ids of all rows.
         ends: the end of each row in `values`, exclusive.
+        eos: the tokenizer's EOS; None if it has no EOS.
     """
     if eos is None or not len(values):
         return np.zeros(len(ends), bool)
@@ -242,26 +254,28 @@ def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
 def move_stop_tokens(
     turns: Turns, stops: Sequence[int], leads: Sequence[Sequence[int]] = ()
 ) -> Turns:
-    """Move the stop token that begins a prompt to the end of the response before it, and return the
-    new turns.
+    """Return turns in which a stop token at the beginning of a prompt belongs to the response
+    before that prompt.
 
-    If the token of the next role stops the model, the model must learn to write that token at the
-    end of an answer. Only the boundary between response and prompt moves: the tokens of a sample
-    stay the same. Nothing moves if the response is empty or already ends in a stop token, or if the
-    prompt has no other tokens.
+    If the token of the next role, such as `<|user|>`, stops the model, the model must learn to
+    write this token at the end of an answer. Only the boundary between response and prompt moves:
+    the tokens of a sample stay the same. The boundary does not move if the response is empty or
+    already ends in a stop token, or if the prompt has no other tokens.
 
     Args:
+        turns: the samples.
         stops: the ids at which the model stops generating.
-        leads: the white space that a template may print before the stop token, as lists of ids. It
-            moves with the stop token.
+        leads: the ids of the white space that a template may print in front of the stop token, one
+            list for each possible white space. It moves together with the stop token.
     """
     ids = turns.ids
     lengths = ids.lengths
+    # All prompts but the first of each sample.
     is_later_prompt = np.zeros(len(ids), bool)
     is_later_prompt[0::2] = True
     is_later_prompt[turns.firsts[:-1]] = False
     offsets = ids.offsets.copy()
-    # First without white space, then with each lead. A prompt that was changed is not tried again.
+    # Try first without white space, then with each lead. A changed prompt is not tried again.
     for lead in ((), *leads):
         prompts = np.flatnonzero(is_later_prompt)
         prompts = prompts[(lengths[prompts] > len(lead) + 1) & (lengths[prompts - 1] > 0)]
@@ -277,23 +291,24 @@ def move_stop_tokens(
 
 
 def keep_first_turns(turns: Turns, longest: int, eos: int | None, lengths: Lengths | None) -> Turns:
-    """Return samples with only the turns that end within `longest` tokens, counting the EOS that
-    the loader appends. The first turn is always kept.
+    """Return samples with only the turns that end within `longest` tokens, including the EOS that
+    the loader appends. The first turn of a sample is always kept.
 
     Args:
+        turns: the samples.
         longest: max_seq_len.
-        eos: the tokenizer's EOS.
-        lengths: int64, the length of each prompt and response with the processor's tokens for its
-            images; None: the lengths of `turns`.
+        eos: the tokenizer's EOS; None if it has no EOS.
+        lengths: int64, the length of each prompt and response if each image counts as the tokens
+            that the processor makes of it; None: the lengths of `turns`.
     """
     ids = turns.ids
     first_turns = turns.firsts[:-1] // 2
-    # The end of each turn, which is that of its response, counted over the whole batch.
+    # A turn ends where its response ends. Positions are counted over the whole batch.
     ends = np.cumsum(ids.lengths if lengths is None else lengths)[1::2]
     sample_starts = np.concatenate([[0], ends])[first_turns]
     lengths_up_to_turn = ends - np.repeat(sample_starts, turns.counts)
     lengths_up_to_turn += _lacks_eos(ids.values, ids.offsets[2::2], eos)
-    keep = np.repeat(lengths_up_to_turn <= longest, 2)
+    keep = np.repeat(lengths_up_to_turn <= longest, 2)  # a flag per prompt and response
     keep[2 * first_turns] = True
     keep[2 * first_turns + 1] = True
     return Turns(ids.take(keep), turns.sums(keep) // 2)

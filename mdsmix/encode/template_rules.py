@@ -1,7 +1,8 @@
-"""The rules that make rows with chat templates, and their versions.
+"""The rules by which rows are made with chat templates, and their versions.
 
-A rule's version is raised when the text or the labels of a conversation change for the tokenizers
-and settings that it concerns. All other streams keep their rows.
+If a change of mdsmix gives conversations another text or other labels, the version of a rule is
+raised. Each rule concerns certain tokenizers and settings, and only their streams are converted
+again. All other streams keep their rows.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ class TemplateRule(NamedTuple):
 
     version: int
     concerns: Callable[[Encoding, Tokenizer | None], bool]
-    """A function that returns whether the rows of a stream with a chat template depend on the rule;
-    without a tokenizer (None), whether they may depend on it.
+    """Function that returns whether the rows of a stream with a chat template depend on the rule.
+    If its second argument is None, because the tokenizer is not known, it returns whether the rows
+    may depend on the rule.
     """
 
 
@@ -36,7 +38,9 @@ def _is_any(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _rewrites_history(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether conversations whose earlier text changes become rows."""
+    """Return whether a conversation still becomes rows if the template prints its earlier messages
+    differently once later ones follow.
+    """
     return encoding.rewritten_history != "reject"
 
 
@@ -48,8 +52,8 @@ def _may_have_tools(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _has_named_templates(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether conversations take a template by its name: the one for tools, or one of
-    several without a `default`.
+    """Return whether conversations are rendered with a template that is chosen by its name: the
+    template for tools, or a template of a tokenizer that has several but none named `default`.
     """
     takes_tools = _may_have_tools(encoding, tokenizer)
     if tokenizer is None:
@@ -60,8 +64,8 @@ def _has_named_templates(encoding: Encoding, tokenizer: Tokenizer | None) -> boo
 
 
 def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether records may have calls of tools, and the template takes fewer forms of a call
-    than it prints in the last message (`Forms.is_narrowed`).
+    """Return whether records may have calls of tools, and the template prints a form of a call in
+    the last message that it does not take in all messages (`Forms.is_narrowed`).
     """
     takes_tools = _may_have_tools(encoding, tokenizer)
     if tokenizer is None or not takes_tools:
@@ -72,8 +76,8 @@ def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether conversations whose earlier text changes become rows, and the template prints
-    the system prompt before the last message only.
+    """Return whether `_rewrites_history` holds and the template prints the system prompt only
+    before the last message.
     """
     rewrites = _rewrites_history(encoding, tokenizer)
     if tokenizer is None or not rewrites:
@@ -82,8 +86,8 @@ def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool
 
 
 def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether conversations whose earlier text changes become rows, and the text that the
-    template prints before every answer ends inside a control word.
+    """Return whether `_rewrites_history` holds and the text that the template prints before every
+    answer ends inside a control word.
     """
     rewrites = _rewrites_history(encoding, tokenizer)
     if tokenizer is None or not rewrites:
@@ -93,7 +97,9 @@ def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether the next message's stop token is trained as the end of an answer."""
+    """Return whether the stop token that begins the next message is trained as the end of an answer
+    (`answer_ends.ends_by_next_role`).
+    """
     if tokenizer is None:
         return trains_earlier_answers(encoding)
     return ends_by_next_role(encoding, tokenizer)
@@ -115,17 +121,19 @@ TEMPLATE_RULES = {
     "template.rewritten_history": TemplateRule(1, _rewrites_history),
     "template.tools": TemplateRule(2, _may_have_tools),
 }
-"""Name of a rule -> its version. A narrower rule, for example for one sort of template, is added as
-another line.
+"""Name of a rule -> its version and the streams that it concerns. A change that concerns fewer
+streams, for example only one sort of template, gets a line of its own.
 """
 
 
 def raised_template_rules(encoding: Encoding, tokenizer: Tokenizer | None) -> dict[str, int]:
-    """Return name -> version of the rules above version 1 that the rows of a stream with a chat
-    template depend on.
+    """Return {name: version} of the rules on which the rows of a stream with a chat template
+    depend. Rules of version 1 are left out.
 
     Args:
-        tokenizer: None if it cannot be opened here; then rules that may concern it count too.
+        encoding: the settings of the stream.
+        tokenizer: the stream's tokenizer; None if it cannot be opened here. Then all rules that may
+            concern the stream are returned.
     """
     return {
         name: rule.version

@@ -173,11 +173,15 @@ def decode_packed_row(sample: Sample) -> PackedRow:
         is_trained = decode_ids(sample["loss_mask"], "int64") > 0
     edges = np.append(starts, len(ids))
     ascend_from_zero = edges[0] == 0 and (np.diff(edges) > 0).all()
-    if len(is_trained) != len(ids) or not ascend_from_zero:
+    if not ascend_from_zero:
         raise MixRefused(
-            "its columns contradict each other: the documents do not begin at ascending positions "
-            "from 0, or the mask of trained tokens has another length than the tokens; convert the "
-            "data again."
+            "its column starts does not contain ascending positions of documents, from 0 on, in a "
+            f"row of {len(ids)} tokens; convert the data again."
+        )
+    if len(is_trained) != len(ids):
+        raise MixRefused(
+            f"its column loss_mask has {len(is_trained)} values for a row of {len(ids)} tokens; "
+            "convert the data again."
         )
     is_trained[starts] = False  # nothing predicts a document's first token
     return PackedRow(ids, is_trained, starts)
@@ -204,9 +208,12 @@ def decode_ids(column: Any, dtype: str) -> Ids:
     if isinstance(column, bytes):
         column = np.frombuffer(column, dtype)
     if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "iu":
+        actual = type(column).__name__
+        if isinstance(column, np.ndarray):
+            actual = f"an array of {column.dtype} with the shape {column.shape}"
         raise MixRefused(
             "a column of token ids must contain bytes or a row of integers, but this column "
-            f"contains {type(column).__name__}; convert the data again."
+            f"contains {actual}; convert the data again."
         )
     return column.astype(np.int64)
 
