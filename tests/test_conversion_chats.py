@@ -177,7 +177,7 @@ def test_variables_of_the_template_shape_the_stream(
 REFUSED = {
     "tokenizer.template.enable_thinkin=false": "does not read it: did you mean enable_thinking?",
     "tokenizer.template.messages=x": "tokenizer.template.messages is set by mdsmix itself",
-    "tokenizer.kwargs.enable_thinking=false": " does not read it: correct or remove it; a variable",
+    "tokenizer.kwargs.enable_thinking=false": "Correct the name or remove it from the recipe; a variable",
     "tokenizer.kwargs.model_max_lenght=1":
         "tokenizer.kwargs: model_max_lenght would change nothing",
     "streams.web.rewritten_history=each target_responses=last": "each trains on every answer",

@@ -160,11 +160,11 @@ def test_a_snapshot_has_the_tokenizers_arguments_and_sizes(
 
 def test_a_name_without_a_tokenizer_gives_a_one_line_error(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    lost = "there is no such folder or file"
+    lost = "there is no folder or file of this name"
     for name, why in (
         (tmp_path, ""),
         *((name, lost) for name in ("./nope", "/nope/at/all", "a/b/c", "~/nope", "nope.json")),
-        ("tiktoken", "and no such repository"),
+        ("tiktoken", "and no repository on a hub"),
     ):
         with pytest.raises(Unreachable) as caught:
             open_by_name(name)
@@ -199,9 +199,9 @@ def test_a_hub_name_saved_by_transformers_5_has_its_own_error(
     with pytest.raises(Unreachable) as caught:
         open_by_name("org/five")
     sentence = str(caught.value)
-    assert "this transformers cannot open it from a hub (" in sentence
+    assert "this version of transformers cannot open it from a hub (" in sentence
     assert "download it (`hf download org/five --local-dir" in sentence
-    assert "no such repository" not in sentence
+    assert "no repository on a hub" not in sentence
     assert open_by_name(folder).hash == open_by_name(tokenizer_folder).hash
 
 

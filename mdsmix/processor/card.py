@@ -18,28 +18,36 @@ class Processor:
     """
 
     name: str
+    "Its folder or hub name."
     hash: str
-    "xxh128 of the class and of the settings that decide counts and pixels, without the tokenizer."
+    """xxh128 of the class and of the settings that decide token counts and pixels. The tokenizer
+    does not enter it.
+    """
     class_name: str
     image_token: str
-    "The token in a text that the processor replaces with the tokens of an image."
+    "The token in a text that the processor replaces by the tokens of an image."
     around: list[str]
-    """Two strings: the text that the processor adds before an image, and the text after it. Both
-    are tokenized together with the text next to them.
+    """Two strings: the ordinary text that the processor adds before an image, and the ordinary text
+    that it adds after an image. Each is tokenized together with the text next to it.
     """
     path: str
-    "The folder of the snapshot: the processor as transformers saves it."
+    "The folder of the snapshot, which has the processor as transformers saves it."
     files: list[str]
-    "Names of the files in that folder from which AutoProcessor.from_pretrained opens it."
+    """Names of the files in the snapshot from which AutoProcessor.from_pretrained opens the
+    processor.
+    """
 
 
 @lru_cache(maxsize=8)
 def open_processor(name: str, say: Say | None = None) -> Processor:
-    """Return the processor `name`, a folder or hub name, from its snapshot (its description and
-    files in the cache).
+    """Return a processor. It is read from a snapshot, which is the description and the files of the
+    processor in the cache.
 
-    If there is no snapshot yet, it is made now, and `say` is called with a note on that.
-    Raises Unreachable if transformers cannot load it.
+    Raises Unreachable if transformers cannot load the processor.
+
+    Args:
+        name: the processor's folder or hub name.
+        say: called with a note for the user if the snapshot must be made first; None: no note.
     """
     folder = open_snapshot("processor", name, {}, say)
     return load_card(Processor, folder, name=name, path=str(folder))
@@ -48,12 +56,12 @@ def open_processor(name: str, say: Say | None = None) -> Processor:
 def find_processor_folder(digest: str) -> Path:
     """Return a folder on this machine with the processor that has this hash.
 
-    Raises Unreachable if there is none in the cache.
+    Raises Unreachable if the cache does not have the processor.
     """
     folder = find_snapshot(digest, f"processors/*/{CARD}", "fetched/*/*/mdsmix.processor")
     if folder is None:
         raise Unreachable(
-            f"the processor {digest[:8]} is not in this machine's cache: run `mdsmix convert` with "
-            "its name in the recipe."
+            f"the processor with the hash {digest[:8]} is not in this machine's cache: run `mdsmix "
+            "convert` here with a recipe that names this processor."
         )
     return folder

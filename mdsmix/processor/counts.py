@@ -1,5 +1,5 @@
-"""How many tokens images of given sizes become. Counts are kept in the cache, since the process
-that counts takes 10 s to start.
+"""Counts the tokens that a processor makes of images. Counts are kept in the cache, since the
+process that counts takes 10 s to start.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from mdsmix.processor.server import ask_processor
 Size = tuple[int, int]
 "Height and width in pixels, after the image was turned as its EXIF asks."
 COUNTS_VERSION = 2
-"""Version of the rule that counts an image's tokens. 2: an odd image is also counted in a batch
-with another image.
+"""Version of the rule that counts an image's tokens. Since version 2, an odd image (very narrow or
+long, see `loaded.is_odd`) is also counted in a batch with another image.
 """
 _counts: dict[str, dict[Size, int | str]] = {}
 "Hash of a processor -> size -> token count, or the reason why the processor refuses the size."
 
 
 def count_image_tokens(processor: str, sizes: Iterable[Size]) -> dict[Size, int | str]:
-    """Map each image size to its token count, or to the reason why the processor refuses it.
+    """Return {size: token count} of images. For a size that the processor refuses, the reason is
+    returned instead of a count: {(56, 56): 4, (1, 999): "Qwen2VLProcessor refuses it: ..."}.
 
     Counts of earlier runs on this machine are read from the cache.
 
     Args:
-        processor: its hash.
+        processor: the hash of the processor.
+        sizes: the sizes of the images.
     """
     # Look in this process's memory, then in the cache; ask the processor only for the rest.
     counts = _counts.get(processor, {})

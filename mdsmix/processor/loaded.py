@@ -1,10 +1,11 @@
-"""A processor of transformers: the tokens and pixels that it makes of images, and whether a
-loader's rows equal the processor's own.
+"""Opens a processor of transformers, makes tokens and pixels of images with it, and tests whether a
+loader's rows equal the rows that the processor makes itself.
 
-A stored row has one token for each image. A loader replaces that token by the tokens that the
-processor makes of this image on its own. This is wrong for a processor whose tokens
-depend on the text around an image, or on the row's other images: `first_difference` finds that. A
-LoadedProcessor imports transformers and torch, so only loaders and separate processes open one.
+A stored row has one token for each image. A loader replaces this token by the tokens that the
+processor makes of the image alone. That is wrong if the processor's tokens depend on the text
+around an image, or on the row's other images. `first_difference` finds such a processor.
+
+A LoadedProcessor imports transformers and torch, so only loaders and separate processes open one.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from mdsmix.messages import flatten_error
 from mdsmix.tokenizer.transformers_five import make_readable, open_readable_folder
 
 PROBE_SIZES = ((56, 56), (100, 333), (700, 250))
-"""Heights and widths of blank images. At each, the count of the processor's own counting function
-is compared with the number of tokens that the processor makes of the image.
+"""Heights and widths of blank images. For each size, the count of the processor's own counting
+function is compared with the number of tokens that the processor makes of the image.
 """
 NARROW_PIXELS = 28
-"An image with a side below this is odd (`is_odd`)."
+"An image with a side of fewer pixels is odd (`is_odd`)."
 LONG_RATIO = 16
-"An image is odd too if one side is more than this many times the other."
+"An image is odd too if its longer side is more than 16 times its shorter side."
 USUAL_SIZE = (60, 80)
-"Height and width of the second image in a batch with an odd one."
+"Height and width of the image that is put into a batch with an odd image."
 OWN_SETTINGS = (
     "patch_size",
     "image_seq_len",
@@ -52,17 +53,18 @@ COSMETIC = re.compile(
     r"|.*data_format|default_to_square|m(in|ax)_pixels|_.*"
 )
 """Settings that do not affect images. The digest leaves them out, since versions of transformers
-save different ones. Qwen's limits (min_pixels, max_pixels) are in `size` too.
+save different settings of this sort. Qwen's limits (min_pixels, max_pixels) are also in `size`, so
+they are left out too.
 """
 SAVED_SUFFIXES = (".json", ".jinja", ".txt")
-"""Suffixes of the files that are kept when transformers saves a tokenizer or processor. Code is
-left out, and so is a SentencePiece model, since tokenizer.json has the same content.
+"""Suffixes of the files that are kept when transformers saves a tokenizer or processor. Code is not
+kept. A SentencePiece model is not kept either, since tokenizer.json has the same content.
 """
 
 
 Arrays = dict[str, Any]
-"""Key -> array or tensor: `input_ids` and others with a value per token, or `pixel_values` and
-others of a batch.
+"""Key -> array or tensor. Some keys, such as `input_ids`, have a value per token. Others, such as
+`pixel_values`, belong to a whole batch.
 """
 
 
@@ -72,19 +74,27 @@ class StoredRow(NamedTuple):
     name: str
     "For messages, such as `one image`."
     ids: list[int]
-    "One token for each image."
+    "The token ids of the row, with one token for each image."
     images: Sequence[Any]
-    "Bytes of files, or images of Pillow."
+    "The images of the row: bytes of files, or images of Pillow."
 
 
 class LoadedProcessor:
-    """A processor that transformers has opened from a folder or hub name.
+    """A processor that transformers has opened, with its tokenizer and its image token.
 
-    Raises ValueError if it lacks a tokenizer, an image processor, or an image token that it
-    expands.
+    Attributes: `processor` and `tokenizer` are objects of transformers; `token` and `token_id` are
+    the token in a text that the processor replaces by the tokens of an image.
     """
 
     def __init__(self, name: str) -> None:
+        """Open the processor.
+
+        Raises ValueError if it has no tokenizer, no image processor, or no image token that it
+        replaces by tokens of an image.
+
+        Args:
+            name: the processor's folder or hub name.
+        """
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         from transformers import AutoProcessor
 
@@ -95,6 +105,7 @@ class LoadedProcessor:
             raise ValueError(
                 f"{type(self.processor).__name__} has no tokenizer or no image processor"
             )
+        # Batches need a padding token and a separator; EOS and padding may replace each other.
         self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
         self.separator = self.tokenizer.eos_token or self.tokenizer.pad_token
         "A token that no processor prints inside an image. It separates the images of a row."
@@ -105,25 +116,31 @@ class LoadedProcessor:
         self.token_id = int(self.tokenizer.convert_tokens_to_ids(self.token))
 
     def _find_token(self) -> str:
-        """Return the token for an image in a text: the processor's `boi_token` if it expands that,
-        otherwise its `image_token`.
+        """Return the token for an image in a text. This is the processor's `boi_token` or, if the
+        processor does not replace that token by tokens of an image, its `image_token`.
+
+        Raises ValueError if the processor replaces neither.
         """
         # `count_by_trying` reads self.token, so each candidate is set before it is tried.
         for key in ("boi_token", "image_token"):
-            text: Any = getattr(self.processor, key, None)
-            self.token = getattr(text, "content", text)  # older versions have an AddedToken
+            token: Any = getattr(self.processor, key, None)
+            self.token = getattr(token, "content", token)  # older versions have an AddedToken
             with suppress(Exception):
                 if isinstance(self.token, str) and self.count_by_trying(PROBE_SIZES[0]):
                     return self.token
-        raise ValueError("it expands neither a boi_token nor an image_token that it names")
+        raise ValueError(
+            "it has no boi_token or image_token that it replaces by tokens of an image"
+        )
 
     @cached_property
     def around(self) -> tuple[str, str]:
-        """The ordinary text that the processor adds before and after an image's own tokens, such as
-        blank lines by Gemma 3. It is tokenized together with the text next to it.
+        """(before, after): the ordinary text that the processor adds before and after an image's
+        own tokens, such as blank lines by Gemma 3. It is tokenized together with the text next to
+        it.
         """
         rows, _ = self._process_with_text([[make_blank_image(PROBE_SIZES[0])]])
-        ids = rows[0][0]["input_ids"]  # the only image of the only row
+        [[image_arrays]] = rows  # the only image of the only row
+        ids = image_arrays["input_ids"]
         inside = self._find_added_tokens(ids)
         return self.decode(ids[: inside.start]), self.decode(ids[inside.stop :])
 
@@ -132,9 +149,9 @@ class LoadedProcessor:
         return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _find_added_tokens(self, ids: Any) -> slice:
-        """Return the range from the first to the last of the tokenizer's added tokens, such as an
-        image token. Ordinary text before and after them is outside. If there is no added token,
-        return the whole range.
+        """Return the range of `ids` from the first to the last added token of the tokenizer, such
+        as an image token. Ordinary text before and after this range is left out. If `ids` contains
+        no added token, return the whole range.
         """
         positions = np.flatnonzero(np.isin(ids, self._added))
         if not len(positions):
@@ -143,8 +160,8 @@ class LoadedProcessor:
 
     @cached_property
     def has_function(self) -> bool:
-        """Whether the processor has a counting function that gives the right number of tokens at
-        all PROBE_SIZES. Such a function computes the number from an image's size alone.
+        """Whether the processor has a counting function that gives the right number of tokens for
+        all PROBE_SIZES. Such a function computes the number from the size of an image alone.
         """
         try:
             counted = self._count_by_function(PROBE_SIZES)
@@ -156,9 +173,10 @@ class LoadedProcessor:
         """Answer a question that another process has sent.
 
         Args:
-            question: with the key `sizes` (pairs of height and width), the answer is the token
-                count of each; with `rows` (of StoredRow), it is `first_difference`. Otherwise it is
-                the processor's `card`.
+            question: its keys decide what is answered:
+                `sizes` (pairs of height and width): the token count of each size, by `count`;
+                `rows` (a list of StoredRow): the result of `first_difference`;
+                neither: the result of `card`.
         """
         if "sizes" in question:
             return [self.count(size) for size in question["sizes"]]
@@ -167,8 +185,8 @@ class LoadedProcessor:
         return self.card()
 
     def card(self) -> dict[str, Any]:
-        """Return the fields of `processor.card.Processor` except name and path, with the files as
-        name -> text.
+        """Return the fields of `processor.card.Processor` without name and path; `files` is
+        {name: text}.
         """
         with TemporaryDirectory() as folder:
             self.processor.save_pretrained(folder)
@@ -183,10 +201,13 @@ class LoadedProcessor:
         }
 
     def count(self, size: Sequence[int]) -> int | str:
-        """Return the number of tokens of an image of this height and width.
+        """Return the number of tokens of an image of this size.
 
-        If the processor refuses the image, alone or in a batch with another one, return the reason.
-        Qwen2.5-VL refuses an image 200 times as wide as high.
+        If the processor refuses the image, alone or in a batch with another image, return the
+        reason as a sentence. Qwen2.5-VL refuses an image 200 times as wide as high.
+
+        Args:
+            size: height and width in pixels.
         """
         name = type(self.processor).__name__
         try:
@@ -194,7 +215,7 @@ class LoadedProcessor:
                 return self._count_by_function([size])[0]
             tokens = self.count_by_trying(size)
         except Exception as error:
-            return f"{name} refuses it: {flatten_error(error) or type(error).__name__}"
+            return f"{name} refuses it: {_describe_error(error)}"
         if is_odd(size):
             fault = self._find_batch_fault(size, tokens)
             if fault:
@@ -202,37 +223,46 @@ class LoadedProcessor:
         return tokens
 
     def _find_batch_fault(self, size: Sequence[int], tokens: int) -> str:
-        """Test this image in a batch with a usual image, before and after it. Return what is wrong,
-        for a message; "" if this image gets as many tokens there as alone.
+        """Test an image in a batch with a usual image, first before that image and then after it.
+        Return what is wrong, for a message. Return "" if the image gets as many tokens in both
+        batches as alone.
 
         Args:
-            size: height and width.
-            tokens: the image's tokens alone.
+            size: height and width of the image.
+            tokens: the number of tokens that the processor makes of the image alone.
         """
-        for position in range(2):
+        for position in range(2):  # the place of the image among the two rows of the batch
             images = [[make_blank_image(USUAL_SIZE)]]
             images.insert(position, [make_blank_image(size)])
             try:
                 rows, _ = self.process_images(images)
             except Exception as error:
-                return flatten_error(error) or type(error).__name__
+                return _describe_error(error)
             tokens_in_batch = len(rows[position][0]["input_ids"])
             if tokens_in_batch != tokens:
                 return f"it makes {tokens_in_batch} tokens of it there and {tokens} of it alone"
         return ""
 
     def _count_by_function(self, sizes: Sequence[Sequence[int]]) -> list[int]:
-        """Return the number of tokens of each size by the processor's own counting function, which
-        needs no image.
+        """Return the number of tokens of an image of each size, by the processor's own counting
+        function, which needs no image.
+
+        Args:
+            sizes: pairs of height and width.
         """
         image_sizes = [list(size) for size in sizes]
         answer = self.processor._get_num_multimodal_tokens(image_sizes=image_sizes)
         return [int(count) for count in answer["num_image_tokens"]]
 
     def count_by_trying(self, size: Sequence[int]) -> int:
-        """Return the number of tokens that the processor makes of a blank image."""
+        """Return the number of tokens that the processor makes of a blank image of this size.
+
+        Args:
+            size: height and width in pixels.
+        """
         rows, _ = self.process_images([[make_blank_image(size)]])
-        return len(rows[0][0]["input_ids"])  # the only image of the only row
+        [[image_arrays]] = rows  # the only image of the only row
+        return len(image_arrays["input_ids"])
 
     def process_images(self, images: Sequence[Sequence[Any]]) -> tuple[list[list[Arrays]], Arrays]:
         """Process rows with one image or more each.
@@ -290,8 +320,8 @@ class LoadedProcessor:
 
     @cached_property
     def digest(self) -> str:
-        """xxh128 of the processor's class and settings. Processors with the same digest give the
-        same counts and pixels.
+        """xxh128 of the processor's class and settings. Processors with the same digest make the
+        same number of tokens and the same pixels of every image.
         """
         pixel_settings = {
             key: value
@@ -309,18 +339,27 @@ class LoadedProcessor:
 
 
 def read_saved_texts(folder: str) -> dict[str, str]:
-    """Return name -> text of the files that transformers saved in a folder."""
+    """Return {name: text} of the files that transformers saved in a folder; only files with
+    SAVED_SUFFIXES.
+    """
     files = (file for file in Path(folder).rglob("*") if file.suffix in SAVED_SUFFIXES)
     return {str(file.relative_to(folder)): file.read_text() for file in files}
+
+
+def _describe_error(error: Exception) -> str:
+    """Return an error's message on one line, or the name of its class if it has no message."""
+    message = flatten_error(error)
+    return message if message else type(error).__name__
 
 
 def is_odd(size: Sequence[int]) -> bool:
     """Return whether an image is so narrow or long that its tokens must be counted by trying.
 
     The processor's counting function is not reliable for such an image. So `LoadedProcessor.count`
-    lets the processor work on it, once alone and then in batches with another image.
-    transformers may mistake a height of 1 or 3 pixels for the channels, and then does so for all
-    images of the batch. Idefics3 makes nothing of an image of 799 x 4.
+    has the processor make tokens of the image, first alone and then in batches with another image.
+    Two examples of what goes wrong: transformers may mistake a height of 1 or 3 pixels for the
+    color channels, and then does so for all images of the batch; Idefics3 makes no tokens of an
+    image of 799 x 4.
 
     Args:
         size: height and width in pixels.
@@ -329,18 +368,19 @@ def is_odd(size: Sequence[int]) -> bool:
 
 
 def make_blank_image(size: Sequence[int]) -> Any:
-    """Return a black image of this height and width."""
+    """Return a black image. `size` is its height and width in pixels."""
     from PIL import Image
 
     return Image.new("RGB", (size[1], size[0]))
 
 
 def first_difference(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> str | None:
-    """Compare stored rows, as a loader expands them, with the batch that transformers makes of
-    their whole texts. Return a sentence on the first difference; None if all are equal.
+    """Compare two ways of making a batch: stored rows in which a loader replaces the image tokens,
+    and the rows that transformers makes of the whole texts. Return a sentence on the first
+    difference; None if all rows are equal.
 
     Each row is compared alone, then all rows with images in one batch. A row with an odd image that
-    the processor refuses is left out, since conversion quarantines such a record.
+    the processor refuses is left out, since `convert` puts such a record into the quarantine.
     """
     decoded = [row._replace(images=[turn_upright(image) for image in row.images]) for row in rows]
     usable = [
@@ -354,7 +394,7 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> s
     for batch in batches:
         name = batch[0].name if len(batch) == 1 else "several rows in one batch"
         try:
-            problem = next(_find_differences(processor, batch), None)
+            problem = next(_find_differences(processor, batch), None)  # only the first
         except Exception as error:
             problem = f"makes input_ids by a rule of its own ({flatten_error(error)[:300]})"
         if problem:
@@ -363,14 +403,17 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> s
 
 
 def _is_refused(processor: LoadedProcessor, image: Any) -> bool:
-    """Return whether the processor refuses an odd image: its count is then a reason."""
+    """Return whether an image is odd and the processor refuses it. Then `count` returns a reason,
+    not a number.
+    """
     size = image.height, image.width
     return is_odd(size) and isinstance(processor.count(size), str)
 
 
 def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> Iterator[str]:
-    """Yield the differences between the batch of whole texts and the batch of stored rows. Each
-    continues a sentence whose subject is the processor: `makes other pixel_values ...`.
+    """Yield the differences between the batch that the processor makes of whole texts and the batch
+    that a loader makes of stored rows. Each difference is the end of a sentence that begins with
+    the processor's name: `makes other pixel_values ...`.
     """
     other = "from the whole text than the loader makes from the stored row"
     texts = [processor.decode(row.ids) for row in rows]
@@ -392,7 +435,7 @@ def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> 
     whole_rows, whole_pixels = split_by_row(whole)
     for text, pieces_of_row, whole_row in zip(texts, pieces, whole_rows, strict=True):
         loader_row = _make_loader_row(processor, text, pieces_of_row)
-        # A key that only one of the rows has must be 0 at every token.
+        # A key that only one of the two rows has must be 0 at every token.
         zeros = 0 * whole_row["input_ids"]
         for key in {**whole_row, **loader_row}:
             if not are_equal(whole_row.get(key, zeros), loader_row.get(key, zeros)):
@@ -403,8 +446,8 @@ def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> 
 
 
 def split_by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
-    """Split a processor's batch into rows. Return the arrays with a value per token of each row,
-    without padding, and the batch's other entries.
+    """Split a processor's batch into rows. Return (rows, rest): for each row the arrays with a
+    value per token, without padding, and the entries of the batch that have no value per token.
 
     Arrays that contain only zeros are left out: generic tokenizers return such token_type_ids,
     which vision models do not accept.
@@ -423,8 +466,10 @@ def split_by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
 
 
 def _make_loader_row(processor: LoadedProcessor, text: str, pieces: Sequence[Arrays]) -> Arrays:
-    """Return the row that a loader makes of a text: its ids, with each image token replaced by the
-    tokens of an image, and the other keys that these have.
+    """Return the row that a loader makes of a text: the ids of the text, with each image token
+    replaced by the tokens of an image, and the other arrays that images have.
+
+    Raises ValueError if the text does not have one image token for each image.
 
     Args:
         processor: its tokenizer is used.
@@ -441,12 +486,14 @@ def _make_loader_row(processor: LoadedProcessor, text: str, pieces: Sequence[Arr
 
 
 def fill_row(ids: Any, spots: Any, pieces: Sequence[Arrays]) -> Arrays:
-    """Replace the image tokens of a row by the tokens of its images. Return int64 arrays by key.
+    """Replace the image tokens of a row by the tokens of its images. Return key -> int64 array,
+    with a value per token of the new row.
 
     Args:
         ids: int64, the row's token ids.
         spots: the positions of the image tokens in `ids`.
-        pieces: the arrays of each image. Keys other than `input_ids` are 0 at all other tokens.
+        pieces: the arrays of each image, by key. Keys other than `input_ids` have the value 0 at
+            the row's own tokens.
     """
     if not pieces:
         return {"input_ids": replace_tokens(ids, spots, [])}
@@ -473,9 +520,9 @@ def replace_tokens(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
     """Return `values` as int64, with the value at each of `spots` replaced by one of the pieces.
 
     Args:
-        values: one row's ids, or other values per token.
+        values: the ids of one row, or other values per token.
         spots: ascending positions in `values`.
-        pieces: for each position the values that replace it; a piece may have any length.
+        pieces: for each position, the values that replace the value there; any number of them.
     """
     # Each part after the first begins with the value that is replaced.
     first, *others = np.split(values, spots)
@@ -486,7 +533,9 @@ def replace_tokens(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
 
 
 def are_equal(one: Any, other: Any) -> bool:
-    """Return whether two tensors, or two lists of tensors, have the same shapes and values."""
+    """Return whether two tensors or arrays have the same shapes and values. Lists are equal if they
+    have equally many items and these are equal.
+    """
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(are_equal, one, other))
     # Llama 4's pixels are bfloat16, which NumPy does not have.

@@ -1,10 +1,10 @@
 """The process that opens processors and answers questions about them: one process for a whole run
 and all of its workers.
 
-A processor needs transformers and torch: 10 s to import and 730 MB. So workers do not import them.
-`python -m mdsmix.processor.server` starts with the run, imports both at the first question, and
-ends with the run or with the process that started it. Outside a run the first question starts it.
-`LoadedProcessor.answer` lists the questions.
+A processor needs transformers and torch, which take 10 s to import and 730 MB. So workers do not
+import them. The server, `python -m mdsmix.processor.server`, starts with the run and imports both
+at the first question. It ends with the run, or with the process that started it. Outside a run, the
+first question starts the server. `LoadedProcessor.answer` lists the questions.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.processor.loaded import LoadedProcessor
 
 SERVER_BYTES = 730 << 20
-"""Memory of the process: 730 MB with transformers 4.57 and torch 2.15, however many sizes it is
-asked for.
+"""Memory of the server: 730 MB with transformers 4.57 and torch 2.15, for any number of
+questions.
 """
 SOCKET_VARIABLE = "MDSMIX_COUNTING"
 "Environment variable with the path of the run's socket. Workers inherit it."
 SOCKET_PARENT = "/tmp"
-"""The folder of the sockets. It is short, since Linux allows at most 107 characters in the path of
-a socket.
+"""The folder of the sockets. Its path is short, since Linux allows at most 107 characters in the
+path of a socket.
 """
 _started = list[int]()
 "Process ids of the servers that this process has started and not yet stopped."
@@ -41,7 +41,8 @@ _started = list[int]()
 
 @contextmanager
 def share_server() -> Iterator[None]:
-    """Start the server and stop it when the block ends. If one runs already, use that.
+    """Run the server during a `with` block. If a server of this run exists already, use that
+    server.
 
     Workers that are started inside the block use the same server.
     """
@@ -71,7 +72,9 @@ def share_server() -> Iterator[None]:
 
 
 def _is_running() -> bool:
-    """Return whether a run's socket exists: inside `share_server`, or in a worker of that run."""
+    """Return whether this process can ask a server: it is inside `share_server`, or it is a worker
+    of a process that is.
+    """
     return os.path.exists(os.environ.get(SOCKET_VARIABLE, ""))
 
 
@@ -83,7 +86,8 @@ def server_pids() -> list[int]:
 def ask_processor(folder: Path, question: Mapping[str, Any]) -> Any:
     """Ask the server a question about the processor in `folder`, and return the answer.
 
-    Raises MdsmixError if the processor fails, Unreachable if the server has ended.
+    Raises MdsmixError if the processor fails.
+    Raises Unreachable if the server has ended.
 
     Args:
         folder: the processor's folder.
@@ -92,14 +96,15 @@ def ask_processor(folder: Path, question: Mapping[str, Any]) -> Any:
     answer, error = try_to_ask(str(folder), question)
     if error:
         raise MdsmixError(
-            f"the processor fails ({error}): name another one, or leave out `processor`."
+            f"the processor fails ({error}): name another processor in the recipe, or remove the "
+            "key `processor`."
         )
     return answer
 
 
 def try_to_ask(name: str, question: Mapping[str, Any]) -> tuple[Any, str]:
-    """Ask the server a question about a processor, and return the answer and "". If the processor
-    fails, return {} and the error.
+    """Ask the server a question about a processor. Return (answer, ""), or ({}, error) if the
+    processor fails.
 
     Raises Unreachable if the server has ended.
 
@@ -108,6 +113,7 @@ def try_to_ask(name: str, question: Mapping[str, Any]) -> tuple[Any, str]:
         question: as for `LoadedProcessor.answer`.
     """
     if not _is_running():
+        # Start a server that runs until this process exits.
         until_exit = ExitStack()
         until_exit.enter_context(share_server())
         atexit.register(until_exit.close)
@@ -118,12 +124,13 @@ def try_to_ask(name: str, question: Mapping[str, Any]) -> tuple[Any, str]:
     except (OSError, EOFError):
         raise Unreachable(
             "the process that counts the tokens of images has ended, most likely because memory "
-            "ran out: run again with fewer workers; its counts so far are kept."
+            "ran out: run the same command again with fewer workers; counts that were finished are "
+            "kept."
         ) from None
 
 
 def serve(listening: socket.socket, answer: Callable[[Any], Any]) -> None:
-    """Answer one question after the other, until the parent process has ended.
+    """Answer questions, one after the other, until the parent process has ended.
 
     Args:
         listening: the socket at which questions arrive.
@@ -132,7 +139,7 @@ def serve(listening: socket.socket, answer: Callable[[Any], Any]) -> None:
     parent = os.getppid()
     listening.settimeout(1)
     while os.getppid() == parent:
-        # An error here is a second without a question, or that the asking process is dead.
+        # An error means that no question came within a second, or that the asking process is dead.
         with suppress(OSError, EOFError):
             accepted, _ = listening.accept()
             with Connection(accepted.detach()) as connection:
@@ -140,13 +147,16 @@ def serve(listening: socket.socket, answer: Callable[[Any], Any]) -> None:
 
 
 def try_to_answer(answer: Callable[[Any], Any], question: Any) -> tuple[Any, str]:
-    """Call `answer` with a question, and return its result and "". If it raises an error, return {}
-    and the error's message.
+    """Call `answer` with a question. Return (its result, ""), or ({}, message) if it raises an
+    error.
     """
     try:
         return answer(question), ""
     except Exception as error:
-        return {}, f"{type(error).__name__}: {error}" if str(error) else repr(error)
+        message = str(error)
+        if not message:
+            return {}, repr(error)
+        return {}, f"{type(error).__name__}: {message}"
 
 
 def main() -> None:
@@ -154,7 +164,9 @@ def main() -> None:
     open_processor_once = cache(LoadedProcessor)
 
     def answer(question: Any) -> Any:
-        """Open the processor that the question names, once, and let it answer."""
+        """Open the processor that the question names, if it is not open yet, and return its
+        answer.
+        """
         return open_processor_once(question["name"]).answer(question)
 
     serve(socket.socket(fileno=0), answer)

@@ -17,23 +17,24 @@ from mdsmix.tokenizer.transformers_five import PLAIN_CLASS, TOKENIZER_JSON
 TOOL_USE = "tool_use"
 "Name of the template that transformers uses if a conversation has tools."
 TRAIN_BY_FILE = (
-    "to train by the file, name the tokenizer.json itself, or set tokenizer_class in its "
-    f"tokenizer_config.json to {PLAIN_CLASS}"
+    "to train with the ids of the file, name the tokenizer.json itself in the recipe, or set "
+    f"tokenizer_class in the folder's tokenizer_config.json to {PLAIN_CLASS}"
 )
-"What to do about a class that changes the ids of its tokenizer.json."
+"What to do if a tokenizer's class gives other ids than its tokenizer.json."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """A tokenizer as transformers describes it.
+    """A tokenizer as transformers describes it. It gives the same ids as
+    `AutoTokenizer.from_pretrained(name, **kwargs)`.
 
-    Its ids are those of `AutoTokenizer.from_pretrained(name, **kwargs)`. The fields are also the
-    keys of a snapshot's card.json.
+    The fields are also the keys of a snapshot's card.json.
     """
 
     name: str
+    "Its folder, file or hub name."
     path: str
-    "The snapshot's tokenizer.json."
+    "Path of the snapshot's tokenizer.json."
     hash: str
     """xxh128 of the settings in tokenizer.json that decide ids, and of the ids of BOS, EOS and
     padding. Two tokenizers with the same hash give the same ids for every text
@@ -49,9 +50,9 @@ class Tokenizer:
     prefix_ids: list[int]
     "The ids that `tokenizer(text)` itself adds before the text's ids, such as BOS."
     suffix_ids: list[int]
-    "The ids that it adds after them."
+    "The ids that `tokenizer(text)` itself adds after the text's ids, such as EOS."
     special_tokens: list[str]
-    "In the order of their ids."
+    "The strings of the special tokens, in the order of their ids."
     special_ids: list[int]
     "The id of each special token, ascending."
     chat_template: str | None
@@ -61,51 +62,57 @@ class Tokenizer:
     named_templates: dict[str, str] = field(default_factory=dict)
     "Name -> chat template of a tokenizer that has several, such as `default` and `tool_use`."
     added_tokens: dict[str, int] = field(default_factory=dict)
-    """Token -> id of each token that is matched as a whole in any text, special or not. In
-    ascending order of ids.
+    """String -> id of each added token, in ascending order of ids. An added token is matched as a
+    whole in any text; it may be special or not.
     """
     stop_ids: list[int] = field(default_factory=list)
-    """The ids at which the model stops generating: those of the recipe's stop_tokens if it names
-    any, otherwise the eos_token_id of the generation_config.json next to the tokenizer. If empty,
-    the model is only known to stop at EOS.
+    """The ids at which the model stops generating: the ids of the recipe's stop_tokens or, without
+    them, the eos_token_id of the generation_config.json next to the tokenizer. If empty, the model
+    is only known to stop at EOS.
     """
     are_stops_named: bool = False
     "Whether `stop_ids` come from the recipe."
     read_as: str = ""
-    """How its folder was read, as the end of a sentence; empty if the class that the folder names
-    has read it.
+    """How the tokenizer's folder was read, as the end of a sentence. Empty if it was read by the
+    class that the folder names.
     """
     class_changes: str = ""
-    """A sentence with an example if its class gives other ids than its tokenizer.json; otherwise
-    empty.
+    """A sentence with an example if the tokenizer's class gives other ids than its tokenizer.json;
+    otherwise empty.
     """
     files: list[str] = field(default_factory=list)
-    """Names of the files, tokenizer.json among them, from which AutoTokenizer.from_pretrained opens
-    this tokenizer. They are in the same folder as `path`.
+    """Names of the files in the snapshot, tokenizer.json among them, from which
+    AutoTokenizer.from_pretrained opens this tokenizer.
     """
 
     @property
     def warning(self) -> str:
-        """A sentence for the user if its class changes the ids of its tokenizer.json; otherwise
-        empty.
+        """A sentence for the user if the tokenizer's class gives other ids than its
+        tokenizer.json; otherwise empty.
         """
         if not self.class_changes:
             return ""
         return (
             f"the tokenizer {self.name}: {self.class_changes}; other programs that read this "
-            f"folder may give either: {TRAIN_BY_FILE}"
+            f"folder may give the ids of the class or of the file; {TRAIN_BY_FILE}"
         )
 
     @property
     def note(self) -> str:
-        """A sentence for the user on how its folder was read; empty if by its own class."""
+        """A sentence for the user on how the tokenizer's folder was read; empty if it was read by
+        the class that the folder names.
+        """
         return f"the tokenizer {self.name} was {self.read_as}" if self.read_as else ""
 
     @property
     def remarks(self) -> list[str]:
         """The warning and the note as lines for the user."""
-        remarks = [f"WARNING: {self.warning}"] if self.warning else []
-        return [*remarks, self.note] if self.note else remarks
+        remarks = list[str]()
+        if self.warning:
+            remarks.append(f"WARNING: {self.warning}")
+        if self.note:
+            remarks.append(self.note)
+        return remarks
 
     @property
     def dtype(self) -> str:
@@ -114,12 +121,16 @@ class Tokenizer:
 
     @property
     def chat_template_hash(self) -> str | None:
-        """The hash of `chat_template`; if that is None, of `tool_template`; None without either."""
-        return _hash_template(self.chat_template) or self.tool_template_hash
+        """The hash of `chat_template`. If there is no such template, the hash of `tool_template`;
+        None if there is neither.
+        """
+        if self.chat_template is None:
+            return self.tool_template_hash
+        return _hash_template(self.chat_template)
 
     @property
     def tool_template(self) -> str | None:
-        """The template of conversations with tools, if the tokenizer has a separate one."""
+        """The separate template for conversations with tools; None if the tokenizer has none."""
         return self.named_templates.get(TOOL_USE)
 
     @property
@@ -128,16 +139,20 @@ class Tokenizer:
 
 
 def _hash_template(template: str | None) -> str | None:
-    """Return the xxh128 of a template's text; None for None."""
+    """Return the xxh128 of a template's text; None if there is no template."""
     return None if template is None else xxhash.xxh128_hexdigest(template.encode())
 
 
 def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
-    """Return the tokenizer of a recipe, from its snapshot (its description and files in the cache).
+    """Return the tokenizer of a recipe. It is read from a snapshot, which is the description and
+    the files of the tokenizer in the cache.
 
-    If there is no snapshot yet, it is made now, and `say` is called with a note on that.
-    Raises Unreachable if transformers cannot load it, RecipeError if the recipe's arguments or
-    stop tokens do not fit it.
+    Raises Unreachable if transformers cannot load the tokenizer.
+    Raises RecipeError if the recipe's arguments or stop tokens do not fit the tokenizer.
+
+    Args:
+        spec: the recipe's settings of the tokenizer.
+        say: called with a note for the user if the snapshot must be made first; None: no note.
     """
     folder = open_snapshot("tokenizer", spec.name, spec.kwargs, say)
     tokenizer = load_card(Tokenizer, folder, name=spec.name, path=str(folder / TOKENIZER_JSON))
@@ -147,16 +162,16 @@ def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
 
 
 def _with_stops(tokenizer: Tokenizer, stop_tokens: Sequence[str]) -> Tokenizer:
-    """Return the tokenizer with the stop tokens that the recipe names.
+    """Return the tokenizer with the ids of the stop tokens that the recipe names.
 
-    Raises RecipeError if one of them is not an added token of the tokenizer.
+    Raises RecipeError if a stop token is not an added token of the tokenizer.
     """
     ids = tokenizer.added_tokens
     for token in stop_tokens:
         if token not in ids:
             raise RecipeError(
-                f"tokenizer.stop_tokens names {token!r}, which is not a token of its own in the "
-                f"tokenizer {tokenizer.name}, so no model stops at it: {suggest_key(token, [*ids])}"
+                f"tokenizer.stop_tokens names {token!r}, which is not an added token of the "
+                f"tokenizer {tokenizer.name}, so no model stops there: {suggest_key(token, [*ids])}"
             )
     stop_ids = [ids[token] for token in dict.fromkeys(stop_tokens)]
     return replace(tokenizer, stop_ids=stop_ids, are_stops_named=True)

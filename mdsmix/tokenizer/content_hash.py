@@ -1,13 +1,13 @@
 """The hash of a tokenizer. Two tokenizers with the same hash give the same ids for every text.
 
-Each version of transformers writes the tokenizer.json of the same tokenizer differently: an empty
-TemplateProcessing for no post-processor, `""` for a missing prefix, other offsets. So the hash is
-not computed from the file's bytes, but from the settings that decide ids, in one form
-(`normalize_model`).
+Versions of transformers write the tokenizer.json of the same tokenizer differently: a missing
+post-processor as an empty TemplateProcessing, a missing prefix as `""`, or with other settings of
+offsets. So the hash is not computed from the file's bytes. It is computed from the settings that
+decide ids, which `normalize_model` brings into one form.
 
-Before transformers 5, mdsmix 0.1 wrote a hash of the bytes into manifests (`hash_bytes`). It is
-accepted if the tokenizer that was published with the stream has the same hash by today's rule
-(`published.adopt_hash`).
+Before transformers 5, mdsmix 0.1 wrote another hash into manifests, of the JSON as it is
+(`hash_bytes`). Such a hash is accepted if the tokenizer that was published with the stream has the
+right hash by today's rule (`published.adopt_hash`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,27 @@ Ids = Mapping[str, int | None]
 "The ids of a tokenizer's special tokens: `bos_id`, `eos_id` and `pad_id`."
 
 _OFFSETS = ("trim_offsets",)
-"Settings of a ByteLevel pre-tokenizer that change a token's offset in the text, not its id."
+"""Settings of a ByteLevel pre-tokenizer that change the offsets of tokens in a text, but not
+the ids.
+"""
 _SAME_AS_NULL = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 'Settings of a model whose empty value (`""`, 0) has the same effect as null.'
 
 
 def hash_content(tree: Json, ids: Ids) -> str:
-    """Return the hash of a tokenizer, 32 hex digits, from its tokenizer.json and special ids."""
+    """Return the hash of a tokenizer, 32 hex digits.
+
+    Args:
+        tree: the JSON of its tokenizer.json.
+        ids: the ids of its special tokens.
+    """
     return _hash([normalize_model(tree), dict(ids)])
 
 
 def hash_bytes(tree: Json, ids: Ids) -> str:
-    """Return the hash of earlier versions of mdsmix, which was computed from the JSON as it is."""
+    """Return the hash of a tokenizer as earlier versions of mdsmix computed it: from the JSON of
+    its tokenizer.json as it is, and the ids of its special tokens.
+    """
     return _hash([tree, dict(ids)])
 
 
@@ -44,10 +53,11 @@ def _hash(tree: Any) -> str:
 
 
 def normalize_model(tree: Json) -> Json:
-    """Return the settings of a tokenizer.json that decide ids, in one form for all files with the
-    same effect.
+    """Return the settings of a tokenizer.json that decide ids. Files with the same effect give the
+    same result.
 
-    The decoder is left out, and so are truncation and padding, which mdsmix switches off.
+    The decoder is left out. Truncation and padding are left out too, since mdsmix switches them
+    off.
     """
     return {
         "added_tokens": tree.get("added_tokens") or [],
@@ -62,10 +72,11 @@ def normalize_model(tree: Json) -> Json:
 
 
 def _list_steps(component: Json | None, key: str) -> list[Json]:
-    """Return the steps of a component, with the steps of nested Sequences in one list; [] for null.
+    """Return the steps of a component in one list, including the steps of nested Sequences. Return
+    [] if the component is None.
 
     Args:
-        component: a normalizer, pre-tokenizer or post-processor; it may be a Sequence of them.
+        component: a normalizer, pre-tokenizer or post-processor, or a Sequence of several.
         key: the key of a Sequence with its list of steps, such as `normalizers`.
     """
     if component is None:
@@ -76,12 +87,12 @@ def _list_steps(component: Json | None, key: str) -> list[Json]:
 
 
 def _list_added_ids(processors: list[Json]) -> list[Any]:
-    """Return the ids that each post-processor adds around a text. For one that adds 1 before and 2
-    after the text: `[[1], None, [2]]`, where None is the text.
+    """Return what each post-processor adds around a text. If it adds the id 1 before the text and
+    the id 2 after it, this is `[[1], None, [2]]`, where None is the text.
 
-    A ByteLevel post-processor adds none: it only changes offsets. Templates for pairs of texts are
-    ignored, since mdsmix never tokenizes a pair. A post-processor of an unknown type is returned
-    unchanged.
+    A ByteLevel post-processor is left out, since it only changes offsets. Templates for pairs of
+    texts are ignored, since mdsmix never tokenizes a pair. A post-processor of an unknown type is
+    returned unchanged.
     """
     rules = list[Any]()
     for processor in processors:
@@ -91,7 +102,10 @@ def _list_added_ids(processors: list[Json]) -> list[Any]:
         if kind == "TemplateProcessing":
             rule: Any = _read_template(processor)
         elif kind in ("BertProcessing", "RobertaProcessing"):
-            rule = [[processor["cls"][1]], None, [processor["sep"][1]]]
+            # Both settings are pairs of a token and its id.
+            _, cls_id = processor["cls"]
+            _, sep_id = processor["sep"]
+            rule = [[cls_id], None, [sep_id]]
         else:
             rule = processor
         if rule != [None]:  # otherwise it adds nothing to a text
@@ -100,7 +114,9 @@ def _list_added_ids(processors: list[Json]) -> list[Any]:
 
 
 def _read_template(processor: Json) -> list[Any]:
-    """Return the pieces of a template for one text: None for the text, ids for a special token."""
+    """Return a template for one text as a list: None for the text, a list of ids for each special
+    token. For BOS with the id 1 in front of the text this is `[[1], None]`.
+    """
     pieces = list[Any]()
     for piece in processor["single"]:
         special = piece.get("SpecialToken")
@@ -112,7 +128,7 @@ def _read_template(processor: Json) -> list[Any]:
 
 
 def _without_idle_settings(model: Json) -> Json:
-    """Return a model's settings without the empty ones that have the same effect as null."""
+    """Return a model's settings without empty settings that have the same effect as null."""
     return _without(model, [key for key in _SAME_AS_NULL if not model.get(key)])
 
 

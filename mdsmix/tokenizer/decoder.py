@@ -17,7 +17,7 @@ from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 @dataclass(frozen=True)
 class Decoder:
     """Turns ids into text, and knows which ids are control tokens. The text alone does not show
-    that, since ordinary tokens may give the same characters.
+    which tokens are control tokens, since ordinary tokens may give the same characters.
     """
 
     model: Any
@@ -30,8 +30,8 @@ class Decoder:
 
         Args:
             ids: the ids to decode.
-            before: the id before them in the row; None at the row's start. It is needed since many
-                decoders drop a space at the beginning of a text.
+            before: the id in front of these ids in the row; None at the row's start. It is needed
+                since many decoders drop a space at the beginning of a text.
         """
         if before is not None:
             text_before = self._decode([before])
@@ -51,14 +51,19 @@ class Decoder:
         return "".join(texts)
 
     def _is_known(self, number: int) -> bool:
-        # The library raises OverflowError for an id of more than 32 bits, and drops other unknown
-        # ids.
+        """Return whether an id is in the vocabulary. For other ids `tokenizers` gives no text, or
+        raises OverflowError if the id has more than 32 bits.
+        """
         return 0 <= number < 1 << 32 and self.model.id_to_token(number) is not None
 
 
 def find_decoder(name: str | None, hash: str | None) -> Decoder | None:
-    """Return the decoder of the tokenizer `name`. If `name` is None, return the decoder of the
-    cached tokenizer with this hash; None if the cache has no such tokenizer.
+    """Return the decoder of a tokenizer. Return None if no name is given and the cache does not
+    have the tokenizer.
+
+    Args:
+        name: the tokenizer's folder, file or hub name; None: find it in the cache by its hash.
+        hash: the hash of the tokenizer, which is used if `name` is None.
     """
     if name:
         return open_decoder(open_tokenizer(TokenizerSpec(name=name)))
@@ -75,8 +80,8 @@ def open_decoder(tokenizer: Tokenizer) -> Decoder:
 
 @lru_cache(maxsize=2)
 def _read_model(path: str) -> Any:
-    """Read a tokenizer.json. It is read once for many streams, since a large one takes half a
-    second. The content of a path in the cache never changes.
+    """Read a tokenizer.json. It is read only once for many streams, since a large file takes half a
+    second, and since the content of a path in the cache never changes.
     """
     from tokenizers import Tokenizer as Model
 

@@ -1,11 +1,11 @@
 """Describes a tokenizer as plain data. This runs in a separate process, since it imports
 transformers.
 
-`python -m mdsmix.tokenizer.describe` reads {"name", "kwargs"} on stdin and prints a JSON list: the
-description, and an error message ("" if there was no error). The reference is
-`AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, because a tokenizer's class may
-change its tokenizer.json (Llama's adds a BOS post-processor). transformers is imported without
-torch: a second or two, and 80 MB.
+`python -m mdsmix.tokenizer.describe` reads JSON with the keys `name` and `kwargs` on stdin. It
+prints a JSON list of two items: the description, and an error message ("" if there was no error).
+The tokenizer is opened by `AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, since
+a tokenizer's class may change what its tokenizer.json says: Llama's class adds a post-processor for
+BOS. transformers is imported without torch, which takes a second or two, and 80 MB.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ RARE_PROBES = (
 
 
 def describe_tokenizer(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of `card.Tokenizer`, with the files as name -> text.
+    """Return the fields of `card.Tokenizer`, except that `files` is {name: text}.
 
-    If an argument of `kwargs` would have no effect, return only the key `wrong` with a message.
+    If an argument of `kwargs` would have no effect, return {"wrong": message}.
     Raises ValueError with the reason if mdsmix cannot use the tokenizer.
 
     Args:
@@ -65,15 +65,16 @@ def describe_tokenizer(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     unread_names = _find_unread(type(tokenizer), kwargs)
     if unread_names:
         wrong = (
-            f"tokenizer.kwargs: {', '.join(unread_names)} would change nothing, since "
-            f"{type(tokenizer).__name__} does not read it: correct or remove it; a variable of "
-            "the chat template belongs in tokenizer.template."
+            f"tokenizer.kwargs: {', '.join(unread_names)} would change nothing, since the class "
+            f"{type(tokenizer).__name__} does not read this name. Correct the name or remove it "
+            "from the recipe; a variable of the chat template belongs in tokenizer.template."
         )
         return {"wrong": wrong}
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"its class {type(tokenizer).__name__} has no fast form (tokenizer.json), which "
-            "mdsmix needs; convert it once with transformers.convert_slow_tokenizer and save it"
+            "mdsmix needs; convert it once with transformers.convert_slow_tokenizer, and save the "
+            "result"
         )
     _refuse_empty(tokenizer)
     tokenizer.backend_tokenizer.no_truncation()
@@ -96,9 +97,8 @@ def describe_tokenizer(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_empty(tokenizer: Any) -> None:
-    """Raise ValueError if a tokenizer has only special tokens.
-
-    transformers 5 opens such a tokenizer from a folder with nothing but a config.json.
+    """Raise ValueError if a tokenizer has only special tokens. transformers 5 makes such a
+    tokenizer from a folder without a vocabulary.
     """
     ordinary = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()
     if len(ordinary) <= 1:
@@ -110,7 +110,7 @@ def _refuse_empty(tokenizer: Any) -> None:
 
 def _describe_class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> str:
     """Return a sentence with an example if the tokenizer's class gives other ids than its
-    tokenizer.json. Otherwise, or if there is no such file, return "".
+    tokenizer.json. Return "" if the ids are the same or there is no such file.
 
     Args:
         name: the tokenizer's folder, file or hub name.
@@ -144,17 +144,22 @@ def _describe_class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> 
 
 
 def _read_stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
-    """Return the `eos_token_id` of a tokenizer's generation_config.json, in its folder or on the
-    hub; [] if there is none.
+    """Return the ids of `eos_token_id` in the generation_config.json that is in the tokenizer's
+    folder or hub repository; [] if there is no such file or key.
+
+    Args:
+        name: the tokenizer's folder, file or hub name.
+        kwargs: the recipe's arguments, as in `_find_file`.
     """
     if os.path.isfile(name):
         return []
     path = _find_file(name, GENERATION_CONFIG, kwargs)
-    content = Path(path).read_bytes() if path else b"{}"
+    if path is None:
+        return []
     with suppress(ValueError):
-        config = orjson.loads(content)
+        config = orjson.loads(Path(path).read_bytes())
         ids = config.get("eos_token_id") if isinstance(config, dict) else None
-        listed = ids if isinstance(ids, list) else [ids]
+        listed = ids if isinstance(ids, list) else [ids]  # the key may be one id or a list
         return [id for id in listed if type(id) is int]
     return []
 
@@ -166,7 +171,7 @@ def _find_file(name: str, file: str, kwargs: dict[str, Any]) -> str | None:
     Args:
         name: the tokenizer's folder or hub name.
         file: the file's name, such as `tokenizer.json`.
-        kwargs: the recipe's arguments; a revision or subfolder among them decides on the file.
+        kwargs: the recipe's arguments, which may name a revision or a subfolder.
     """
     from transformers.utils.hub import cached_file
 
@@ -187,13 +192,14 @@ def _find_file(name: str, file: str, kwargs: dict[str, Any]) -> str | None:
 def _read_fields(tokenizer: Any) -> dict[str, Any]:
     """Return the fields of `card.Tokenizer` that can be read from a loaded tokenizer."""
     added = _find_added_ids(tokenizer)
+    largest_id = max(tokenizer.get_vocab().values(), default=-1)
     added_tokens = sorted(tokenizer.added_tokens_decoder.items())
     special = {id: token.content for id, token in added_tokens if token.special}
     template = tokenizer.chat_template
     named_templates = dict(template) if isinstance(template, dict) else {}
     return {
         "class_name": type(tokenizer).__name__,
-        "vocab_size": max(len(tokenizer), *(id + 1 for id in tokenizer.get_vocab().values())),
+        "vocab_size": max(len(tokenizer), largest_id + 1),
         "bos_id": tokenizer.bos_token_id,
         "eos_id": tokenizer.eos_token_id,
         "pad_id": tokenizer.pad_token_id,
@@ -210,9 +216,10 @@ def _read_fields(tokenizer: Any) -> dict[str, Any]:
 
 
 def _read_template_variables(tokenizer: Any) -> dict[str, Any]:
-    """Return the special tokens that a chat template may print, by the names of transformers 4.
+    """Return name -> special token for all special tokens that a chat template may print. The names
+    are those of transformers 4, such as bos_token.
 
-    transformers 5 keeps the list `additional_special_tokens` separately, under another name.
+    transformers 5 keeps the list `additional_special_tokens` separately, as `extra_special_tokens`.
     """
     variables = dict(tokenizer.special_tokens_map)
     listed = getattr(tokenizer, "extra_special_tokens", None)
@@ -222,22 +229,22 @@ def _read_template_variables(tokenizer: Any) -> dict[str, Any]:
 
 
 def _save_files(tokenizer: Any, fields: dict[str, Any], content: str) -> dict[str, str]:
-    """Save the tokenizer with transformers and return name -> text of the files, tokenizer.json
-    among them. AutoTokenizer opens the same tokenizer from them.
+    """Save the tokenizer with transformers and return {name: text} of the saved files,
+    tokenizer.json among them. AutoTokenizer opens the same tokenizer from these files.
 
     The effect of the recipe's keyword arguments is saved too. Other files of the original folder or
-    hub repository are left out. The class of the saved tokenizer is PreTrainedTokenizerFast if that
-    gives the same tokenizer, otherwise its own class. PreTrainedTokenizerFast only follows
-    tokenizer.json, so transformers 4 and 5 give the same ids. A tokenizer's own class may change
-    them in one version and not in the other.
+    hub repository are left out. The tokenizer is saved with the class PreTrainedTokenizerFast if
+    this class gives the same tokenizer, otherwise with its own class. PreTrainedTokenizerFast only
+    follows tokenizer.json, so transformers 4 and 5 give the same ids. A tokenizer's own class may
+    change the ids in one version of transformers and not in the other.
     Raises ValueError if neither class opens to the same tokenizer.
 
     Args:
         tokenizer: the loaded tokenizer.
-        fields: the result of `_read_fields`, to compare with.
+        fields: the result of `_read_fields`; the saved tokenizer must have the same fields.
         content: the text of tokenizer.json.
     """
-    # First as a PreTrainedTokenizerFast, then as its own class. Any error means that this class
+    # First as a PreTrainedTokenizerFast, then with its own class. Any error means that the class
     # does not work.
     for convert in (_make_plain, lambda unchanged: unchanged):
         with TemporaryDirectory() as folder, suppress(Exception):
@@ -289,8 +296,12 @@ then takes 2.7 s of CPU and 79 MB instead of 13.5 s and 1,014 MB.
 
 
 def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
-    """Load a tokenizer with transformers. Return it and a note on how its folder was read ("" if
-    its own class has read it).
+    """Load a tokenizer with transformers. Return (tokenizer, note on how its folder was read). The
+    note is "" if the folder was read by the class that it names.
+
+    Args:
+        name: the tokenizer's folder, file or hub name.
+        kwargs: arguments for AutoTokenizer.from_pretrained.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -309,10 +320,14 @@ def _load(name: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _find_unread(tokenizer_class: type, kwargs: dict[str, Any]) -> list[str]:
-    """Return the names of the keyword arguments that would have no effect.
+    """Return the names of the keyword arguments that would have no effect, which are names that do
+    not occur as words in transformers' code for this class and its bases.
 
-    These are names that do not occur as words in transformers' code for this class and its bases.
-    If the class's own code came with the tokenizer, return []: it may read any argument.
+    If the code of the class came with the tokenizer, return [], since it may read any argument.
+
+    Args:
+        tokenizer_class: the class of the loaded tokenizer.
+        kwargs: the recipe's arguments.
     """
     from transformers import AutoTokenizer
 
@@ -325,16 +340,18 @@ def _find_unread(tokenizer_class: type, kwargs: dict[str, Any]) -> list[str]:
 
 
 class AddedIds(NamedTuple):
-    """The ids that `tokenizer(text)` adds before and after those of the text."""
+    """The ids that `tokenizer(text)` adds before (prefix) and after (suffix) the ids of the
+    text.
+    """
 
     prefix: list[int]
     suffix: list[int]
 
 
 def _find_added_ids(tokenizer: Any) -> AddedIds:
-    """Return the ids that the tokenizer adds to each text.
+    """Return the ids that the tokenizer adds before and after each text.
 
-    Raises ValueError if they are not the same for all PROBES, or if a target text is encoded
+    Raises ValueError if it does not add the same ids to all PROBES, or if it encodes a target text
     differently from an input text.
     """
     added_of_probes = list[AddedIds]()
@@ -346,21 +363,22 @@ def _find_added_ids(tokenizer: Any) -> AddedIds:
                 "it encodes a target text differently from an input text, which mdsmix does not "
                 "support"
             )
-        # Find the text's own ids within the ids with special tokens.
-        starts = (n for n in range(len(full)) if full[n : n + len(bare)] == bare)
-        start = next(starts, len(full))
+        # Find where the text's own ids begin within the ids with special tokens.
+        start = 0
+        while start < len(full) and full[start : start + len(bare)] != bare:
+            start += 1
         added_of_probes.append(AddedIds(full[:start], full[start + len(bare) :]))
     first = added_of_probes[0]
     if any(added != first for added in added_of_probes):
         raise ValueError(
-            "the special tokens that it adds before and after a text are not always the same, "
-            "which mdsmix does not support"
+            "it does not add the same special tokens before and after every text, and mdsmix does "
+            "not support this"
         )
     return first
 
 
 def main() -> None:
-    """Describe the tokenizer named on stdin."""
+    """Read the question on stdin, describe the tokenizer and print the answer as JSON."""
     os.environ.update(WITHOUT_FRAMEWORKS)
     question = json.load(sys.stdin)
     if not question["kwargs"].get("trust_remote_code"):
@@ -374,7 +392,7 @@ def main() -> None:
 def hide_torch() -> None:
     """Make transformers 5 believe that torch is not installed, since it ignores USE_TORCH.
 
-    None of its own tokenizers needs torch. Code that came with a tokenizer may.
+    The tokenizers of transformers do not need torch. Code that came with a tokenizer may need it.
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 

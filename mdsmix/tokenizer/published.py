@@ -1,13 +1,13 @@
-"""The folder of a mix's tokenizer or processor next to its streams, for machines that have no other
-copy of it.
+"""Publishes the tokenizer or processor of a mix in a folder next to its streams, and fetches it on
+machines that have no other copy.
 
-`convert` writes the folder at the root of the mix as `tokenizer-<hash8>/` or `processor-<hash8>/`:
-the files from which transformers opens the same tokenizer or processor, and a small card. The card
-is written last: a folder with a card is complete. Every manifest contains the hash, so the
-manifests show which folders are needed. A YAML rendered for S3 names a folder of that name on the
-training nodes. If that folder is missing, `mdsmix` reads a copy that it fetches once into the
-cache. No lease guards the folder, since two runs that write it at the same time write the same
-files.
+`convert` writes the folder `tokenizer-<hash8>/` or `processor-<hash8>/` at the root of the mix. It
+contains the files from which transformers opens the same tokenizer or processor, and a small card.
+The card is written last, so a folder with a card is complete. Every manifest contains the hash, so
+the manifests show which folders are needed. A YAML that is rendered for S3 names a folder of the
+same name on the training nodes. If a node does not have that folder, mdsmix fetches a copy once
+into the cache. No lease guards the folder, since two runs that write it at the same time write the
+same files.
 """
 
 from __future__ import annotations
@@ -42,45 +42,48 @@ class FolderCard:
     """The card in the folder of a tokenizer or processor. Its fields are the keys of the file."""
 
     name: str
-    """The hub name of the tokenizer or processor. If it came from a folder, only the last part of
-    that folder's path.
+    """The hub name of the tokenizer or processor. If it was read from a folder, only the last part
+    of the folder's path.
     """
     hash: str
     "The hash of the tokenizer or processor, as in the manifests."
     folder: str
-    "The folder's own name."
+    "The name of the published folder, such as `tokenizer-0f3a9c21`."
     content: str
-    "xxh128 of the files."
+    "xxh128 of the names and contents of all files except the card."
     files: list[str]
     "Names of the files in the folder, without the card."
 
 
 def card_file_name(folder: str) -> str:
-    """Return the name of the card in a folder of this name: `mdsmix.tokenizer` or
-    `mdsmix.processor`.
+    """Return the name of the card in a published folder: `mdsmix.tokenizer` in the folder
+    `tokenizer-0f3a9c21`, and `mdsmix.processor` in `processor-0f3a9c21`.
     """
     return f"mdsmix.{folder.partition('-')[0]}"
 
 
 def read_card(home: Location) -> FolderCard | None:
-    """Return the card in the folder `home`. Return None if there is no card, or if it was written
-    for a folder with another name.
+    """Return the card in the folder `home`. Return None if there is no card, or if it cannot be
+    read or was written for a folder with another name.
     """
     answer = (home / card_file_name(home.name)).fetch()
     if answer is None:
         return None
-    card = schema.parse_json_if_fit(FolderCard, answer[1])
-    return card if card and card.folder == home.name else None
+    _, content = answer
+    card = schema.parse_json_if_fit(FolderCard, content)
+    if card is None or card.folder != home.name:
+        return None
+    return card
 
 
 def publish_folder(home: Location, snapshot: Path, pretrained: Tokenizer | Processor) -> None:
-    """Write the files of a snapshot and their card to `home`. If the card is there already, nothing
-    is written.
+    """Write the files of a snapshot and their card to `home`. Nothing is written if `home` has a
+    card already.
 
     Args:
         home: the folder `tokenizer-<hash8>` or `processor-<hash8>` at the root of the mix.
         snapshot: the folder in the cache with the files.
-        pretrained: the tokenizer or processor that they are the files of.
+        pretrained: the tokenizer or processor of the snapshot.
     """
     if read_card(home):
         return
@@ -100,7 +103,11 @@ def publish_folder(home: Location, snapshot: Path, pretrained: Tokenizer | Proce
 
 
 def _hash_files(files: Mapping[str, bytes]) -> str:
-    """Return the xxh128 of files, given as name -> content."""
+    """Return the xxh128 of files.
+
+    Args:
+        files: name -> content.
+    """
     digest = xxhash.xxh128()
     for name, content in sorted(files.items()):
         digest.update(orjson.dumps([name, len(content)]))
@@ -109,8 +116,8 @@ def _hash_files(files: Mapping[str, bytes]) -> str:
 
 
 def fetch_folder(home: Location) -> Path | None:
-    """Return a copy in the cache of the folder that was published at `home`. It is fetched if the
-    cache does not have it yet. Return None if there is no card at `home`.
+    """Return a copy in the cache of the folder that was published at `home`. The folder is fetched
+    if the cache does not have it yet. Return None if there is no card at `home`.
 
     Raises Unreachable if the files at `home` have changed since they were published.
     """
@@ -127,8 +134,8 @@ def fetch_folder(home: Location) -> Path | None:
     if _hash_files(files) != card.content:
         raise Unreachable(
             f"the files of {home} have changed since the {card_name.removeprefix('mdsmix.')} was "
-            "published, so its ids would differ: delete that folder and run `mdsmix convert` "
-            "again, which publishes it again"
+            "published, so its ids could differ. Delete that folder and run `mdsmix convert` "
+            "again, which publishes the folder again"
         )
     for file, content in files.items():
         keep_in_cache(folder / file, content)
@@ -137,23 +144,29 @@ def fetch_folder(home: Location) -> Path | None:
 
 
 HASH = re.compile("[0-9a-f]{32}")
-"The form of a tokenizer's hash."
+"The form of a tokenizer's hash: 32 hex digits."
 
 
 class PublishedTokenizer(NamedTuple):
-    """The tokenizer of a published stream, and the root of its mix."""
+    """The tokenizer of a published stream."""
 
     card: TokenizerCard
+    "The tokenizer's card in the stream's manifest."
     root: Location
+    "The root of the mix, in which the tokenizer's folder is."
 
 
 def adopt_hash(tokenizer: Tokenizer, published: Iterable[PublishedTokenizer]) -> Tokenizer:
-    """Return the tokenizer with the hash that published streams use for it.
+    """Return the tokenizer with the hash that published streams have for the same tokenizer.
 
-    An earlier version of mdsmix gave the same tokenizer another hash (`hash_bytes`). Streams that
-    were published with that hash keep it, and so do their keys, locks and folder names. The
-    tokenizer is returned unchanged if a stream has today's hash of it, or if no stream has an
-    earlier hash of it.
+    An earlier version of mdsmix gave a tokenizer another hash (`hash_bytes`). Streams that were
+    published with such a hash keep it, and so do their keys, locks and folder names. If a stream
+    has today's hash of this tokenizer, or if no stream has an earlier hash of it, the tokenizer is
+    returned unchanged.
+
+    Args:
+        tokenizer: the tokenizer, with its hash by today's rule.
+        published: the tokenizers of published streams.
     """
     by_hash = {other.card.hash: other for other in published}
     if tokenizer.hash in by_hash:
@@ -167,12 +180,12 @@ def adopt_hash(tokenizer: Tokenizer, published: Iterable[PublishedTokenizer]) ->
 def find_current_hash(published: PublishedTokenizer) -> str:
     """Return the hash of a published tokenizer by today's rule (`hash_content`).
 
-    It is computed once on this machine, from the tokenizer's published folder. If the folder cannot
-    be read, or the hash in the manifest is not that of its tokenizer.json by the earlier rule, the
-    hash in the manifest is returned.
+    The hash is computed once on this machine, from the tokenizer's published folder. Two conditions
+    must hold: the folder can be read, and the manifest has the hash of the folder's tokenizer.json
+    by the earlier rule (`hash_bytes`). Otherwise return the hash in the manifest.
     """
     card = published.card
-    if not HASH.fullmatch(card.hash):  # a damaged manifest's
+    if not HASH.fullmatch(card.hash):  # the manifest is damaged
         return card.hash
     stored = cache_folder() / "tokenizer_hashes" / f"{card.hash}-1"
     if stored.is_file():
@@ -191,8 +204,8 @@ def find_current_hash(published: PublishedTokenizer) -> str:
 
 
 def localize_spec(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
-    """Return the spec of a tokenizer with the name of its folder on this machine, which is fetched
-    if it is only published next to the streams (`localize_name`).
+    """Return the recipe's settings of a tokenizer with the name of a folder on this machine. If the
+    tokenizer is only published next to the streams, its folder is fetched (`localize_name`).
     """
     return replace(spec, name=localize_name(spec.name, streams))
 
@@ -200,12 +213,13 @@ def localize_spec(spec: TokenizerSpec, streams: Iterable[str]) -> TokenizerSpec:
 def localize_name(name: str, streams: Iterable[str]) -> str:
     """Return a folder on this machine with the tokenizer or processor `name`.
 
-    If `name` is like `/data/tokenizer-0f3a9c21` and is not on this machine, it is fetched from the
-    folder of that name next to `streams`. A URL of such a folder is fetched directly. Any other
-    name is returned unchanged, and so is one that is not published anywhere.
+    A folder like `/data/tokenizer-0f3a9c21` that is not on this machine is fetched from the folder
+    `tokenizer-0f3a9c21` next to one of the streams. The URL of such a folder is fetched directly.
+    Any other name is returned unchanged, and so is a name that is not published anywhere.
 
     Args:
-        streams: folders or URLs.
+        name: a folder, URL or hub name.
+        streams: folders or URLs of streams.
     """
     folder_name = os.path.basename(name.rstrip("/"))
     if not is_pretrained_folder(folder_name) or os.path.isdir(name):
@@ -224,22 +238,21 @@ def localize_name(name: str, streams: Iterable[str]) -> str:
 
 
 def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
-    """Fetch the tokenizer of an LLM-Foundry training config if its name is the URL of a published
-    tokenizer. Return the config with the name of the fetched folder instead of the URL.
+    """Fetch the tokenizer of an LLM-Foundry training config if `tokenizer.name` is the URL of a
+    published tokenizer. Return the config with the fetched folder instead of the URL.
 
     Foundry calls this function in every process, before it reads the config
     (`llmfoundry_config_transforms` in pyproject.toml). The processes of a node take turns: the
     first fetches the files, the others only the card.
     Raises Unreachable if there is no tokenizer at the URL.
     """
-    value = config.get("tokenizer")
-    section: dict[str, Any] = value if isinstance(value, dict) else {}
+    section = config.get("tokenizer")
+    if not isinstance(section, dict):
+        return config
     name = section.get("name")
-    if (
-        not isinstance(name, str)
-        or "://" not in name
-        or not is_pretrained_folder(locate(name).name)
-    ):
+    if not isinstance(name, str) or "://" not in name:
+        return config
+    if not is_pretrained_folder(locate(name).name):
         return config
     lock = cache_folder() / "fetched" / ".lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -248,8 +261,8 @@ def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
         folder = fetch_folder(locate(name))
     if folder is None:
         raise Unreachable(
-            f"no tokenizer is published at {name}, which the config names: run `mdsmix convert` "
-            "again, which publishes it there."
+            f"no tokenizer is published at {name}, which the training config names: run `mdsmix "
+            "convert` again, which publishes the tokenizer there."
         )
     return {**config, "tokenizer": {**section, "name": str(folder)}}
 
@@ -264,7 +277,7 @@ def copy_folder(home: Location, folder: Path) -> list[str]:
     if source is None:
         raise Unreachable(
             f"{home} does not contain a tokenizer or processor that `mdsmix convert` published: "
-            f"name one, such as {home.parent}/tokenizer-0f3a9c21."
+            f"name the folder of one, such as {home.parent}/tokenizer-0f3a9c21."
         )
     names = sorted(str(path.relative_to(source)) for path in source.rglob("*") if path.is_file())
     for name in names:

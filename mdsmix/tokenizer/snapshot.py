@@ -1,10 +1,11 @@
-"""Snapshots of tokenizers and processors. transformers opens each of them once, in a separate
-process. A snapshot is the description and the files that this process returns, kept in the cache.
+"""Makes and reads snapshots of tokenizers and processors. transformers opens each tokenizer or
+processor once, in a separate process. The snapshot is the description and the files that this
+process returns, kept in the cache.
 
-Opening one takes seconds; later runs only read small files. A snapshot's key is a hash of its
-files, its arguments and the version of transformers. For a hub name the files are those of the
-commit in the local hub cache: a change on the hub is only seen when the hub cache has it. So the
-same recipe gives the same bytes.
+Making a snapshot takes seconds; later runs only read small files. The snapshot's folder is named by
+a hash of the original files, the recipe's arguments and the version of transformers. For a hub name
+the commit in the local hub cache is hashed: a change on the hub is only seen once the hub cache has
+it, so the same recipe gives the same bytes.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ from mdsmix.tokenizer.transformers_five import NEW_CLASS
 
 Pretrained = Literal["tokenizer", "processor"]
 FORMAT = 12
-"Version of the card. After it changes, all snapshots are made again."
+"Version of the card. It is raised when all snapshots must be made again."
 CARD = "card.json"
+"The file in a snapshot with the description of the tokenizer or processor."
 Card = TypeVar("Card")
 WEIGHT_SUFFIXES = {
     *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"),
 }
-"""Files that are not part of a folder's key: weights do not change any token, and take minutes to
-hash.
+"""Suffixes of files that do not enter the hash of a folder: weights do not change any token, and
+take minutes to hash.
 """
 FIX: Mapping[Pretrained, str] = {
     "tokenizer": "name a folder with a tokenizer.json, a single tokenizer.json, or a hub name "
@@ -50,7 +52,7 @@ FIX: Mapping[Pretrained, str] = {
 "What the user can do if a tokenizer or processor cannot be loaded; the end of a message."
 SIGNS_OF_FIVE = (NEW_CLASS, "Tokenizer class", "'list' object has no attribute 'keys'")
 """Strings in the errors of transformers 4 when it cannot open a folder that transformers 5 saved.
-The last one is about the list of special tokens.
+The last string is from the error about the list of special tokens.
 """
 
 
@@ -59,7 +61,7 @@ def open_snapshot(
 ) -> Path:
     """Return the folder of a snapshot. If there is no snapshot yet, it is made now.
 
-    The card is written last: a folder with a card is complete.
+    The card is written last, so a folder with a card is complete.
     Raises Unreachable or RecipeError for the reasons of `ask_transformers`.
 
     Args:
@@ -80,7 +82,8 @@ def open_snapshot(
             "it is downloaded"
         )
     description = ask_transformers(pretrained, name, kwargs)
-    folder = _snapshot_folder(pretrained, name, kwargs)  # a hub name has a commit now
+    # transformers may have downloaded the files of a hub name, so their commit is known now.
+    folder = _snapshot_folder(pretrained, name, kwargs)
     for file, text in description["files"].items():
         keep_in_cache(folder / file, text.encode())
     card = description | {"files": [*description["files"]]}
@@ -94,14 +97,14 @@ def load_card(type_of_card: type[Card], folder: Path, **fields: str) -> Card:
     Args:
         type_of_card: Tokenizer or Processor.
         folder: the folder of the snapshot.
-        fields: values that replace those of the stored card, such as `path`.
+        fields: values that are added to the stored card or replace its values, such as `path`.
     """
     card = json.loads((folder / CARD).read_bytes()) | fields
     return schema.parse_mapping(type_of_card, card, str(folder))
 
 
 def find_snapshot(digest: str | None, *patterns: str) -> Path | None:
-    """Return the first folder of the cache whose card has this hash; None if there is none.
+    """Return the first folder of the cache whose card has this hash; None if no card has it.
 
     Args:
         digest: the hash of the tokenizer or processor.
@@ -115,8 +118,13 @@ def find_snapshot(digest: str | None, *patterns: str) -> Path | None:
 
 
 def _snapshot_folder(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any]) -> Path:
-    """Return the snapshot's folder in the cache. Its name is a hash of the files, the keyword
-    arguments and the version of transformers.
+    """Return the snapshot's folder in the cache, which need not exist. Its name is a hash of the
+    original files, the recipe's arguments and the version of transformers.
+
+    Args:
+        pretrained: whether `name` is a tokenizer or a processor.
+        name: its folder, file or hub name.
+        kwargs: the recipe's arguments for transformers.
     """
     files = [*_hash_files(name, str(kwargs.get("revision", "main")))]
     key = [FORMAT, name, dict(kwargs), package_version("transformers"), files]
@@ -125,12 +133,17 @@ def _snapshot_folder(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any
 
 
 def _hash_files(name: str, revision: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and hash of each file in the folder `name`. For a hub name, yield one pair:
-    the revision, and its commit in the hub cache ("" if it is not in the cache).
+    """Yield (name, hash) of each file in a folder, or of a single file. For a hub name, yield one
+    pair: (revision, its commit in the hub cache or "" if the cache does not have it).
+
+    Args:
+        name: the folder, file or hub name of a tokenizer or processor.
+        revision: the recipe's revision, for a hub name.
     """
     path = Path(name)
     if path.exists():
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
             if file.is_file() and file.suffix not in WEIGHT_SUFFIXES:
                 yield str(file.relative_to(path)), xxhash.xxh128_hexdigest(file.read_bytes())
         return
@@ -144,10 +157,15 @@ def ask_transformers(
     pretrained: Pretrained, name: str, kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Load a tokenizer or processor with transformers in another process. Return its description:
-    the fields of its card, with the files as name -> text.
+    the fields of its card, except that `files` is {name: text}.
 
     Raises Unreachable if transformers cannot load `name`.
     Raises RecipeError if an argument of `kwargs` would have no effect.
+
+    Args:
+        pretrained: whether `name` is a tokenizer or a processor.
+        name: its folder, file or hub name.
+        kwargs: the recipe's arguments for transformers.
     """
     description: dict[str, Any]
     if pretrained == "processor":
@@ -184,7 +202,8 @@ def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
         name: its folder, file or hub name.
         error: the error of transformers.
     """
-    reason = " ".join(error.split()).partition(". ")[0][:300].rstrip(".")
+    first_sentence, _, _ = " ".join(error.split()).partition(". ")
+    reason = first_sentence[:300].rstrip(".")
     if reason.startswith("HFValidationError"):
         reason = "a hub name is written NAME or OWNER/NAME"
     if os.path.exists(name):
@@ -192,14 +211,14 @@ def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
     if any(sign in error for sign in SIGNS_OF_FIVE):
         # mdsmix reads such a folder, but does not ask the hub for its files.
         return (
-            f"the {pretrained} {name} could not be loaded: this transformers cannot open it from a "
-            f"hub ({reason}): download it (`hf download {name} --local-dir FOLDER`) and name that "
-            "folder, which can be read."
+            f"the {pretrained} {name} could not be loaded: this version of transformers cannot "
+            f"open it from a hub ({reason}), but mdsmix can read it from a folder; download it "
+            f"(`hf download {name} --local-dir FOLDER`) and name that folder in the recipe."
         )
     return (
-        f"the {pretrained} {name} was not found: there is no such folder or file (paths in a "
-        f"recipe are relative to its folder), and no such repository ({reason}): "
-        f"{FIX[pretrained]}."
+        f"the {pretrained} {name} was not found: there is no folder or file of this name (paths in "
+        f"a recipe are relative to the recipe's folder), and no repository on a hub ({reason}). "
+        f"To correct the recipe, {FIX[pretrained]}."
     )
 
 

@@ -1,8 +1,8 @@
 """Folders of tokenizers and processors in the form that transformers 4 and 5 both open.
 
-A folder that transformers 5 saved differs in three things:
-- Its tokenizer_config.json names a class that transformers 4 does not know (TokenizersBackend), or
-  one of the same name that transformers 4 builds in another way.
+A folder that transformers 5 saved differs from one of transformers 4 in three things:
+- Its tokenizer_config.json names a class that transformers 4 does not have (TokenizersBackend), or
+  a class that transformers 4 has, but builds in another way.
 - Its list of special tokens has another key.
 - The settings of an image processor are a section of processor_config.json, whereas some versions
   of transformers 4 need a preprocessor_config.json.
@@ -39,18 +39,21 @@ SECTIONS = {
 
 
 class Readable(NamedTuple):
-    """A folder that this version of transformers can open."""
+    """A folder that the installed version of transformers can open."""
 
     name: str
-    "A temporary copy, or the name of the original, which may be a hub name."
+    "Path of a temporary copy, or the original name, which may be a hub name."
     note: str
-    "How the copy differs from the original, for the user; empty for the original."
+    "How the copy differs from the original, for the user; empty if it is the original."
 
 
 @contextmanager
 def open_readable_folder(name: str) -> Iterator[Readable]:
-    """Yield a folder from which the installed transformers can open the tokenizer or processor
-    `name`: the original, or a temporary copy with changed files. A hub name is yielded unchanged.
+    """Give a `with` block a folder from which the installed version of transformers can open a
+    tokenizer or processor: the original, or a temporary copy with changed files.
+
+    Args:
+        name: the tokenizer's or processor's folder, or its hub name, which is not changed.
     """
     folder = Path(name)
     if not os.path.isdir(name):
@@ -70,6 +73,7 @@ def open_readable_folder(name: str) -> Iterator[Readable]:
     if not changed:
         yield Readable(name, "")
         return
+    # The copy has the changed files, and links to all others.
     with TemporaryDirectory(prefix="mdsmix-") as copy:
         for path in folder.resolve().iterdir():
             if path.name not in changed:
@@ -92,14 +96,18 @@ def make_readable(folder: Path) -> None:
 
 
 def add_named_templates(tokenizer: Any, folder: Path) -> None:
-    """Give a tokenizer the templates of `additional_chat_templates` in its folder.
+    """Add the chat templates in the subfolder `additional_chat_templates` to a tokenizer.
 
-    transformers reads that folder from 4.52 on. Older versions silently ignore it.
+    transformers reads that subfolder from version 4.52 on. Older versions silently ignore it.
+
+    Args:
+        tokenizer: the loaded tokenizer; changed in place.
+        folder: the folder from which it was loaded.
     """
     from transformers import utils
 
     files = sorted((folder / ADDITIONAL).glob("*.jinja"))
-    if not files or hasattr(utils, "CHAT_TEMPLATE_DIR"):
+    if not files or hasattr(utils, "CHAT_TEMPLATE_DIR"):  # 4.52 or later, which has read them
         return
     template = tokenizer.chat_template
     named = dict(template) if isinstance(template, dict) else {}
@@ -109,15 +117,19 @@ def add_named_templates(tokenizer: Any, folder: Path) -> None:
 
 
 def is_saved_by_five(folder: str) -> bool:
-    """Check whether transformers 5 saved the tokenizer in this folder in a form that transformers 4
-    cannot open. False for a hub name.
+    """Return whether this is a folder in which transformers 5 saved a tokenizer in a form that
+    transformers 4 cannot open. Return False for a hub name.
     """
     return os.path.isdir(folder) and TOKENIZER_CONFIG in _convert_for_four(Path(folder))
 
 
 def _is_only_unknown(folder: Path, config: dict[str, Any]) -> bool:
-    """Check whether transformers does not have the tokenizer's class, but the tokenizer can be read
-    without that class: it has a tokenizer.json and no code of its own.
+    """Return whether transformers lacks the tokenizer's class, but can read the tokenizer without
+    that class: the folder has a tokenizer.json and no code of its own.
+
+    Args:
+        folder: the tokenizer's folder.
+        config: its tokenizer_config.json.
     """
     own_class = config.get("tokenizer_class")
     if not isinstance(own_class, str) or "auto_map" in config:
@@ -126,8 +138,9 @@ def _is_only_unknown(folder: Path, config: dict[str, Any]) -> bool:
 
 
 def _convert_for_four(folder: Path) -> dict[str, Any]:
-    """Return file name -> content in the form of transformers 4, for each file that the folder has
-    in the form of transformers 5 or lacks.
+    """Return {file name: content in the form of transformers 4} for the files that must change.
+    These are files in the form of transformers 5, and files of transformers 4 that the folder
+    lacks.
     """
     changed = dict[str, Any]()
     tokenizer = _read_json(folder / TOKENIZER_CONFIG)
@@ -137,8 +150,9 @@ def _convert_for_four(folder: Path) -> dict[str, Any]:
     for section, file in SECTIONS.items():
         settings = processor.get(section)
         if isinstance(settings, dict) and not (folder / file).exists():
-            shared = {key: processor[key] for key in ("processor_class",) if key in processor}
-            changed[file] = shared | settings
+            changed[file] = settings
+            if "processor_class" in processor:
+                changed[file] = {"processor_class": processor["processor_class"], **settings}
             # transformers 4.51 mistakes a section for an argument of the processor.
             config = changed.get(PROCESSOR_CONFIG, processor)
             changed[PROCESSOR_CONFIG] = {key: config[key] for key in config.keys() - {section}}
@@ -146,12 +160,13 @@ def _convert_for_four(folder: Path) -> dict[str, Any]:
 
 
 def _is_of_five(config: dict[str, Any]) -> bool:
-    """Check whether a tokenizer's config has any key or value that transformers 4 cannot read or
-    would read differently. One is enough: a config that was edited by hand may have only some of
-    them.
+    """Return whether a tokenizer_config.json has at least one sign of transformers 5: a key or
+    value that transformers 4 cannot read or would read differently. A config that was edited by
+    hand may have only some of the signs.
     """
+    has_new_class = config.get("tokenizer_class") == NEW_CLASS
     has_list = isinstance(config.get("extra_special_tokens"), list)
-    return SAVED_BY_FIVE in config or config.get("tokenizer_class") == NEW_CLASS or has_list
+    return SAVED_BY_FIVE in config or has_new_class or has_list
 
 
 def _tokenizer_for_four(config: dict[str, Any]) -> dict[str, Any]:
@@ -173,13 +188,18 @@ def _tokenizer_for_four(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_json(folder: Path, files: dict[str, Any]) -> None:
-    """Write JSON files, given as name -> content, into a folder."""
+    """Write JSON files into a folder.
+
+    Args:
+        folder: the folder.
+        files: file name -> content.
+    """
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON file's object; {} if there is no such file or it contains something else."""
+    """Return the object in a JSON file; {} if the file is missing or does not contain an object."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
