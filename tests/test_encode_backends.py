@@ -144,7 +144,7 @@ def test_the_reference_encodes_for_unsupported_tokenizers(
         backend = open_backend(tokenizer)
         assert isinstance(backend, Reference)
         assert backend.encode(["a b", ""], False).lengths.tolist() == [2, 0]
-        with pytest.raises(RecipeError, match=f"does not support {kind} .* use auto or reference"):
+        with pytest.raises(RecipeError, match=f"the tokenizer {kind} .* to auto or reference"):
             open_backend(tokenizer, "fastokens")
 
 

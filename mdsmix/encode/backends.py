@@ -244,8 +244,8 @@ class CheckedBackend(Backend):
             if self._name == "auto":
                 raise
             raise RecipeError(
-                f"tokenizer.backend is {self._name}, but {unequal}; write tokenizer.backend: auto "
-                "in the recipe."
+                f"tokenizer.backend is {self._name}, but {unequal}; in the recipe, set "
+                "tokenizer.backend to auto."
             ) from None
 
 
@@ -271,7 +271,7 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
         return reference
     raise RecipeError(
         f"tokenizer.backend is {name}, which does not support the tokenizer {tokenizer.name} "
-        f"({flatten_error(fast)[:160]}); write tokenizer.backend: auto in the recipe, or reference."
+        f"({flatten_error(fast)[:160]}); in the recipe, set tokenizer.backend to auto or reference."
     )
 
 
