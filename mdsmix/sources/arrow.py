@@ -60,9 +60,10 @@ class Arrow(Format):
         import pyarrow.ipc  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1, although `version` is 2: so a file without JSON strings or maps keeps its
-        digests, and is not converted again. The digests of all other files changed anyway, because
-        version 2 hashes decoded values.
+        """Return the version that is hashed into the file's digests: 1, although `version` is 2.
+
+        So a file without JSON strings or maps keeps its digests, and is not converted again. The
+        digests of all other files changed anyway, because version 2 hashes decoded values.
         """
         return 1
 
@@ -102,7 +103,8 @@ def batch_ordinal(batch: int, row: int) -> int:
     """Return the ordinal of row `row` in record batch `batch`: a number that increases from row to
     row through the file.
 
-    It is not the row's number in the file, because the number of rows before a batch is unknown.
+    The ordinal is not the row's number in the file, because the number of rows before a batch is
+    unknown.
     """
     # The upper bits are the number of the batch, from 1. The lower 32 bits are the row.
     return (batch + 1) << 32 | row
@@ -351,7 +353,8 @@ def select_columns(file: SourceFile, names: Sequence[str], fields: Sequence[str]
 
 
 def choose_row_count(rows: int, size: int) -> int:
-    """Return how many rows to decode at once: about BATCH_BYTES of them, and at most MOST_ROWS.
+    """Return how many rows to decode at once, so that these rows have about BATCH_BYTES bytes; at
+    most MOST_ROWS.
 
     Args:
         rows: the number of rows of a record batch or row group.

@@ -78,11 +78,11 @@ def decode_record(record: dict[str, Any], decoders: dict[str, Decode]) -> dict[s
 
 
 def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
-    """Return the decoder of a field's values; None if they need no decoding.
+    """Return the decoder of a field's values; None if the values need no decoding.
 
     Args:
         leaves: yields for each leaf (a column without inner columns), from this field on, whether
-            it is JSON. One value is taken for each leaf of the field.
+            the leaf is JSON. One value is taken for each leaf of the field.
     """
     import pyarrow as pa
 
@@ -159,12 +159,12 @@ def _list_decoder(inner: Decode | None) -> Decode | None:
 def _map_decoder(keys: pa.DataType, inner: Decode | None) -> Decode:
     """Return the decoder of a map.
 
-    pyarrow returns a map as a list of pairs (key, value). The decoder makes an object (a dict) of
-    it if the keys are strings or integers; otherwise it returns a list of pairs.
+    pyarrow returns a map as a list of pairs (key, value). The decoder returns the map as an
+    object (a dict) if the keys are strings or integers; otherwise it returns a list of pairs.
 
     Args:
         keys: the type of the keys.
-        inner: the decoder of the values; None if they need no decoding.
+        inner: the decoder of the map's values; None if the values need no decoding.
     """
     import pyarrow as pa
 

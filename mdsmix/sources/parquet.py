@@ -50,9 +50,10 @@ class Parquet(Format):
         import pyarrow.parquet  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1, although `version` is 2: so a file without JSON strings or maps keeps its
-        digests, and is not converted again. The digests of all other files changed anyway, because
-        version 2 hashes decoded values.
+        """Return the version that is hashed into the file's digests: 1, although `version` is 2.
+
+        So a file without JSON strings or maps keeps its digests, and is not converted again. The
+        digests of all other files changed anyway, because version 2 hashes decoded values.
         """
         return 1
 

@@ -47,9 +47,11 @@ class Tar(Format):
     }
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1, although `version` is 2: so an archive without hidden members keeps its
-        digests, and is not converted again. The digests of all other archives changed anyway,
-        because version 2 does not hash hidden members.
+        """Return the version that is hashed into the file's digests: 1, although `version` is 2.
+
+        So an archive without hidden members keeps its digests, and is not converted again. The
+        digests of all other archives changed anyway, because version 2 does not hash hidden
+        members.
         """
         return 1
 

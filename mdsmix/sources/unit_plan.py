@@ -230,8 +230,8 @@ class Beginning:
 def choose_splits(
     files: Iterable[SourceFile], least_window: int = LEAST_WINDOW, **settings: Any
 ) -> list[Unit]:
-    """Return the splits, at most 32, from which a source is estimated, as work units. They are
-    chosen by hashes of names from at most 32 of the files.
+    """Return at most 32 splits (work units of one file) from which a source is estimated. Hashes of
+    the files' names decide which splits are chosen.
 
     Args:
         files: all files of the source.

@@ -102,8 +102,8 @@ class HubPath(Location):
 
 @cache
 def _file_system() -> Any:
-    """Return the hub as a file system of huggingface_hub. It is made once in a process, and does
-    not cache listings.
+    """Return the hub as a file system of huggingface_hub. The file system is made once in a
+    process, and does not cache listings.
     """
     from huggingface_hub import HfFileSystem
 

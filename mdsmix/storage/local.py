@@ -256,8 +256,8 @@ class LocalPath(Location):
                 yield path, status
 
     def expand(self) -> FoundFiles:
-        """Return the file with this path; or, if the path is a pattern, the files that match it,
-        sorted by path. [] if there are none.
+        """Return (Location, Stat) of the file with this path; or, if the path is a pattern, of all
+        files that match the pattern, sorted by path. [] if there are none.
 
         Raises Unreachable if a file is a link to a missing file.
         """
@@ -346,7 +346,7 @@ def explained(action: str, path: str) -> Iterator[None]:
 
 
 def _make_stat(status: os.stat_result) -> Stat:
-    """Return size, stamp (modification time and inode) and modification time of a file."""
+    """Return the Stat of a file. Its stamp consists of modification time and inode."""
     return Stat(status.st_size, f"{status.st_mtime_ns}-{status.st_ino}", status.st_mtime)
 
 
@@ -384,8 +384,8 @@ def _walk(folder: str, prefix: str, recursive: bool) -> Listing:
 def _find_matches(folder: str, patterns: list[str]) -> Iterator[str]:
     """Yield the absolute paths of the files below `folder` that match.
 
-    `**` matches any number of folders, also none. It does not match hidden folders, nor links to
-    folders. A path may be yielded more than once.
+    `**` matches any number of folders, also none, but no hidden folders and no links to folders. A
+    path may be yielded more than once.
 
     Args:
         folder: the absolute path of the folder.

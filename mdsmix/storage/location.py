@@ -24,8 +24,10 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The size of a file in bytes, and a stamp: a string that changes with the file. The stamp is
-    made of modification time and inode on a disk, is the ETag on S3, and a hash on the hub.
+    """The size of a file in bytes, and a stamp: a string that changes with the file.
+
+    On a disk the stamp consists of modification time and inode. On S3 the stamp is the ETag, and
+    on the hub a hash.
     """
 
     size: int
@@ -287,7 +289,7 @@ class Location(ABC):
 
     def expand(self) -> FoundFiles:
         """Return (Location, Stat) of the file with this path; or, if the path is a pattern (`*`,
-        `?`, `[]`, `**`), of all files that match it, sorted by path. [] if there are none.
+        `?`, `[]`, `**`), of all files that match the pattern, sorted by path. [] if there are none.
 
         A pattern takes one listing, and a request for each file whose stamp the listing lacks.
         """

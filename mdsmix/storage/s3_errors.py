@@ -114,8 +114,8 @@ _PERMANENT_STATUS = (501, 507)  # not implemented; full
 def error_classes() -> tuple[type[Exception], ...]:
     """Return the classes of errors that a request may raise.
 
-    The last two are not base classes of botocore's errors: ResponseParserError is raised for a
-    truncated answer, and urllib3's HTTPError if TLS breaks in the body of an answer.
+    The last two do not derive from the base classes of botocore: ResponseParserError is raised for
+    a truncated answer, and urllib3's HTTPError if TLS breaks in the body of an answer.
     """
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
@@ -139,7 +139,7 @@ def is_temporary(error: Exception) -> bool:
 
     if isinstance(error, ClientError):
         return error_code(error) in _TEMPORARY_CODES or _has_temporary_status(error)
-    # Errors that are not botocore's own (`error_classes`) are those of a broken connection too.
+    # An error that does not derive from BotoCoreError (`error_classes`) is a broken connection too.
     connection_errors = (ConnectionError, HTTPClientError, IncompleteReadError)
     is_broken = isinstance(error, connection_errors) or not isinstance(error, BotoCoreError)
     return is_broken and not isinstance(error, SSLError)
