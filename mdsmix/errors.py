@@ -7,6 +7,8 @@ of mdsmix and exits with 1.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class MdsmixError(Exception):
     """The tool itself failed."""
@@ -24,6 +26,15 @@ class MixRefused(MdsmixError):
     """The streams may not be mixed."""
 
     exit_code = 3
+
+    def __init__(self, message: str, checked: Any = None) -> None:
+        """Keep the message.
+
+        Args:
+            checked: the `CheckedMix` with the findings that refuse the mix; None if there is none.
+        """
+        super().__init__(message)
+        self.checked = checked
 
 
 class Damaged(MdsmixError):

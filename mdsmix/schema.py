@@ -118,6 +118,37 @@ def list_fields(cls: Any) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if f.init and "set by" not in f.metadata]
 
 
+def list_set_values(section: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that differ from their defaults, as a file would contain
+    them: dataclasses inside become mappings too. `parse_mapping` of the result gives an equal
+    dataclass.
+    """
+    values = {}
+    for field in list_fields(section):
+        value = getattr(section, field.name)
+        if not (_has_default(field) and value == _default(field)):
+            values[field.name] = _as_tree(value)
+    return values
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field that has one."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _as_tree(value: Any) -> Any:
+    """Return a value of a field as a file would contain it."""
+    if dataclasses.is_dataclass(value):
+        return list_set_values(value)
+    if isinstance(value, Mapping):
+        return {key: _as_tree(element) for key, element in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_tree(element) for element in value]
+    return value
+
+
 def _suggest_field(cls: Any, where: str, key: str) -> str:
     """Return the end of a sentence on an unknown key: `write source.path.` or `did you mean path?`
 

@@ -13,6 +13,7 @@ from mdsmix.kinds.encodings import RecordType, find_record_type, set_options
 from mdsmix.kinds.kind_table import DATASET_KEYS_OF, KINDS, find_kinds
 from mdsmix.messages import join_names, suggest_key
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
+from mdsmix.recipe.read import RecipeInput, name_recipe
 from mdsmix.recipe.stream_spec import SOURCED, find_foreign_keys
 from mdsmix.schema import shorten_value
 from mdsmix.shapes import SHAPES, Shape, find_shape
@@ -24,19 +25,30 @@ from mdsmix.sources.formats import FORMATS
 
 
 def open_recipe(
-    path: str | os.PathLike[str], overrides: Sequence[str] = (), folder: Path | None = None
+    recipe: RecipeInput, overrides: Sequence[str] = (), folder: Path | None = None
 ) -> Recipe:
     """Read a recipe, and check it by the rules of loaders, kinds and shapes. No data is read.
 
     Args:
-        path: the YAML file.
-        overrides: changes of the recipe, each written as `key=value`.
-        folder: the folder where relative paths begin; None: the folder of the recipe.
+        recipe: the YAML file; or the keys and values of one, as a mapping, an OmegaConf config or a
+            `Recipe` that was built in Python. A `Recipe` that was opened already is returned as it
+            is.
+        overrides: `key=value` each.
+        folder: the base of relative paths. The default is the recipe's own folder, for a recipe
+            that is not a file the working directory.
 
-    Raises RecipeError if a rule is broken.
+    Raises RecipeError if a rule is broken, or overrides are given for an opened recipe.
     """
+    path = name_recipe(recipe)
+    if isinstance(recipe, Recipe) and recipe.is_opened:
+        if overrides:
+            raise RecipeError(
+                "overrides change a recipe that is a file or a mapping, and this Recipe was opened "
+                "already: pass the overrides to open_recipe."
+            )
+        return recipe
     try:
-        recipe = load_recipe(path, overrides, folder)
+        opened = load_recipe(recipe, overrides, folder)
     except RecipeError:
         if not is_data(path):
             raise
@@ -44,6 +56,16 @@ def open_recipe(
             f"{path} is a data file, not a recipe: `mdsmix init {path} --tokenizer NAME -o "
             "recipe.yaml` writes a recipe for it."
         ) from None
+    _check_recipe(opened, path)
+    return opened
+
+
+def _check_recipe(recipe: Recipe, path: str) -> None:
+    """Raise RecipeError if a recipe breaks a rule of its loader, or of a stream's kind or shape.
+
+    Args:
+        path: the name of the recipe in messages.
+    """
     if recipe.loader not in DATASET_KEYS_OF:
         names = join_names(list(DATASET_KEYS_OF), len(DATASET_KEYS_OF))
         raise RecipeError(
@@ -58,7 +80,6 @@ def open_recipe(
         has_templates |= record_type.kind is not None and record_type.kind.has_template
     for sentence in _unused_tokenizer_keys(recipe, has_templates):
         raise RecipeError(f"{path}: {sentence}")
-    return recipe
 
 
 def is_data(path: str | os.PathLike[str]) -> bool:

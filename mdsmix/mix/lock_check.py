@@ -8,7 +8,6 @@ difference of two locks to a finding: an error on training streams, a warning on
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from mdsmix.errors import RecipeError
@@ -28,6 +27,7 @@ from mdsmix.foundry_yaml.training_yaml import TRAIN
 from mdsmix.mix.epoch.draws import count_loader_draws
 from mdsmix.mix.render.render import is_device
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
+from mdsmix.mix.streams.resolve import MixInput, list_words
 from mdsmix.storage import locate
 from mdsmix.table import Column, Row, Table
 
@@ -167,15 +167,16 @@ def compare_locks(old: Lock, new: Lock, is_accepted: bool = False) -> LockCompar
     return LockComparison(findings, Table(columns=STREAM_COLUMNS, rows=rows))
 
 
-def check_lock(mix: Mix, targets: Sequence[str], is_accepted: bool) -> LockComparison:
+def check_lock(mix: Mix, named: MixInput, is_accepted: bool) -> LockComparison:
     """Compare the mix as it is now with the lock next to its YAML.
 
     Args:
-        targets: the words of the command, which must be one YAML.
+        named: the mix as the user named it, which must be the path of one YAML.
         is_accepted: whether a difference in training is only a warning.
 
     Raises RecipeError if the targets are not one training YAML, or if its lock cannot be read.
     """
+    targets = list_words(named)
     if mix.recipe_path or mix.is_bare or len(targets) != 1:
         raise RecipeError(
             "--lock compares one training YAML with the lock next to it, and "

@@ -16,7 +16,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,10 @@ from mdsmix.storage import begins_like_url, is_url
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+RecipeInput = str | os.PathLike[str] | Mapping[Any, Any] | Recipe
+"""A recipe as a user gives it: the path of a YAML file, keys and values (also an OmegaConf config),
+or a `Recipe` that was built in Python.
+"""
 Section = TypeVar("Section", Recipe, StreamSpec, ImagesSpec)
 OVERRIDE = re.compile(r"[\w.\-\[\]]+=")
 KEYED_BY_STREAM = ("streams", "mix")
@@ -101,37 +105,50 @@ def _not_local(path: str | os.PathLike[str]) -> str:
     )
 
 
+def name_recipe(recipe: RecipeInput) -> str:
+    """Return the name of a recipe in messages: its path, or RECIPE if it is not a file."""
+    return os.fspath(recipe) if isinstance(recipe, (str, os.PathLike)) else "RECIPE"
+
+
 def load_recipe(
-    path: str | os.PathLike[str], overrides: Sequence[str] = (), folder: Path | None = None
+    recipe: RecipeInput, overrides: Sequence[str] = (), folder: Path | None = None
 ) -> Recipe:
     """Read a recipe and apply overrides.
 
     Args:
-        path: the YAML file.
-        overrides: words such as `max_seq_len=4096`.
-        folder: the base of relative paths, if that is not the recipe's own folder.
+        recipe: the YAML file; or the keys and values of one, as a mapping, an OmegaConf config or a
+            `Recipe` that was built in Python.
+        overrides: `key=value` each.
+        folder: the base of relative paths. The default is the recipe's own folder, for a recipe
+            that is not a file the working directory.
 
     Raises RecipeError if the recipe cannot be read or breaks a rule.
     """
+    path = name_recipe(recipe)
+    if folder is None:
+        folder = Path(path).resolve().parent
     try:
-        tree = _read_yaml(Path(path), overrides)
+        tree = _read_tree(recipe, path, overrides)
         if "model" in tree and "streams" not in tree:
             raise RecipeError(
                 f"{path} is a training YAML, which loads streams: name the recipe, which converts "
                 "them."
             )
-        recipe = schema.parse_mapping(Recipe, tree)
-        recipe = _locate(recipe, folder or Path(path).resolve().parent)
+        loaded = _locate(schema.parse_mapping(Recipe, tree), folder)
     except schema.Misfit as misfit:
         raise RecipeError(f"{path}: {misfit}") from None
-    contradiction = next(find_contradictions(recipe), None)
+    contradiction = next(find_contradictions(loaded), None)
     if contradiction:
         raise RecipeError(f"{path}: {contradiction}")
-    return add_held_out(recipe)
+    return add_held_out(loaded)
 
 
-def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
-    """Return the keys and values of a recipe, with overrides and interpolation applied."""
+def _read_tree(recipe: RecipeInput, path: str, overrides: Sequence[str]) -> Any:
+    """Return the keys and values of a recipe, with overrides and interpolation applied.
+
+    Args:
+        path: the name of the recipe in messages.
+    """
     from omegaconf import OmegaConf
 
     for override in overrides:
@@ -139,10 +156,15 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
             raise RecipeError(
                 f"`{override}` is not an override: write key=value, for example max_seq_len=4096."
             )
-    text = read_text(path)
+    if isinstance(recipe, (str, os.PathLike)):
+        content: Any = read_text(recipe)
+    elif isinstance(recipe, Recipe):
+        content = schema.list_set_values(recipe)
+    else:
+        content = recipe
     with translate_errors(path, "recipe"):
-        _refuse_secrets("\n".join([text, *overrides]))
-        loaded = make_config(text)
+        loaded = make_config(content)
+        _refuse_secrets("\n".join([_write_unresolved(content, loaded), *overrides]))
         streams = loaded.get("streams")
         dotted = [str(name) for name in streams or () if "." in str(name)]
         changes = OmegaConf.from_dotlist(
@@ -162,6 +184,20 @@ def _read_yaml(path: Path, overrides: Sequence[str]) -> Any:
         tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
         _refuse_secrets(json.dumps(tree, default=str))
     return tree
+
+
+def _write_unresolved(content: Any, config: DictConfig) -> str:
+    """Return the text of a recipe with its interpolations (`${oc.env:NAME}`) as they are written.
+
+    Args:
+        content: the text of a file, which is returned unchanged, or keys and values.
+        config: the content as a config.
+    """
+    from omegaconf import OmegaConf
+
+    if isinstance(content, str):
+        return content
+    return json.dumps(OmegaConf.to_container(config, resolve=False), default=str)
 
 
 def _bracket_name(override: str, dotted: Sequence[str]) -> str:

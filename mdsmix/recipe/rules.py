@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
+from mdsmix.errors import RecipeError
 from mdsmix.messages import join_names, suggest_key
 from mdsmix.recipe.amounts import Budget, read_budget, read_share
 from mdsmix.recipe.spec import Recipe, WeightSpec
@@ -320,6 +321,23 @@ def count_budget_tokens(recipe: Recipe, stream: StreamSpec) -> Fraction:
     are_parts = recipe.absolute or len(shares) < len(all_shares)
     whole = Fraction(1) if are_parts else sum(shares.values(), Fraction(0))
     return budget.amount * shares[name] / whole
+
+
+def sample_streams_by_budget(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """Return the recipe with `sample: budget` on its training streams, and sentences on those that
+    keep a sample of their own.
+
+    Raises RecipeError if a setting of a stream contradicts a sample.
+    """
+    sampled = sample_by_budget(recipe)
+    remarks = []
+    for stream in sampled.sourced:
+        for sentence in find_sample_contradictions(sampled, stream):
+            raise RecipeError(f"--budget: streams.{stream.name}: {sentence}")
+        if stream.sample != BY_BUDGET:
+            own = f"sample: {stream.sample}" if stream.sample else "all of it"
+            remarks.append(f"{stream.name}: not sampled by --budget; the recipe says {own}")
+    return sampled, remarks
 
 
 def sample_by_budget(recipe: Recipe) -> Recipe:

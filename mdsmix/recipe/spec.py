@@ -167,6 +167,11 @@ class Recipe:
     "`name`, and any key that the chosen Foundry loader knows, `dataset` keys included."
 
     @property
+    def is_opened(self) -> bool:
+        """Whether the recipe was read by `open_recipe`, so that its paths are absolute."""
+        return self.folder.is_absolute()
+
+    @property
     def loader(self) -> str:
         """The training loader, `text`, `finetuning` or `mdsmix`: it decides the columns of every
         stream. Only `mdsmix` reads packed rows and images.

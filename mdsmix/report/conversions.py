@@ -7,12 +7,11 @@ the samples.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
 from mdsmix.conversion.bad_records import ARRAY
-from mdsmix.conversion.planning import ArrayPart
 from mdsmix.conversion.run import Outcome, PartOutcome
 from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import describe_possible_marks
@@ -22,6 +21,7 @@ from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.messages import format_percent, join_counts, join_names, plural
 from mdsmix.mix.offline.mix_streams import MixOutcome
 from mdsmix.report.inspection import list_untrained_tokens, trained_tokens
+from mdsmix.report.result import Result
 from mdsmix.report.show import Item
 from mdsmix.shapes.extras import VARIABLES
 from mdsmix.shapes.image_parts import FIELDS
@@ -92,6 +92,47 @@ MIXTURE = (
     Column("tokens"),
     Column("share", "share", key="share_of_tokens"),
 )
+
+
+@dataclass(frozen=True)
+class Conversion(Result):
+    """The result of a conversion, as `mdsmix.convert` returns it."""
+
+    streams: tuple[Outcome, ...]
+    "One outcome for each stream, in the order of the recipe."
+
+    def items(self) -> list[Item]:
+        return show_conversion(self.streams)[0] if self.streams else []
+
+    def to_dict(self) -> Tree:
+        """Return the result as `mdsmix convert --json` prints it."""
+        return show_conversion(self.streams)[1]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on data that may be trained wrongly, each after the name of its stream."""
+        return list(list_warnings(self.streams))
+
+
+@dataclass(frozen=True)
+class ConvertedPart(Result):
+    """The result of one job of an array, as `mdsmix.convert_part` returns it."""
+
+    part: str
+    "K/N."
+    streams: tuple[PartOutcome, ...]
+
+    def items(self) -> list[Item]:
+        return show_parts(self.part, self.streams)[0]
+
+    def to_dict(self) -> Tree:
+        """Return the result as `mdsmix convert --part K/N --json` prints it."""
+        return show_parts(self.part, self.streams)[1]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on data that may be trained wrongly, each after the name of its stream."""
+        return list(list_warnings(self.streams))
 
 
 def show_conversion(outcomes: Sequence[Outcome]) -> tuple[list[Item], Tree]:
@@ -331,9 +372,9 @@ def _budget_note(budget: BudgetShare, manifest: Manifest) -> str:
     )
 
 
-def show_parts(part: ArrayPart, outcomes: Sequence[PartOutcome]) -> tuple[list[Item], Tree]:
+def show_parts(part: str, outcomes: Sequence[PartOutcome]) -> tuple[list[Item], Tree]:
     """Return the result of one job of an array as lines to show, and as JSON."""
-    tree = {"part": str(part), "streams": [asdict(outcome) for outcome in outcomes]}
+    tree = {"part": part, "streams": [asdict(outcome) for outcome in outcomes]}
     lines = list[Item]()
     for outcome in outcomes:
         lines += describe_outcome(outcome)

@@ -18,6 +18,7 @@ from typing import Any
 from mdsmix.errors import Unreachable
 from mdsmix.kinds import kind_of
 from mdsmix.messages import choose_verb, join_names, make_printable, plural
+from mdsmix.report.result import Result
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import (
     Choice,
@@ -54,6 +55,21 @@ class Inspection:
     samples: Sequence[Chosen]
     decoder: Decoder | None
     "None if the tokenizer is not on this machine."
+
+
+@dataclass(frozen=True)
+class InspectedStream(Inspection, Result):
+    """A stream and some of its samples, as `mdsmix.inspect` returns them."""
+
+    choice: Choice
+    "How the samples were chosen."
+
+    def items(self) -> Iterator[Item]:
+        return show_inspection(self, self.choice)
+
+    def to_dict(self) -> Tree:
+        """Return the result as `mdsmix inspect --json` prints it."""
+        return inspection_json(self) | {"seed": self.choice.seed}
 
 
 def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from mdsmix.messages import plural
 from mdsmix.mix.plan.plan import Plan, list_figures
+from mdsmix.report.result import Result
 from mdsmix.report.show import Item, NamedValues
 from mdsmix.table import Column, Estimate, Table, Tree, format_cell, is_known
 
@@ -29,6 +30,19 @@ FIGURES = {"padding": "share", "epochs": "times", "hours": "times", **dict.fromk
 LEGEND = (
     "~ estimated, ? unknown; other figures come from manifests and indexes, or follow from them"
 )
+
+
+class PlannedRun(Plan, Result):
+    """The plan of a run, as `mdsmix.plan` returns it. Figures that are not exact are an `Estimate`,
+    which is a float.
+    """
+
+    def items(self) -> Iterator[Item]:
+        return show_plan(self)
+
+    def to_dict(self) -> Tree:
+        """Return the plan as `mdsmix plan --json` prints it."""
+        return plan_json(self)
 
 
 def plan_json(plan: Plan) -> Tree:

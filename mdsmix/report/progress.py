@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mdsmix.conversion.planning import Watcher
@@ -15,24 +16,61 @@ from mdsmix.messages import make_printable
 from mdsmix.storage.notices import redirect_notices
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    import rich.progress
 
 PLAIN_SECONDS = 30.0
 "Seconds between two lines if there is no terminal, so that a log stays short."
 
 
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The state of a long command. A function that was given as `progress` receives one of these at
+    each step; its figures are sums over all streams.
+    """
+
+    stream: str
+    "The stream that is at work; empty before the first one."
+    bytes_done: int
+    "Bytes of the sources that were read."
+    bytes_expected: int
+    tokens: int
+    quarantined: int
+    "Bad records."
+    seconds: float
+    message: str = ""
+    "A sentence for the user, such as a warning; empty if only the figures changed."
+
+
+ShowProgress = bool | Callable[[Progress], object]
+"""How progress is shown. True: a bar on a terminal and in a notebook, lines elsewhere; False: only
+warnings; a function: nothing is printed, and the function gets a `Progress` at each step.
+"""
+
+
 @contextmanager
-def watching(quiet: bool = False) -> Iterator[Watcher]:
-    """Give a watcher: a bar if stderr is a terminal, otherwise lines. `quiet`: only warnings."""
+def watching(show: ShowProgress = True) -> Iterator[Watcher]:
+    """Give a watcher that shows progress in this way."""
     with ExitStack() as stack:
-        watcher = PlainLines(quiet)
-        if not quiet and sys.stderr.isatty():
-            watcher = Bar(stack.enter_context(_progress()))
+        if callable(show):
+            watcher: PlainLines = Callback(show)
+        elif show and (sys.stderr.isatty() or _is_notebook()):
+            watcher = Bar(stack.enter_context(_make_bar()))
+        else:
+            watcher = PlainLines(quiet=not show)
         stack.enter_context(redirect_notices(watcher.say))
         yield watcher
 
 
-def _progress() -> Progress:
+def _is_notebook() -> bool:
+    """Check whether the program runs in a notebook, where rich draws a bar below the cell."""
+    if "IPython" not in sys.modules:
+        return False
+    from rich.console import Console
+
+    return Console().is_jupyter
+
+
+def _make_bar() -> rich.progress.Progress:
     """Make the bar, which is drawn on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -52,10 +90,16 @@ class PlainLines:
     """
 
     _expected: Collection[str] = ()
+    _stream = ""
+    _size = 0
+    _bytes = 0
+    _tokens = 0
+    _bad = 0
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
         self._last_line = time.monotonic()
+        self._start = time.monotonic()
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         """Begin to count streams of these sizes in bytes."""
@@ -120,7 +164,7 @@ class PlainLines:
 class Bar(PlainLines):
     """A watcher that shows one bar for all streams."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: rich.progress.Progress) -> None:
         super().__init__()
         self._progress = progress
         self._task = progress.add_task("", visible=False, rate="")
@@ -139,3 +183,33 @@ class Bar(PlainLines):
         from rich.text import Text
 
         self._progress.console.print(Text(make_printable(sentence)))
+
+
+class Callback(PlainLines):
+    """A watcher that passes each step to a function and prints nothing."""
+
+    def __init__(self, function: Callable[[Progress], object]) -> None:
+        super().__init__()
+        self._function = function
+
+    def say(self, sentence: str) -> None:
+        self._call(sentence)
+
+    def on_bad(self, records: int) -> None:
+        super().on_bad(records)
+        self._call()
+
+    def _show(self) -> None:
+        self._call()
+
+    def _call(self, message: str = "") -> None:
+        progress = Progress(
+            stream=self._stream,
+            bytes_done=self._bytes,
+            bytes_expected=self._size,
+            tokens=self._tokens,
+            quarantined=self._bad,
+            seconds=self._seconds,
+            message=message,
+        )
+        self._function(progress)

@@ -48,7 +48,7 @@ from mdsmix.mix.plan.steps import (
     plan_step,
 )
 from mdsmix.mix.streams.mix import Loader, Mix
-from mdsmix.mix.streams.resolve import resolve_mix
+from mdsmix.mix.streams.resolve import MixInput, open_mix
 from mdsmix.table import Estimate, is_known
 
 AUTO_FILL = 0.9
@@ -99,16 +99,17 @@ class PlanOptions:
     "Positions that all devices together train in a second."
 
 
-def resolve_for_plan(targets: Sequence[str]) -> Mix:
+def resolve_for_plan(targets: MixInput, overrides: Sequence[str] = ()) -> Mix:
     """Open the mix of a recipe, training YAML or streams for a plan, without evaluations.
 
     Streams that are not published yet are estimated from a part of their sources, and the recipe's
     shares may be computed from these estimates.
 
     Args:
-        targets: the words of the command: a recipe, a training YAML, or streams.
+        targets: a recipe or a training YAML, as a path or as keys and values; or streams.
+        overrides: changes of the recipe, such as "max_seq_len=4096".
     """
-    return resolve_mix(targets, may_estimate=True, has_evals=False, survey=forecast_stream)
+    return open_mix(targets, overrides, may_estimate=True, has_evals=False, survey=forecast_stream)
 
 
 def find_plan_problems(mix: Mix) -> list[Finding]:

@@ -41,7 +41,7 @@ from mdsmix.mix.streams.resolve import (
     open_recipe_streams,
     with_published_hash,
 )
-from mdsmix.recipe.read import read_text
+from mdsmix.recipe.read import RecipeInput, name_recipe, read_text
 from mdsmix.storage import locate
 from mdsmix.table import format_table
 
@@ -140,7 +140,7 @@ class RenderedRecipe(NamedTuple):
 
 
 def render_recipe(
-    path: str,
+    recipe_input: RecipeInput,
     overrides: Sequence[str],
     into: str | None,
     own_evals: OwnEvals = "look",
@@ -149,14 +149,15 @@ def render_recipe(
     """Render a recipe as a YAML of its own, or set into a config. Nothing is checked or written.
 
     Args:
-        path: the recipe's path.
+        recipe_input: the recipe's path, or its keys and values.
         overrides: changes of the recipe, such as "max_seq_len=4096".
         into: path of the config that the sections are set into; None for a file of their own.
         own_evals: how the config's own evaluations are treated.
         may_estimate: whether shares may be computed from the first samples of streams whose tokens
             were not counted.
     """
-    recipe = open_recipe(path, overrides)
+    path = name_recipe(recipe_input)
+    recipe = open_recipe(recipe_input, overrides)
     opened = open_recipe_streams(recipe, path, may_estimate, overrides=overrides)
     recipe = with_published_hash(recipe, opened.streams.values())
     changed = list[str]()

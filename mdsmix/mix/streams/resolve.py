@@ -39,7 +39,7 @@ from mdsmix.mix.streams.mix import (
     published_tokenizers,
 )
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.recipe.read import read_text, split_overrides
+from mdsmix.recipe.read import name_recipe, read_text, split_overrides
 from mdsmix.shards.index import INDEX
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.published import (
@@ -66,6 +66,10 @@ OwnEvals = Literal["look", "keep", "drop"]
 """How to treat evaluations that are in a config and not in the recipe. `look`: open their streams,
 and refuse the mix if that fails; `keep`: if their streams cannot be opened, check only their keys;
 `drop`: leave them out.
+"""
+MixInput = str | os.PathLike[str] | Sequence[str] | Mapping[Any, Any] | Recipe
+"""A mix as a user gives it: a recipe or a training config, as a path or as keys and values, or
+published streams.
 """
 Surveyor = Callable[[Recipe, StreamSpec], tuple[PublishedStream, str]]
 """A function that estimates an unpublished stream of a recipe. It returns the stream as it would be
@@ -102,6 +106,47 @@ def resolve_mix(
     if not has_evals:
         recipe = drop_evaluations(recipe, path)
     return make_recipe_mix(recipe, path, may_estimate, survey, overrides)
+
+
+def open_mix(
+    mix: MixInput,
+    overrides: Sequence[str] = (),
+    *,
+    may_estimate: bool = False,
+    has_evals: bool = True,
+    survey: Surveyor | None = None,
+    own_evals: OwnEvals = "look",
+) -> Mix:
+    """Open a Mix as `resolve_mix` does, also of a recipe or a training config that is not a file.
+
+    Args:
+        mix: a path, several words as on the command line, or keys and values. Keys and values with
+            a `train_loader` and without `streams` are a training config, others a recipe.
+        overrides: `key=value` each, for a recipe.
+        may_estimate: as in `resolve_mix`, like the options below.
+    """
+    if not isinstance(mix, (Mapping, Recipe)):
+        words = [*list_words(mix), *overrides]
+        return resolve_mix(words, may_estimate, has_evals, survey, own_evals)
+    if isinstance(mix, Mapping) and TRAIN in mix and not is_recipe_tree(mix):
+        if overrides:
+            raise RecipeError(
+                "overrides are for a recipe, and this mapping is a training config, since it has a "
+                f"{TRAIN} and no streams: change its keys instead."
+            )
+        return make_mix(dict(mix), "CONFIG", own_evals=own_evals if has_evals else "drop")
+    recipe = open_recipe(mix, overrides)
+    name = name_recipe(mix)
+    if not has_evals:
+        recipe = drop_evaluations(recipe, name)
+    return make_recipe_mix(recipe, name, may_estimate, survey, overrides)
+
+
+def list_words(mix: MixInput) -> list[str]:
+    """Return the words with which a command would name the mix; none if it is not a path."""
+    if isinstance(mix, (str, os.PathLike)):
+        return [os.fspath(mix)]
+    return [] if isinstance(mix, (Mapping, Recipe)) else list(mix)
 
 
 class NamedYaml(NamedTuple):

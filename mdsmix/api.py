@@ -1,0 +1,490 @@
+"""The Python API: the work of the commands `convert`, `check`, `render-yaml`, `plan`, `inspect` and
+`report` as functions. The commands call these functions and add only printing.
+
+A recipe is the path of a YAML file, a mapping with the same keys, an OmegaConf config, or a
+`Recipe` that was built in Python. `to_dict()` of a result gives the tree that the command prints
+with `--json`; `print` shows what the command shows, and a notebook shows it as HTML.
+
+Errors are the exceptions of `mdsmix.errors`; `exit_code` of an error is that of the command. Each
+function imports what it needs, so that a command starts fast.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from mdsmix.errors import MixRefused, RecipeError
+
+if TYPE_CHECKING:
+    from mdsmix.conversion.run import Outcome, PartOutcome
+    from mdsmix.mix.streams.resolve import MixInput, OwnEvals
+    from mdsmix.recipe import Recipe
+    from mdsmix.recipe.read import RecipeInput
+    from mdsmix.report.checked_mix import CheckedMix
+    from mdsmix.report.conversions import Conversion, ConvertedPart
+    from mdsmix.report.inspection import InspectedStream
+    from mdsmix.report.planned_run import PlannedRun
+    from mdsmix.report.progress import ShowProgress
+    from mdsmix.report.rendered_yaml import RenderedYaml
+    from mdsmix.report.written_page import ReportPage
+
+
+def convert(
+    recipe: RecipeInput,
+    overrides: Sequence[str] = (),
+    *,
+    only: Sequence[str] = (),
+    limit: int | None = None,
+    budget: str | None = None,
+    reencode: bool = False,
+    max_bad: str | float | None = None,
+    verify_source: bool = False,
+    verify_target: bool = False,
+    finish: bool = False,
+    engine: str = "local",
+    workers: int | None = None,
+    memory: str | int | None = None,
+    quarantine_crashes: bool = False,
+    progress: ShowProgress = True,
+    on_stream: Callable[[Outcome], None] | None = None,
+) -> Conversion:
+    """Convert every stream of a recipe that has a source, and publish it, as `mdsmix convert` does.
+
+    Unchanged work is not done again. If a stream fails, the others are still converted, and the
+    error is raised after the last one.
+
+    Args:
+        recipe: the recipe's path, or its keys and values. Relative paths in keys and values are
+            relative to the working directory.
+        overrides: `key=value` each, such as "max_seq_len=4096".
+        only: the streams to convert; empty means all.
+        limit: convert only the first records of each stream, published under <stream>/limit-N/.
+        budget: convert only a sample of each stream, as large as its share of this many tokens,
+            such as "2B".
+        reencode: allow replacing published streams that have other columns or sources.
+        max_bad: publish nothing if a larger share of the records is bad, such as "0.1%".
+        verify_source: read sources again even if size and modification time are unchanged.
+        verify_target: read and hash existing shards before they are reused.
+        finish: do the work that `convert_part` left undone, join all parts and publish.
+        engine: where the work runs: "local", "ray" or "ray://HOST:PORT".
+        workers: worker processes. The default is one for each processor; the output is identical
+            for any number.
+        memory: bytes that all processes together may use, such as "2GiB". The default is half of
+            the memory of the machine or its control group.
+        quarantine_crashes: quarantine a record if worker processes die on it.
+        progress: True shows a bar on a terminal and in a notebook, and lines elsewhere. False shows
+            only warnings. A function is called with each `Progress` instead.
+        on_stream: is called with the outcome of each stream as soon as it is published.
+
+    Raises:
+        RecipeError: the recipe or an argument is wrong.
+        MixRefused: a published stream must not be replaced.
+        TooManyBadRecords: more records are bad than the recipe allows.
+        Unreachable: a file or store cannot be read or written, or another run is at work.
+
+    >>> conversion = convert("recipe.yaml", ["max_seq_len=4096"])  # doctest: +SKIP
+    >>> conversion.streams[0].manifest.totals.tokens  # doctest: +SKIP
+    1846332
+    """
+    from mdsmix.conversion import run
+    from mdsmix.conversion.planning import Options
+    from mdsmix.report.conversions import Conversion
+    from mdsmix.report.progress import watching
+
+    options = Options(
+        only=only,
+        limit=limit,
+        reencode=reencode,
+        workers=workers,
+        memory=_parse_memory(memory),
+        quarantine_crashes=quarantine_crashes,
+        verify_source=verify_source,
+        verify_target=verify_target,
+        is_finish=finish,
+        engine=engine,
+    )
+    opened, remarks = _open_for_conversion(recipe, overrides, max_bad, budget)
+    outcomes = list[run.Outcome]()
+    with watching(progress) as watcher:
+        for remark in remarks:
+            watcher.on_step(remark)
+        for outcome in run.convert(opened, options, watcher):
+            outcomes.append(outcome)
+            if on_stream:
+                on_stream(outcome)
+    return Conversion(tuple(outcomes))
+
+
+def convert_part(
+    recipe: RecipeInput,
+    part: str,
+    overrides: Sequence[str] = (),
+    *,
+    only: Sequence[str] = (),
+    budget: str | None = None,
+    reencode: bool = False,
+    verify_source: bool = False,
+    workers: int | None = None,
+    memory: str | int | None = None,
+    quarantine_crashes: bool = False,
+    progress: ShowProgress = True,
+    on_stream: Callable[[PartOutcome], None] | None = None,
+) -> ConvertedPart:
+    """Do one part of a conversion, as one job of an array. Nothing is published before
+    `convert(..., finish=True)`.
+
+    Args:
+        part: "K/N" for part K of N, with K from 1.
+        on_stream: is called with the outcome of each stream.
+
+    The other arguments and the errors are those of `convert`.
+    """
+    from mdsmix.conversion import run
+    from mdsmix.conversion.planning import Options, parse_part
+    from mdsmix.report.conversions import ConvertedPart
+    from mdsmix.report.progress import watching
+
+    options = Options(
+        only=only,
+        reencode=reencode,
+        workers=workers,
+        memory=_parse_memory(memory),
+        quarantine_crashes=quarantine_crashes,
+        verify_source=verify_source,
+        part=parse_part(part),
+    )
+    opened, remarks = _open_for_conversion(recipe, overrides, None, budget)
+    outcomes = list[run.PartOutcome]()
+    with watching(progress) as watcher:
+        for remark in remarks:
+            watcher.on_step(remark)
+        for outcome in run.convert_part(opened, options, watcher):
+            outcomes.append(outcome)
+            if on_stream:
+                on_stream(outcome)
+    return ConvertedPart(part, tuple(outcomes))
+
+
+def plan_conversion(
+    recipe: RecipeInput,
+    overrides: Sequence[str] = (),
+    *,
+    only: Sequence[str] = (),
+    limit: int | None = None,
+    budget: str | None = None,
+    reencode: bool = False,
+    verify_source: bool = False,
+    finish: bool = False,
+) -> list[str]:
+    """Return what `convert` with the same arguments would do and why, in sentences, as
+    `mdsmix convert --dry-run` prints them. No record is read.
+    """
+    from mdsmix.conversion.planning import Options, describe_plans
+
+    options = Options(
+        only=only, limit=limit, reencode=reencode, verify_source=verify_source, is_finish=finish
+    )
+    opened, remarks = _open_for_conversion(recipe, overrides, None, budget)
+    return [*remarks, *describe_plans(opened, options)]
+
+
+def _open_for_conversion(
+    recipe: RecipeInput, overrides: Sequence[str], max_bad: str | float | None, budget: str | None
+) -> tuple[Recipe, list[str]]:
+    """Open a recipe, with `max_bad` and a sample for `budget` if they are given.
+
+    Return the recipe, and sentences on the streams that keep a sample of their own.
+    """
+    from mdsmix.kinds import open_recipe
+    from mdsmix.recipe.amounts import add_unit
+    from mdsmix.recipe.rules import sample_streams_by_budget
+
+    settings = list(overrides)
+    if max_bad is not None:
+        settings.append(f"max_bad={json.dumps(str(max_bad))}")
+    if budget is not None:
+        settings.append(f"budget={json.dumps(add_unit(budget))}")
+    opened = open_recipe(recipe, settings)
+    if budget is None:
+        return opened, []
+    return sample_streams_by_budget(opened)
+
+
+def _parse_memory(memory: str | int | None) -> int | None:
+    """Return bytes of memory such as "2GiB"; None if the default is wanted."""
+    from mdsmix.engines.memory import parse_memory_option
+
+    return None if memory is None else parse_memory_option(str(memory))
+
+
+def check(
+    mix: MixInput,
+    overrides: Sequence[str] = (),
+    *,
+    deep: bool = False,
+    estimate: bool = False,
+    lock: bool = False,
+    accept_changed: bool = False,
+    evals: OwnEvals = "look",
+    progress: ShowProgress = True,
+) -> CheckedMix:
+    """Check whether streams may be mixed, from their indexes, manifests and first samples, as
+    `mdsmix check` does.
+
+    Args:
+        mix: a recipe or a training YAML, as a path or as keys and values; or a list of published
+            streams.
+        overrides: `key=value` each, for a recipe.
+        deep: also read, hash and decode every shard.
+        estimate: estimate shares from first samples if tokens were not counted.
+        lock: for a training YAML: also compare each stream with the mix.lock next to the YAML.
+        accept_changed: like `lock`, but differences are warnings.
+        evals: how evaluations of a training YAML are treated. "look" opens their streams, "keep"
+            checks only the keys of evaluations whose streams are not here, "drop" leaves them out.
+        progress: as in `convert`, for `deep`.
+
+    Returns:
+        A list of findings, the gravest first. `is_refused` tells whether the mix may not be
+        trained.
+
+    Raises:
+        RecipeError: the recipe, the YAML or an argument is wrong.
+        NotPublished: a stream of the recipe is not converted yet.
+        Unreachable: a stream cannot be read.
+
+    >>> [finding.id for finding in check("recipe.yaml")]  # doctest: +SKIP
+    ['packing-mixed', 'epoch-rounded']
+    """
+    from mdsmix.mix.check import run_checks, sort_by_severity, verify_streams
+    from mdsmix.mix.lock_check import check_lock
+    from mdsmix.mix.streams.resolve import open_mix
+    from mdsmix.report.checked_mix import CheckedMix
+    from mdsmix.report.progress import watching
+
+    opened = open_mix(mix, overrides, may_estimate=estimate, own_evals=evals)
+    if deep:
+        with watching(progress) as watcher:
+            opened = verify_streams(opened, watcher)
+    compared = check_lock(opened, mix, accept_changed) if lock or accept_changed else None
+    differences = compared.findings if compared else []
+    findings = sort_by_severity([*run_checks(opened), *differences])
+    return CheckedMix(findings, opened, compared and compared.table)
+
+
+def render_yaml(
+    recipe: RecipeInput,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | None = None,
+    into: str | None = None,
+    validate: bool = False,
+    evals: OwnEvals = "look",
+    estimate: bool = False,
+) -> RenderedYaml:
+    """Check the mix of a recipe and render it as `train_loader`, `eval_loader` and `tokenizer` of
+    LLM-Foundry, as `mdsmix render-yaml` does.
+
+    Args:
+        recipe: the recipe's path, or its keys and values.
+        overrides: `key=value` each.
+        out: write the YAML here, and its lock next to it. The default is the file of `into`.
+            Without both nothing is written.
+        into: set the loaders, tokenizer and length in this config; keep everything else.
+        validate: also build LLM-Foundry's real loaders and draw two batches of each.
+        evals: how the evaluations of the config `into` are treated; see `check`.
+        estimate: estimate shares from first samples if tokens were not counted.
+
+    Raises:
+        RecipeError: the recipe or an argument is wrong.
+        MixRefused: the streams may not be mixed; `checked` of the error has the findings. Nothing
+            is written.
+        Unreachable: a stream cannot be read, or the file cannot be written.
+
+    >>> print(render_yaml("recipe.yaml").yaml)  # doctest: +SKIP
+    """
+    from mdsmix.mix.check import describe_verdict, run_checks
+    from mdsmix.mix.lock_check import lock_path, make_lock
+    from mdsmix.mix.render.render import (
+        fetch_command,
+        refuse_recipe,
+        render_recipe,
+        require_writable,
+        validate_with_foundry,
+        write_yaml,
+    )
+    from mdsmix.report.checked_mix import CheckedMix
+    from mdsmix.report.rendered_yaml import RenderedYaml
+
+    # Refuse an output file that cannot be written before anything is read.
+    target = out or into
+    lock_file = lock_path(target) if target else None
+    for file in filter(None, (target, lock_file)):
+        require_writable(file)
+    refuse_recipe(out or "", "--out")
+    refuse_recipe(into or "", "--into")
+    mix, text = render_recipe(recipe, overrides, into, evals, estimate)
+
+    # Refuse a mix that may not be trained.
+    checked = CheckedMix(run_checks(mix), mix)
+    if checked.is_refused:
+        raise MixRefused(
+            f"{describe_verdict(mix, checked)}; nothing was rendered.", checked=checked
+        )
+
+    # Write the YAML, and its lock next to it.
+    drawn = None
+    if validate:
+        drawn = validate_with_foundry(text, [loader.label for loader in mix.loaders])
+    if target:
+        write_yaml(target, text)
+    if lock_file:
+        write_yaml(lock_file, make_lock(mix).to_bytes().decode())
+    return RenderedYaml(
+        yaml=text,
+        checked=checked,
+        wrote=target,
+        lock=lock_file,
+        drawn=drawn,
+        before_training=fetch_command(mix),
+    )
+
+
+def plan(
+    mix: MixInput,
+    overrides: Sequence[str] = (),
+    *,
+    nodes: int = 1,
+    gpus: int = 8,
+    batch: int | None = None,
+    tokens: str | None = None,
+    disk: str | None = None,
+    tokens_per_second: float | None = None,
+) -> PlannedRun:
+    """Forecast a run, as `mdsmix plan` does: tokens, padding, steps, the bytes that each node
+    fetches and keeps, and the settings to use.
+
+    Args:
+        mix: a recipe, converted or not, or a training YAML, as a path or as keys and values.
+        overrides: `key=value` each, for a recipe.
+        nodes: nodes of the run.
+        gpus: devices of a node.
+        batch: rows of a step, over all devices. The default is the YAML's global_train_batch_size.
+        tokens: tokens of the whole run without padding, such as "100B". The default is the
+            max_duration of the YAML, otherwise one epoch.
+        disk: disk space for shards on each node, such as "500gb".
+        tokens_per_second: tokens per second of all devices together, with padding; it adds the
+            hours.
+
+    Raises:
+        RecipeError: the recipe, the YAML or an argument is wrong.
+        MixRefused: the streams may not be mixed; `checked` of the error has the findings.
+
+    >>> plan("recipe.yaml", nodes=8, batch=1024, tokens="100B").run.steps  # doctest: +SKIP
+    47684
+    """
+    from mdsmix.messages import plural
+    from mdsmix.mix.plan.plan import PlanOptions, find_plan_problems, make_plan, resolve_for_plan
+    from mdsmix.report.checked_mix import CheckedMix
+    from mdsmix.report.planned_run import PlannedRun
+
+    options = PlanOptions(
+        nodes=nodes, gpus=gpus, batch=batch, tokens=tokens, disk=disk, speed=tokens_per_second
+    )
+    opened = resolve_for_plan(mix, overrides)
+    errors = find_plan_problems(opened)
+    if errors:
+        raise MixRefused(
+            f"the mix has {plural(len(errors), 'error')}, so it cannot be trained and nothing was "
+            "planned.",
+            checked=CheckedMix(errors, opened),
+        )
+    planned = make_plan(opened, options)
+    return PlannedRun(**{item.name: getattr(planned, item.name) for item in fields(planned)})
+
+
+def inspect(
+    stream: str,
+    *,
+    samples: int = 3,
+    numbers: Sequence[int] = (),
+    longest: bool = False,
+    at_random: bool = False,
+    seed: int | None = None,
+    tokenizer: str | None = None,
+) -> InspectedStream:
+    """Read the manifest and some samples of a published stream, as `mdsmix inspect` shows them.
+
+    Args:
+        stream: folder or URL of the stream, such as "s3://bucket/mix/chat/train".
+        samples: how many samples to read.
+        numbers: read these samples, counted from 0.
+        longest: read the sample with the most bytes.
+        at_random: read samples from anywhere in the stream.
+        seed: like `at_random`; the same seed reads the same samples.
+        tokenizer: decode with this tokenizer. The default is the one that made the stream, if it is
+            known here.
+
+    Raises:
+        RecipeError: arguments exclude each other, or no sample has a number of `numbers`.
+        Unreachable: no stream is published there, or it cannot be read.
+    """
+    from mdsmix.report.inspection import InspectedStream
+    from mdsmix.report.inspection import inspect as inspect_stream
+    from mdsmix.report.shown_samples import Choice
+
+    if at_random and seed is None:
+        seed = random.randrange(1_000_000)
+    if [bool(numbers), longest, seed is not None].count(True) > 1:
+        raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
+    choice = Choice(count=samples, numbers=numbers, longest=longest, seed=seed)
+    inspection = inspect_stream(stream, choice, tokenizer)
+    return InspectedStream(inspection.stream, inspection.samples, inspection.decoder, choice)
+
+
+def make_report(
+    mix: str | Sequence[str],
+    *,
+    samples: int = 12,
+    seed: int = 0,
+    nodes: int = 1,
+    gpus: int = 8,
+    batch: int | None = None,
+    tokenizer: str | None = None,
+    preview: bool = True,
+    progress: ShowProgress = True,
+) -> ReportPage:
+    """Make the page of `mdsmix report`: the mix, its check, lengths, records, plan, first batches,
+    and samples to browse. A notebook shows the page; `write` writes it to a file.
+
+    Args:
+        mix: the path of a recipe or of a training YAML, or a list of words as on the command line.
+        samples: samples of each stream.
+        seed: decides which samples, as in `inspect`.
+        nodes: nodes of the run.
+        gpus: devices of a node.
+        batch: rows of a step, over all devices. The default is the YAML's global_train_batch_size,
+            otherwise 8 rows a device.
+        tokenizer: decode streams with this tokenizer if their own is not on this machine.
+        preview: add the first global batches, which imports Streaming and torch.
+        progress: as in `convert`.
+
+    Raises:
+        RecipeError: the recipe, the YAML or an argument is wrong.
+        MdsmixError: there is nothing to show. Other errors are in `problems` of the page.
+    """
+    from mdsmix.mix.plan.plan import PlanOptions
+    from mdsmix.mix.streams.resolve import list_words
+    from mdsmix.report.page.gather import gather
+    from mdsmix.report.progress import watching
+    from mdsmix.report.shown_samples import Choice
+    from mdsmix.report.written_page import ReportPage
+
+    machines = PlanOptions(nodes=nodes, gpus=gpus, batch=batch)
+    choice = Choice(count=samples, seed=seed)
+    with watching(progress) as watcher:
+        say = watcher.on_step if preview else None
+        return ReportPage(gather(list_words(mix), choice, machines, tokenizer, say))

@@ -1,0 +1,53 @@
+"""The output of `mdsmix render-yaml`: the YAML, and sentences on what was changed and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mdsmix.mix.check import list_unopened_evals
+from mdsmix.report.checked_mix import CheckedMix
+from mdsmix.report.result import Result
+from mdsmix.report.show import Item
+from mdsmix.table import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderedYaml(Result):
+    """A rendered mix. It may be trained; `checked` has its warnings and notes."""
+
+    yaml: str
+    "The text of the YAML."
+    checked: CheckedMix
+    wrote: str | None
+    "The file that the YAML was written to; None if none was named."
+    lock: str | None
+    "The file of the lock, next to the YAML; None if nothing was written."
+    drawn: str | None
+    "A line on the batches of LLM-Foundry's own loaders; None without `validate`."
+    before_training: str | None
+    "A command that every training node has to run before training; None if there is none."
+
+    def items(self) -> Iterator[Item]:
+        if not self.wrote:
+            yield from self.yaml.splitlines()
+        yield from self.news()
+
+    def news(self) -> Iterator[str]:
+        """Yield sentences on what was changed, kept, written and drawn."""
+        mix = self.checked.mix
+        yield from (f"changed {change}" for change in mix.changed)
+        yield from (f"kept unseen: {label}" for label in list_unopened_evals(mix))
+        outcome = self.checked.verdict
+        if self.wrote:
+            outcome += f"; wrote {' and '.join(filter(None, (self.wrote, self.lock)))}"
+        yield outcome
+        if self.drawn:
+            yield self.drawn
+        if self.before_training:
+            yield f"on every training node, before training: {self.before_training}"
+
+    def to_dict(self) -> Tree:
+        """Return the result as `mdsmix render-yaml --json` prints it."""
+        written = {"wrote": self.wrote, "lock": self.lock, "drawn": self.drawn, "yaml": self.yaml}
+        return self.checked.to_dict() | written | {"before_training": self.before_training}
