@@ -12,12 +12,11 @@ function imports what it needs, so that a command starts fast.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.errors import MixRefused
 
 if TYPE_CHECKING:
     from mdsmix.conversion.run import Outcome, PartOutcome
@@ -126,6 +125,7 @@ def convert_part(
     *,
     only: Sequence[str] = (),
     budget: str | None = None,
+    max_bad: str | float | None = None,
     reencode: bool = False,
     verify_source: bool = False,
     workers: int | None = None,
@@ -157,7 +157,7 @@ def convert_part(
         verify_source=verify_source,
         part=parse_part(part),
     )
-    opened, remarks = _open_for_conversion(recipe, overrides, None, budget)
+    opened, remarks = _open_for_conversion(recipe, overrides, max_bad, budget)
     outcomes = list[run.PartOutcome]()
     with watching(progress) as watcher:
         for remark in remarks:
@@ -166,7 +166,7 @@ def convert_part(
             outcomes.append(outcome)
             if on_stream:
                 on_stream(outcome)
-    return ConvertedPart(part, tuple(outcomes))
+    return ConvertedPart(str(options.part), tuple(outcomes))
 
 
 def plan_conversion(
@@ -176,6 +176,7 @@ def plan_conversion(
     only: Sequence[str] = (),
     limit: int | None = None,
     budget: str | None = None,
+    max_bad: str | float | None = None,
     reencode: bool = False,
     verify_source: bool = False,
     finish: bool = False,
@@ -188,7 +189,7 @@ def plan_conversion(
     options = Options(
         only=only, limit=limit, reencode=reencode, verify_source=verify_source, is_finish=finish
     )
-    opened, remarks = _open_for_conversion(recipe, overrides, None, budget)
+    opened, remarks = _open_for_conversion(recipe, overrides, max_bad, budget)
     return [*remarks, *describe_plans(opened, options)]
 
 
@@ -434,13 +435,9 @@ def inspect(
     """
     from mdsmix.report.inspection import InspectedStream
     from mdsmix.report.inspection import inspect as inspect_stream
-    from mdsmix.report.shown_samples import Choice
+    from mdsmix.report.shown_samples import make_choice
 
-    if at_random and seed is None:
-        seed = random.randrange(1_000_000)
-    if [bool(numbers), longest, seed is not None].count(True) > 1:
-        raise RecipeError("--sample, --longest and --random exclude each other: give one of them.")
-    choice = Choice(count=samples, numbers=numbers, longest=longest, seed=seed)
+    choice = make_choice(samples, numbers, longest, at_random, seed)
     inspection = inspect_stream(stream, choice, tokenizer)
     return InspectedStream(inspection.stream, inspection.samples, inspection.decoder, choice)
 

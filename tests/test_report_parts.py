@@ -231,12 +231,12 @@ def test_a_reader_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch, cap
         gone.close()
     with watching() as watcher:
         watcher.say("web: a [sentence]")
-    with watching(quiet=True) as watcher:
+    with watching(False) as watcher:
         watcher.on_step("no news")
         watcher.say("a warning")
     assert capsys.readouterr().err == "web: a [sentence]\na warning\n"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with watching() as shown, watching(quiet=True) as silent:
+    with watching() as shown, watching(False) as silent:
         assert (type(shown), type(silent)) == (Bar, PlainLines)
 
 

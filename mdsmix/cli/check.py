@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -50,40 +50,21 @@ def check(
 
     Exit code 3: the streams may not be mixed.
     """
-    from mdsmix.mix import check as checks
-    from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
-    from mdsmix.mix.lock_check import check_lock
-    from mdsmix.mix.streams.resolve import resolve_mix
-    from mdsmix.report.progress import watching
+    from mdsmix import api
     from mdsmix.report.show import print_findings, show
-    from mdsmix.table import table_to_json
 
-    mix = resolve_mix(targets, estimate, own_evals=evals_mode(keep_evals, drop_evals))
-    if deep:
-        with watching() as watcher:
-            mix = checks.verify_streams(mix, watcher)
-    differences = list[Any]()
-    lock_table = None
-    if lock or accept_changed:
-        differences, lock_table = check_lock(mix, targets, accept_changed)
-    findings = checks.sort_by_severity([*checks.run_checks(mix), *differences])
+    checked = api.check(
+        targets,
+        deep=deep,
+        estimate=estimate,
+        lock=lock,
+        accept_changed=accept_changed,
+        evals=evals_mode(keep_evals, drop_evals),
+    )
     if as_json:
-        tree = checks.make_report(mix, findings)
-        if lock_table:
-            tree["lock"] = {"streams": table_to_json(lock_table)["rows"]}
-        echo_json(tree)
+        echo_json(checked.to_dict())
     else:
-        print_findings(findings)
-        if mix.shares:
-            show(describe_shares(mix.shares), make_shares_table(mix.shares))
-        show(checks.describe_verdict(mix, findings), checks.describe_coverage(mix))
-        show(
-            *(
-                f"kept, but its streams were not opened: {label}"
-                for label in checks.list_unopened_evals(mix)
-            )
-        )
-        if lock_table:
-            show(lock_table)
-    if checks.is_refused(findings):
+        print_findings(checked)
+        show(*checked.summary())
+    if checked.is_refused:
         raise typer.Exit(MixRefused.exit_code)

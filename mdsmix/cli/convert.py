@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,8 +23,8 @@ from mdsmix.cli.options import (
 from mdsmix.errors import RecipeError
 
 if TYPE_CHECKING:
-    from mdsmix.conversion.planning import Options
-    from mdsmix.recipe import Recipe
+    from mdsmix.conversion.run import Outcome, PartOutcome
+    from mdsmix.report.conversions import Conversion, ConvertedPart
 
 
 def convert(
@@ -113,10 +115,7 @@ def convert(
 
     Unchanged work is not done again. Bad records are written to quarantine/ and counted.
     """
-    from mdsmix.conversion.planning import Options, describe_plans, parse_part
-    from mdsmix.engines.memory import parse_memory_option
-    from mdsmix.kinds import open_recipe
-    from mdsmix.recipe.amounts import add_unit
+    from mdsmix import api
 
     if part is not None and (finish or dry_run or verify_target or limit or engine != "local"):
         raise RecipeError(
@@ -129,88 +128,99 @@ def convert(
             "--dry-run does not read shards, so it cannot predict what --verify-target would do: "
             "run `mdsmix verify RECIPE`, which lists damaged shards."
         )
-    settings = list(overrides or ())
-    if max_bad is not None:
-        settings.append(f"max_bad={json.dumps(max_bad)}")
-    if budget is not None:
-        settings.append(f"budget={json.dumps(add_unit(budget))}")
-    loaded = open_recipe(recipe, settings)
-    if budget is not None:
-        loaded = _sampled(loaded, quiet)
-    options = Options(
-        only=only or (),
-        limit=limit,
-        reencode=reencode,
-        workers=workers,
-        memory=None if memory is None else parse_memory_option(memory),
-        quarantine_crashes=quarantine_crashes,
-        verify_source=verify_source,
-        verify_target=verify_target,
-        part=None if part is None else parse_part(part),
-        is_finish=finish,
-        engine=engine,
-    )
     if dry_run:
-        lines = list(describe_plans(loaded, options))
+        lines = api.plan_conversion(
+            recipe,
+            overrides or (),
+            only=only or (),
+            limit=limit,
+            budget=budget,
+            max_bad=max_bad,
+            reencode=reencode,
+            verify_source=verify_source,
+            finish=finish,
+        )
         if as_json:
             echo_json({"plan": lines})
         else:
             echo(*lines)
         return
-    _run(loaded, options, quiet, as_json)
-
-
-def _sampled(recipe: Recipe, quiet: bool) -> Recipe:
-    """Return the recipe with `sample: budget` set for its training streams that set no `sample`.
-
-    Print on stderr how the other streams are converted, unless `quiet`.
-    Raises RecipeError if a setting of a stream contradicts its sample.
-    """
-    from mdsmix.recipe.rules import find_sample_contradictions, sample_by_budget
-    from mdsmix.recipe.stream_spec import BY_BUDGET
-
-    sampled = sample_by_budget(recipe)
-    for stream in sampled.sourced:
-        contradictions = list(find_sample_contradictions(sampled, stream))
-        if contradictions:
-            raise RecipeError(f"--budget cannot sample streams.{stream.name}: {contradictions[0]}")
-        if stream.sample != BY_BUDGET and not quiet:
-            amount = f"sample: {stream.sample}" if stream.sample else "all of it"
-            echo(
-                f"stream {stream.name} is not sampled by --budget; the recipe converts {amount}",
-                err=True,
+    if part is not None:
+        with _shown_at_end(partial(_show_part, part, quiet, as_json)) as parts:
+            api.convert_part(
+                recipe,
+                part,
+                overrides or (),
+                only=only or (),
+                budget=budget,
+                max_bad=max_bad,
+                reencode=reencode,
+                verify_source=verify_source,
+                workers=workers,
+                memory=memory,
+                quarantine_crashes=quarantine_crashes,
+                progress=not quiet,
+                on_stream=parts.append,
             )
-    return sampled
+        if not (as_json or quiet):
+            echo(
+                "nothing is published yet: when all parts are done, run mdsmix convert RECIPE "
+                "--finish"
+            )
+        return
+    with _shown_at_end(partial(_show_conversion, quiet, as_json)) as outcomes:
+        api.convert(
+            recipe,
+            overrides or (),
+            only=only or (),
+            limit=limit,
+            budget=budget,
+            max_bad=max_bad,
+            reencode=reencode,
+            verify_source=verify_source,
+            verify_target=verify_target,
+            finish=finish,
+            engine=engine,
+            workers=workers,
+            memory=memory,
+            quarantine_crashes=quarantine_crashes,
+            progress=not quiet,
+            on_stream=outcomes.append,
+        )
 
 
-def _run(recipe: Recipe, options: Options, quiet: bool, as_json: bool) -> None:
-    """Convert the streams of a recipe, or with --part a part of the work, and print the result.
-
-    The finished streams are shown even if a later stream fails.
+@contextmanager
+def _shown_at_end(show_outcomes: Callable[[list[Any]], None]) -> Iterator[list[Any]]:
+    """Give a list for the outcomes of streams, and show it at the end, also after an error: the
+    streams in it are published.
     """
-    from mdsmix.conversion import run
-    from mdsmix.report.conversions import list_warnings, show_conversion, show_parts
-    from mdsmix.report.progress import watching
-    from mdsmix.report.show import show
-
-    part = options.part
     outcomes = list[Any]()
     try:
-        with watching(quiet) as watcher:
-            conversion = run.convert_part if part else run.convert
-            outcomes.extend(conversion(recipe, options, watcher))
+        yield outcomes
     finally:
-        if part:
-            shown, tree = show_parts(part, outcomes)
-        else:
-            shown, tree = show_conversion(outcomes)
-        if as_json:
-            echo_json(tree)
-        elif quiet:
-            echo(*list_warnings(outcomes), err=True)
-        elif outcomes:
-            show(*shown)
-    if part and not (as_json or quiet):
-        echo(
-            "nothing is published yet: when all parts are done, run mdsmix convert RECIPE --finish"
-        )
+        show_outcomes(outcomes)
+
+
+def _show_conversion(quiet: bool, as_json: bool, outcomes: list[Outcome]) -> None:
+    """Print the streams that were published."""
+    from mdsmix.report.conversions import Conversion
+
+    _print(Conversion(tuple(outcomes)), quiet, as_json)
+
+
+def _show_part(part: str, quiet: bool, as_json: bool, outcomes: list[PartOutcome]) -> None:
+    """Print what one job of an array did in each stream."""
+    from mdsmix.report.conversions import ConvertedPart
+
+    _print(ConvertedPart(part, tuple(outcomes)), quiet, as_json)
+
+
+def _print(result: Conversion | ConvertedPart, quiet: bool, as_json: bool) -> None:
+    from mdsmix.report.show import show
+
+    if as_json:
+        echo_json(result.to_dict())
+    elif quiet:
+        echo(*result.warnings, err=True)
+    else:
+        show(*result.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,6 @@ from mdsmix.cli.options import (
     echo,
     for_each_stream,
 )
-from mdsmix.errors import RecipeError
 from mdsmix.messages import plural
 
 
@@ -55,30 +53,29 @@ def inspect(
 
     Text that only looks like a control token, and was encoded as ordinary tokens, has no ⟨ ⟩.
     """
-    from mdsmix.report.inspection import inspect as inspect_stream
-    from mdsmix.report.inspection import inspection_json, show_inspection, write_images
+    from mdsmix import api
+    from mdsmix.report.inspection import write_images
     from mdsmix.report.show import show
-    from mdsmix.report.shown_samples import Choice
+    from mdsmix.report.shown_samples import make_choice
     from mdsmix.storage import require_local
 
-    if at_random and seed is None:
-        seed = random.randrange(1_000_000)  # short enough to be typed again
-    ways_to_choose = [bool(sample), longest, seed is not None]
-    if ways_to_choose.count(True) > 1:
-        raise RecipeError(
-            "--sample, --longest and --random (or --seed) exclude each other: give only one of "
-            "them."
-        )
+    choice = make_choice(samples, sample or (), longest, at_random, seed)
     if images:
         require_local(images)
-    choice = Choice(count=samples, numbers=sample or (), longest=longest, seed=seed)
 
     def inspect_one(stream: str) -> Any:
-        inspection = inspect_stream(stream, choice, tokenizer)
-        written = write_images(inspection, Path(images)) if images else 0
+        inspected = api.inspect(
+            stream,
+            samples=samples,
+            numbers=choice.numbers,
+            longest=longest,
+            seed=choice.seed,
+            tokenizer=tokenizer,
+        )
+        written = write_images(inspected, Path(images)) if images else 0
         if as_json:
-            return inspection_json(inspection) | {"seed": choice.seed}
-        show(*show_inspection(inspection, choice))
+            return inspected.to_dict()
+        show(*inspected.items())
         if images:
             echo(f"wrote {plural(written, 'image')} into {images}")
         return None

@@ -90,7 +90,7 @@ def mix(
     if is_refused(findings):
         raise MixRefused(f"{describe_verdict(streams, findings)}; nothing was mixed.")
     plan = plan_mix(streams, loaded.compression, seed)
-    with watching(quiet) as watcher:
+    with watching(not quiet) as watcher:
         outcome = mix_offline(
             plan,
             locate(out),

@@ -14,7 +14,6 @@ from mdsmix.cli.options import (
     echo_json,
 )
 from mdsmix.errors import MixRefused
-from mdsmix.messages import plural
 
 
 def plan(
@@ -58,23 +57,23 @@ def plan(
     Figures come from indexes and manifests, and for streams that are not converted yet from a
     survey of their sources.
     """
-    from mdsmix.mix.plan.plan import PlanOptions, find_plan_problems, make_plan, resolve_for_plan
-    from mdsmix.report.planned_run import plan_json, show_plan
+    from mdsmix import api
     from mdsmix.report.show import print_findings, show
 
-    options = PlanOptions(
-        nodes=nodes, gpus=gpus, batch=batch, tokens=tokens, disk=disk, speed=speed
-    )
-    mix = resolve_for_plan(targets)
-    errors = find_plan_problems(mix)
-    if errors:
-        print_findings(errors, to_stderr=True)
-        raise MixRefused(
-            f"the mix has {plural(len(errors), 'error')}, so it cannot be trained and nothing was "
-            "planned."
+    try:
+        planned = api.plan(
+            targets,
+            nodes=nodes,
+            gpus=gpus,
+            batch=batch,
+            tokens=tokens,
+            disk=disk,
+            tokens_per_second=speed,
         )
-    planned = make_plan(mix, options)
+    except MixRefused as refused:
+        print_findings(refused.checked or (), to_stderr=True)
+        raise
     if as_json:
-        echo_json(plan_json(planned))
+        echo_json(planned.to_dict())
     else:
-        show(*show_plan(planned))
+        show(*planned.items())

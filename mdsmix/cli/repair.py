@@ -55,7 +55,7 @@ def repair(
         quarantine_crashes=quarantine_crashes,
     )
     folder = find_published(locate(stream))
-    with watching(quiet) as watcher:
+    with watching(not quiet) as watcher:
         done = make_whole(open_recipe(recipe, overrides or ()), folder, options, watcher)
     if as_json:
         echo_json(asdict(done))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +10,13 @@ import typer
 from mdsmix.cli.options import (
     BATCH_DEFAULT,
     BATCH_HELP,
+    AsJson,
     DecodeWith,
     Gpus,
     MixTargets,
     Nodes,
     echo,
+    echo_json,
 )
 from mdsmix.errors import RecipeError
 
@@ -56,6 +57,7 @@ def report(
             help="Add the first global batches; this imports streaming and takes some seconds."
         ),
     ] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page: the mix, its check, lengths, records, plan, first
     batches, and samples to browse.
@@ -63,12 +65,10 @@ def report(
     The page needs no network. If data could not be read, the page lists it, and the exit code is
     not 0.
     """
+    from mdsmix import api
     from mdsmix.errors import join_errors
-    from mdsmix.mix.plan.plan import PlanOptions
-    from mdsmix.mix.render.render import require_writable, write_yaml
-    from mdsmix.report.page.gather import gather
-    from mdsmix.report.page.html import mark_of, page_html
-    from mdsmix.report.shown_samples import Choice
+    from mdsmix.mix.render.render import require_writable
+    from mdsmix.report.page.html import mark_of
     from mdsmix.table import format_size
 
     require_writable(out)
@@ -82,16 +82,22 @@ def report(
                 f"{out} exists already and is not a page of {' '.join(targets)}: name another "
                 f"file by -o, or delete {out}."
             )
-    machines = PlanOptions(nodes=nodes, gpus=gpus, batch=batch)
-    # Without `say`, which prints progress, the page gets no batches.
-    say = partial(echo, err=True) if preview else None
-    page = gather(targets, Choice(count=samples, seed=seed), machines, tokenizer, say)
-    text = page_html(page)
-    write_yaml(out, text)
-    size = format_size(len(text.encode()))
-    if page.problems:
-        echo(f"wrote {out}, {size}, without data that could not be read")
+    page = api.make_report(
+        targets,
+        samples=samples,
+        seed=seed,
+        nodes=nodes,
+        gpus=gpus,
+        batch=batch,
+        tokenizer=tokenizer,
+        preview=preview,
+    )
+    page.write(out)
+    if as_json:
+        echo_json({"wrote": out} | page.to_dict())
     else:
-        echo(f"wrote {out}, {size}")
+        size = format_size(len(page.html.encode()))
+        missing = ", without data that could not be read" if page.problems else ""
+        echo(f"wrote {out}, {size}{missing}")
     if page.problems:
-        raise join_errors(list(page.problems.values()))
+        raise join_errors(page.problems)

@@ -47,7 +47,7 @@ def verify(
 
     def verify_one(stream: str) -> Any:
         folder = find_published(locate(stream))
-        with watching(quiet) as watcher:
+        with watching(not quiet) as watcher:
             report = verification.verify(folder, watcher, quick)
         damaged.extend(report.faults)
         if as_json:

@@ -332,11 +332,14 @@ def sample_streams_by_budget(recipe: Recipe) -> tuple[Recipe, list[str]]:
     sampled = sample_by_budget(recipe)
     remarks = []
     for stream in sampled.sourced:
-        for sentence in find_sample_contradictions(sampled, stream):
-            raise RecipeError(f"--budget: streams.{stream.name}: {sentence}")
+        contradictions = list(find_sample_contradictions(sampled, stream))
+        if contradictions:
+            raise RecipeError(f"--budget cannot sample streams.{stream.name}: {contradictions[0]}")
         if stream.sample != BY_BUDGET:
-            own = f"sample: {stream.sample}" if stream.sample else "all of it"
-            remarks.append(f"{stream.name}: not sampled by --budget; the recipe says {own}")
+            amount = f"sample: {stream.sample}" if stream.sample else "all of it"
+            remarks.append(
+                f"stream {stream.name} is not sampled by --budget; the recipe converts {amount}"
+            )
     return sampled, remarks
 
 

@@ -56,7 +56,8 @@ class CheckedMix(list[Finding], Result):
             yield make_shares_table(self.mix.shares)
         yield self.verdict
         yield describe_coverage(self.mix)
-        yield from (f"kept unseen: {label}" for label in list_unopened_evals(self.mix))
+        for label in list_unopened_evals(self.mix):
+            yield f"kept, but its streams were not opened: {label}"
         if self.locked:
             yield self.locked
 

@@ -37,7 +37,8 @@ class RenderedYaml(Result):
         """Yield sentences on what was changed, kept, written and drawn."""
         mix = self.checked.mix
         yield from (f"changed {change}" for change in mix.changed)
-        yield from (f"kept unseen: {label}" for label in list_unopened_evals(mix))
+        for label in list_unopened_evals(mix):
+            yield f"kept, but its streams were not opened: {label}"
         outcome = self.checked.verdict
         if self.wrote:
             outcome += f"; wrote {' and '.join(filter(None, (self.wrote, self.lock)))}"

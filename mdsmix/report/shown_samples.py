@@ -283,6 +283,24 @@ class Chosen:
     "The id of its record, or the ids of a packed row's records; [] if the stream keeps no ids."
 
 
+def make_choice(
+    count: int, numbers: Sequence[int], longest: bool, at_random: bool, seed: int | None
+) -> Choice:
+    """Return which samples to show. A seed is chosen if `at_random` has none.
+
+    Raises RecipeError if more than one way to choose is given.
+    """
+    if at_random and seed is None:
+        seed = random.randrange(1_000_000)  # short enough to be typed again
+    ways_to_choose = [bool(numbers), longest, seed is not None]
+    if ways_to_choose.count(True) > 1:
+        raise RecipeError(
+            "--sample, --longest and --random (or --seed) exclude each other: give only one of "
+            "them."
+        )
+    return Choice(count=count, numbers=numbers, longest=longest, seed=seed)
+
+
 def choose_samples(stream: PublishedStream, choice: Choice) -> Iterator[Chosen]:
     """Yield the chosen samples.
 
