@@ -1,7 +1,7 @@
 """The choice among measured settings of a loader.
 
 A setting keeps up with the model if a step waits for its batch at most 2 % of the step's time. Of
-the settings that keep up, the setting with the fewest workers is chosen, then the one with the
+the settings that keep up, the setting with the fewest workers is chosen, and among equals the
 least prefetching, because workers need memory, and cores that other ranks need too. If no setting
 keeps up, the setting with the shortest wait is chosen.
 """

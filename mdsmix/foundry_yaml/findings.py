@@ -6,7 +6,7 @@ A check is a plain function that yields findings about one subject:
 - one loader of a mix: `find(mix, loader)`,
 - one stream of a loader: `find(mix, loader, stream)`,
 - the section of a loader in a YAML: `find(section)`,
-- one stream of such a section: `find(section, stream_section)`.
+- one stream of a loader's section: `find(section, stream_section)`.
 
 Checks of a section are called rules: `mdsmix check` reports a broken rule, and `mdsmix.load`
 refuses a section that breaks one. Each file of checks has a `CheckList`, to which a decorator adds

@@ -1,8 +1,8 @@
 """Rows -> one batch of int64 tensors, padded to max_seq_len; short rows are packed if the YAML asks
 for it.
 
-Keys and values are those of LLM-Foundry 0.22, with one addition: batches of the text loader have an
-attention_mask too, so that a training loop gets the same keys for every mix.
+The tensors have the same keys and values as in LLM-Foundry 0.22, with one addition: batches of the
+text loader have an attention_mask too, so that a training loop gets the same keys for every mix.
 """
 
 from __future__ import annotations

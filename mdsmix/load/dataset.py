@@ -59,13 +59,13 @@ SETTINGS_FILLED_IN = ("num_canonical_nodes", "shuffle_seed", "shuffle_block_size
 "Settings that Streaming fills in when an epoch begins."
 SKIPPED_TWICE = (
     "This loader has loaded a state, which skips the batches that were already trained on. Now "
-    "another loader, such as the one that Trainer makes, reads this loader's dataset, so these "
+    "another loader, such as Trainer's own, reads this loader's dataset, so these "
     "batches would be skipped twice. Set TrainingArguments(ignore_data_skip=True), and read "
     "batches only from the loader that build_loader returned."
 )
 EPOCH_UNKNOWN = (
-    "Another loader, such as the one with which Trainer of transformers 5 skips batches, reads "
-    "this loader's dataset before set_epoch was called, so the first epoch would be read again. "
+    "Another loader reads this loader's dataset before set_epoch was called, so the first epoch "
+    "would be read again. Trainer of transformers 5 does this when it skips batches. "
     "Save this loader's state by a callback and set TrainingArguments(ignore_data_skip=True), as "
     "docs/loading.md shows, or call set_epoch first."
 )
@@ -290,8 +290,8 @@ class MixDataset(ShardKeeper):
 
     streams: list[CheckedStream]
     other_row: Callable[[Sample, int], Any] | None = None
-    """`ExtraLoader.row`, if a kind of stream has a loader of its own. Not the ExtraLoader itself:
-    its keys have bounds, which cannot be pickled for a worker that is spawned.
+    """`ExtraLoader.row`, if a kind of stream has a loader of its own. It turns a sample and
+    max_seq_len into a row. The whole ExtraLoader could not be pickled for a spawned worker.
     """
     bins: int | None = None
     "Packed rows that are made from a batch of samples; None without packing."
@@ -310,8 +310,8 @@ class MixDataset(ShardKeeper):
     transformers 5. A spawned worker has not.
     """
     is_epoch_set = False
-    """Whether set_epoch was called. Every trainer but that of transformers 5 calls it before it
-    reads an epoch.
+    """Whether set_epoch was called. Trainers call it before they read an epoch, except Trainer of
+    transformers 5.
     """
 
     def __init__(self, rules: RowRules, **settings: Any):
@@ -424,7 +424,7 @@ class MixDataset(ShardKeeper):
                     "loader returned and the checkpoint contains."
                 )
 
-        # Compare data and devices with those of the state.
+        # Compare the state's data and devices with the data and devices of this run.
         saved_lock = None
         if obj.get(LOCK_KEY) is None:
             log.warning(
@@ -478,7 +478,7 @@ class MixDataset(ShardKeeper):
         self.starts += 1
 
     def _compare_devices(self, saved_devices: str | None, saved_nodes: int | None) -> None:
-        """Compare the devices of a state in the middle of an epoch with those of this run.
+        """Compare the devices of a state in the middle of an epoch with the devices of this run.
 
         Raises MixRefused if they differ and `accept_changed` is not set.
 

@@ -59,11 +59,11 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
 
     _iterator: Any
     _is_accelerate_prepared = True
-    """Accelerator.prepare leaves a loader with this mark as it is; otherwise it would wrap the
-    loader and divide its batches a second time.
+    """Accelerator.prepare does not change a loader with this mark. Without the mark it would wrap
+    the loader and divide the batches among the ranks a second time.
     """
     use_stateful_dataloader = True
-    "Accelerator.save_state and load_state keep the state of a prepared loader with this mark."
+    "With this mark Accelerator.save_state and load_state save and load the loader's state too."
 
     def __init__(self, dataset: MixDataset, **keys: Any) -> None:
         """Make the loader of a dataset.
@@ -124,8 +124,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
                 self.dataset.is_read_by_loader[0] = False
 
     def _this_epoch_or_next(self) -> Iterator[Batch]:
-        """Yield the remaining batches of the epoch that a loaded state is in. If none remain, yield
-        those of the next epoch.
+        """Yield the remaining batches of the epoch. If a state at the end of an epoch was loaded,
+        so that no batch remains, yield the batches of the next epoch.
         """
         is_over = self._may_be_over
         self._may_be_over = False
@@ -214,7 +214,7 @@ def build_loader(
         config: path of the YAML, or the mapping.
         batch_size: rows per batch and device.
         loader: `train_loader`, or `eval_loader.<label>`.
-        ids: the tokenizer's ids; by default those of the config's `tokenizer`.
+        ids: the ids of the tokenizer's special tokens; None: read from the config's `tokenizer`.
         accept_changed: let `load_state_dict` accept a state that was saved on other data, and log
             the differences.
         position_ids: add `position_ids` to each batch. They begin at 0 again with each document of

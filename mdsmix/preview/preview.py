@@ -129,21 +129,25 @@ def _ratio(loaders: Loaders) -> float:
     if len(candidates) == 1:
         return 1.0
 
-    # Lay out the first samples of every device as one large batch, and try the ratios on its rows.
+    # Lay out an epoch with so large a batch that its first step has all samples to try.
     profiled = BATCHES_TRIED * max(candidates)
     layout = EpochLayout(loaders.settings, reader.streams, replace(world, workers=0), profiled)
-    layout.drop_last = False
+    layout.drop_last = False  # an epoch may have fewer samples
     layout.apply_state()
-    best = list[float]()
-    for number, ids in enumerate(layout.draw_steps(0)[0]):
-        draws = draws_of_rank(layout, world, number, 0, ids)
+    first_step = layout.draw_steps(0)[0]
+
+    # Find the best ratio of each device.
+    best_ratios = list[float]()
+    limit = reader.most
+    for rank, ids in enumerate(first_step):
+        draws = draws_of_rank(layout, world, rank, 0, ids)
         samples = reader.samples(draws.places)
         if samples is None:
             raise RecipeError(
                 f"packing_ratio: auto needs the first {profiled:,} samples of every device, but "
-                f"these samples have more than --read {reader.most:,} bytes: raise --read, or set "
+                f"these samples have more than --read {limit:,} bytes: raise --read, or set "
                 "packing_ratio in the YAML to the number that the run logs (Using packing ratio)."
             )
         rows = loaders.rows(draws, samples, "The first rows")
-        best.append(find_best_ratio(rows, candidates, world.rows, length))
-    return min(best, default=1.0)
+        best_ratios.append(find_best_ratio(rows, candidates, world.rows, length))
+    return min(best_ratios, default=1.0)
