@@ -167,6 +167,10 @@ class StoredUnits:
         """Return the name of the unit file or segment that contains the record with this key; empty
         if there is none. Windows with equal content have the same key; then the file of this window
         is preferred.
+
+        Args:
+            key: the key of the record.
+            window: the window.
         """
         file_of_this_window = self.files.get(bad_records_name(key, window))
         if file_of_this_window:

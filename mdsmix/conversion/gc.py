@@ -296,7 +296,7 @@ def _find_unused_pretrained(folder: Location) -> Iterator[Garbage]:
 
 
 def _list_splits(folder: Location) -> Iterator[Location]:
-    """Yield the stream's own folder, then the folders of all streams and versions of its mix."""
+    """Yield the folder of this split, then the folders of all splits and versions of its mix."""
     yield folder
     root = folder.parent.parent
     for stream in root.folders():
@@ -327,7 +327,7 @@ def _make_folder_item(
 
 
 def _discard_folder(folder: Location, first: str, files: Collection[str]) -> None:
-    """Delete these files, `first` before the others. Other files in the folder are kept."""
+    """Delete these files of a folder, `first` before the others. Other files in it are kept."""
     (folder / first).delete()
     folder.flush()
     map_threads(lambda name: (folder / name).delete(), files)

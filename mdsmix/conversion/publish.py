@@ -140,8 +140,10 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
     # The leftovers of all units are a last entry of the manifest. A stream without leftovers has no
     # such entry, so both lists of keys are accepted.
     leftovers = [leftovers_key(job, keys)] if job.kind.joins_units else []
+    published_keys = [part.key for part in manifest.parts]
+    # Units and settings are compared first, then the files, which takes longer.
     return (
-        [part.key for part in manifest.parts] in (keys, keys + leftovers)
+        published_keys in (keys, keys + leftovers)
         and manifest.tool_version == __version__
         and manifest.encoding.duplicates == job.encoding.duplicates
         and manifest.formats == job.formats

@@ -220,7 +220,13 @@ def _run_streams(
 
 
 def _convert_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Outcome:
-    """Convert a stream and publish it. If the stream is up to date, only its target is read."""
+    """Convert a stream and publish it. If the stream is up to date, only its target is read.
+
+    Args:
+        plan: the plan of the stream.
+        engine: converts its work units.
+        watcher: receives the events of the conversion.
+    """
     began = time.monotonic()
     job = plan.job
     old = plan.old
@@ -290,6 +296,11 @@ def _convert_part_of_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) 
     Which records are dropped as duplicates depends on all units of the stream. So each part also
     reads units of other parts, unless another part has already read them to find duplicates.
     Whether too many records are bad depends on all units too, so `--finish` decides this.
+
+    Args:
+        plan: the plan of the stream; its options name the part.
+        engine: converts the units.
+        watcher: receives the events of the conversion.
     """
     began = time.monotonic()
     job = plan.job

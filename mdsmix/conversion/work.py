@@ -210,8 +210,12 @@ def _make_task(work: Work, unit: Unit, dropped: Dropped) -> UnitTask:
 
 
 def _convert_first_records(work: Work, limit: int) -> list[UnitResult]:
-    """Convert the first `limit` records of a stream, and return the results of the units. Units are
-    converted one by one, since the number of records in a unit is known only when it is read.
+    """Convert the first records of a stream, and return the results of the units. Units are
+    converted one by one, since the number of records in a unit is known only when the unit is read.
+
+    Args:
+        work: the work of the stream.
+        limit: how many records to convert.
     """
     results = list[UnitResult]()
     remaining = limit

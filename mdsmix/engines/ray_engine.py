@@ -239,7 +239,11 @@ class RayEngine:
         """Handle one message of a node, and yield (position, result) if a unit has ended.
 
         Raises the error of a unit that has failed. The node's name is added to an Unreachable or
-        Denied, since only this node may fail to reach the location.
+        Denied, since perhaps only this node fails to reach the location.
+
+        Args:
+            node: the node whose supervisor has sent the message.
+            message: the message.
         """
         match message:
             case "failed", error:

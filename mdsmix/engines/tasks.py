@@ -127,7 +127,13 @@ def plan_next_attempt(
 
 
 def _give_up(records: ActiveRecords | None, end: WorkerEnd, unit: str) -> MdsmixError:
-    """Return the error of a unit that is not tried again (the arguments of `plan_next_attempt`)."""
+    """Return the error of a unit that is not tried again.
+
+    Args:
+        records: the records that the worker was converting; None if there were none.
+        end: how the worker ended.
+        unit: the name of the unit.
+    """
     verb = "hang" if end.hung else "die"
     return MdsmixError(
         f"worker processes {verb} ({end.how}) on the work unit {unit}, "
