@@ -1,8 +1,9 @@
-"""Record shapes: how people write a document, a pair or a conversation into a JSON object.
+"""Record shapes: the ways in which people write a document, a pair, a conversation or a preference
+into a JSON object.
 
-A shape is one pure function from a decoded record to a `Document`, `Pair`, `Conversation` or
-`Preference`. It raises RecordRefused with a reason code if the record cannot be read. A new shape
-is one more file and one line in `SHAPES`.
+A shape has a function that reads a decoded record, and returns a `Document`, `Pair`, `Conversation`
+or `Preference`. The function raises RecordRefused with a reason code if the record cannot be read.
+A new shape is one more file and one line in `SHAPES`.
 """
 
 from __future__ import annotations
@@ -40,26 +41,29 @@ _OF = " of "
 
 
 def published_name(shape: Shape) -> str:
-    """Return the name of a shape in a published stream. The name of a shape that another package
-    registers ends in the package's version: `chatty of shapes-of-mine 1.2`.
+    """Return the name of a shape in a published stream. For a shape that another package registers,
+    the name ends in the package and its version: `chatty of shapes-of-mine 1.2`.
     """
     version = "" if shape.name in SHAPES else describe_package(ENTRY_POINTS, shape.name)
     return f"{shape.name}{_OF}{version}" if version else shape.name
 
 
 def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
-    """Find a shape by its published name, or without a name by the keys of a source.
+    """Return a shape by its name, or, if the stream names no shape, by the keys of its source.
+
+    Return None if no shape has this name, or the keys fit no shape.
 
     Args:
-        name: a recipe's `shape:`, or a name that `published_name` returned; None if a stream
+        name: a recipe's `shape:`, or a name that `published_name` returned; None if the stream
             names no shape.
         keys: the keys of `source:` that name fields.
-
-    Returns None if no shape has this name, or if these keys fit no shape.
     """
     if name is None:
-        given_keys = set(keys)
-        return next((shape for shape in SHAPES.values() if shape.follows_from(given_keys)), None)
+        field_keys = set(keys)
+        for shape in SHAPES.values():
+            if shape.follows_from(field_keys):
+                return shape
+        return None
     if is_function(name):
         return function_shape(FunctionName.from_text(name))
     name = name.partition(_OF)[0]

@@ -1,10 +1,10 @@
-"""A recipe's `where:`, a condition on a record's fields: `lang == 'en' and len(text) > 200 and not
-matches(url, '^https?://x')`.
+"""Compiles a recipe's `where:`, a condition on a record's fields: `lang == 'en' and len(text) > 200
+and not matches(url, '^https?://x')`.
 
 A condition is written in Python's syntax and parsed with `ast`. Only the few constructs in
 `ALLOWED` are compiled, and functions of this package read the fields. There is no arithmetic, so a
-condition cannot build huge numbers or strings. Regular expressions are RE2's, since RE2 takes time
-proportional to the length of the text. Python's `re` may take years for a record of thirty
+condition cannot build huge numbers or strings. Regular expressions are evaluated by RE2, whose time
+is proportional to the length of the text. Python's `re` may take years for a record of thirty
 characters.
 """
 
@@ -36,11 +36,13 @@ _AS_PYTHON = (
 "Nodes of Python's syntax that a condition may contain, with their meaning in Python."
 _FIELD = re.compile(r"\w+(\.\w+|\[-?\d+\])*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
-"Constants as JSON and YAML write them. A field with such a name is written field('true')."
+"""Constants as JSON and YAML write them -> their values in Python. In a condition a field called
+`true` is written field('true').
+"""
 
 
 class BadCondition(Exception):
-    """A condition cannot be read; the message says where and why."""
+    """Raised if a condition cannot be read. The message names the place and the reason."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +52,20 @@ class Condition:
     """
 
     roots: frozenset[str]
-    "The record's top-level names that the condition reads."
+    "The names of the record's top-level fields that the condition reads."
     entered: frozenset[str]
-    "The roots that a path such as `meta.lang` enters: their values are lists or objects."
+    """The names in `roots` whose values are lists or objects: `meta` if the condition reads
+    `meta.lang`.
+    """
     is_true: Callable[[dict[str, Any]], Any]
     """Record -> whether it meets the condition. Raises RecordRefused if a field is missing,
     TypeError if two types do not compare.
     """
 
     def refusal(self, record: Any) -> str | None:
-        """Return the reason code if the record is left out; None if it stays. A value that is not
-        an object stays, since its shape refuses it anyway.
+        """Return the reason code if the condition leaves the record out; None if it does not.
+
+        A record that is not an object is not left out here, since its shape refuses it anyway.
         """
         if type(record) is not dict:
             return None
@@ -74,7 +79,10 @@ class Condition:
 
 @lru_cache(maxsize=64)
 def parse_where(expression: str) -> Condition:
-    """Compile the condition of a recipe's `where`. Raises BadCondition if it cannot be read."""
+    """Compile the condition of a recipe's `where`.
+
+    Raises BadCondition if the condition cannot be read.
+    """
     text = expression.strip().replace("\n", " ")
     compiler = _Compiler()
     try:
@@ -83,6 +91,7 @@ def parse_where(expression: str) -> Condition:
             warnings.simplefilter("ignore")
             tree = compiler.visit(ast.parse(text, mode="eval").body)
             names = {"__builtins__": {}, "len": len, **compiler.functions}
+            # The tree has only allowed constructs and calls of the functions in `names`.
             is_true = eval(f"lambda record: {ast.unparse(tree)}", names)
     except SyntaxError as error:
         raise BadCondition(
@@ -109,10 +118,14 @@ class _Compiler(ast.NodeTransformer):
         self.functions: dict[str, Callable[..., Any]] = {}
 
     def visit(self, node: ast.AST) -> Any:
-        """Return the Python that replaces a node of the condition: `score` becomes `_0(record)`,
-        and `_0` in `functions` reads the field. Raises BadCondition if the node is not allowed.
+        """Return the Python that replaces a node of the condition. For example `score` becomes
+        `_0(record)`, and the function `_0` in `functions` reads the field `score`.
+
+        Raises BadCondition if the node is not allowed.
         """
         match node:
+            # In this order: true and null; a field; exists(field); matches(field, 'regex');
+            # len(field); is and is not, which mean == and !=.
             case ast.Name(name) if name in _CONSTANTS:
                 return ast.Constant(_CONSTANTS[name])
             case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Call(ast.Name("field")):
@@ -131,16 +144,18 @@ class _Compiler(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def _call(self, function: Callable[..., Any], argument: ast.expr) -> ast.expr:
-        """Return a call of the function with this argument. The function gets a name, such as `_0`,
-        in `functions`.
+        """Return the syntax of a call, such as `_0(record)`, and add the function to `functions`
+        under its name `_0`.
         """
         name = f"_{len(self.functions)}"
         self.functions[name] = function
         return ast.Call(ast.Name(name), [argument], [])
 
     def _field(self, node: ast.expr) -> Field:
-        """Return the field that a node names, as `meta.lang` or `field('any name')`, and add it to
-        `fields`. Raises BadCondition if the node does not name a field.
+        """Return the field that a node names, as `meta.lang` or `field('any name')`, and add the
+        field to `fields`.
+
+        Raises BadCondition if the node does not name a field.
         """
         match node:
             case ast.Call(ast.Name("field"), [ast.Constant(str(name))], []):
@@ -157,10 +172,10 @@ class _Compiler(ast.NodeTransformer):
 
 
 def _compile_regex(regex: str) -> Callable[[Any], bool]:
-    """Return a function that checks whether a text contains a match of the regular expression. It
-    raises TypeError for a value that is not a string.
+    """Return a function that checks whether a string contains a match of the regular expression.
+    The function raises TypeError for a value that is not a string.
 
-    Raises BadCondition if RE2 cannot read the expression.
+    Raises BadCondition if RE2 cannot read the regular expression.
     """
     import re2
 

@@ -1,10 +1,11 @@
-"""Contents that are lists of parts, as the interfaces of OpenAI and Anthropic and LLaMA-Factory 1
-write them.
+"""Reads the content of a message that is a list of parts, as the interfaces of OpenAI and Anthropic
+and LLaMA-Factory 1 write it: `[{"type": "text", "text": "Hi"}]`.
 
-Parts of text are joined. Anthropic's parts become what chat templates take: `thinking` becomes the
-key `reasoning_content`, `tool_use` a call, and each `tool_result` a message of the role `tool`.
-LLaMA-Factory's `reasoning` and `tool_call`, whose call is JSON text, are read like the first two.
-A part that has no such form makes the record bad: only keys without text are dropped.
+Parts of text are joined. Anthropic's parts get the form that chat templates take: `thinking`
+becomes the key `reasoning_content` of the message, `tool_use` becomes a call, and each
+`tool_result` becomes a message of the role `tool`. LLaMA-Factory's `reasoning` is read like
+`thinking`, and its `tool_call`, which contains JSON text, like `tool_use`. Any other part makes the
+record bad. Only keys without text are dropped.
 """
 
 from __future__ import annotations
@@ -18,27 +19,30 @@ from mdsmix.record import Message, RecordRefused
 TEXTS = ("text", "input_text", "output_text")
 "Types of parts that contain text."
 THOUGHTS = {"thinking": "thinking", "reasoning": "value"}
-"""Type of a part that contains a thought (`thinking` is Anthropic's, `reasoning` LLaMA-Factory's)
--> the key of its text.
+"""Type of a part that contains a thought -> the key of the part's text. Anthropic has the type
+`thinking`, LLaMA-Factory has `reasoning`.
 """
 ANTHROPIC = frozenset({*THOUGHTS, "tool_use", "tool_call", "tool_result"})
 "Types of parts that only Anthropic's and LLaMA-Factory's messages have."
 WITHOUT_TEXT = frozenset({"annotations", "cache_control", "citations", "logprobs", "signature"})
-"Keys of a part that no template prints: data of the service, and notes on the part's text."
+"Keys of a part that are dropped: they contain data of the service, or notes on the part's text."
 RESULT_KEYS = frozenset({"type", "tool_use_id", "content", "cache_control"})
 "Keys of a `tool_result` that are read, or dropped on purpose."
 
 
 def join_parts(parts: Sequence[Any]) -> str:
-    """Join the texts of a list of parts. Raises RecordRefused (content_not_text) if a part is not
-    text.
+    """Return the joined texts of a list of parts.
+
+    Raises RecordRefused (content_not_text) if a part is not text.
     """
     return "".join(map(_text_of_part, parts))
 
 
 def _text_of_part(part: Any) -> str:
-    """Return the text of a part such as `{"type": "text", "text": "Hi"}`. Raises RecordRefused
-    (content_not_text) if the part is not text, or has a key that would be lost.
+    """Return the text of a part such as `{"type": "text", "text": "Hi"}`.
+
+    Raises RecordRefused (content_not_text) if the part is not text, or has another key with a
+    value, which would be lost.
     """
     if isinstance(part, Mapping) and part.get("type") in TEXTS:
         key = "text" if isinstance(part.get("text"), str) else "value"
@@ -49,19 +53,24 @@ def _text_of_part(part: Any) -> str:
 
 
 def _unread_keys(part: Mapping[str, Any], read: set[str] | frozenset[str]) -> list[str]:
-    """Return the keys of a part that would be lost.
+    """Return the keys of a part that would be lost. Keys with empty values and keys in WITHOUT_TEXT
+    may be lost, and are not returned.
 
-    Keys with empty values, keys in `read` and keys in WITHOUT_TEXT do not count.
+    Args:
+        part: the part.
+        read: the keys of the part that the caller reads.
     """
     keys = part.keys() - read - WITHOUT_TEXT
     return [key for key in keys if part[key] not in (None, "", [], {})]
 
 
 def result_to_text(content: Any) -> str:
-    """Return the result of a tool as text. A list of parts becomes the joined texts of the parts,
-    any other list or object becomes JSON.
+    """Return the result of a tool as a string.
 
-    Raises RecordRefused (content_not_text) for any other type, such as a number.
+    A list of parts becomes the joined texts of the parts. Any other list or object becomes JSON.
+
+    Raises RecordRefused (content_not_text) if the result is neither a string, a list nor an
+    object.
     """
     if isinstance(content, str):
         return content
@@ -73,6 +82,7 @@ def result_to_text(content: Any) -> str:
 
 
 def _is_part(value: Any) -> bool:
+    """Check whether a value is a part of text or an image part."""
     return isinstance(value, dict) and value.get("type") in (*TEXTS, "image", "image_url")
 
 
@@ -85,13 +95,13 @@ def has_anthropic_parts(content: Any) -> bool:
 
 
 def convert_anthropic(message: Message) -> Iterator[Message]:
-    """Yield one of Anthropic's messages in the form of chat templates. A message that contains
-    results of tools becomes several messages.
+    """Yield one of Anthropic's messages in the form of chat templates. A message with results
+    of tools becomes several messages: one for each result, and one for the parts between results.
     """
     if message["role"] == "assistant":
         yield _convert_answer(message)
         return
-    texts = list[Any]()
+    texts = list[Any]()  # the parts since the last result
     for part in message["content"]:
         if isinstance(part, dict) and part.get("type") == "tool_result":
             yield from _text_message(message, texts)
@@ -103,14 +113,16 @@ def convert_anthropic(message: Message) -> Iterator[Message]:
 
 
 def _text_message(message: Message, parts: Sequence[Any]) -> Iterator[Message]:
-    """Yield the message with these parts as its text; yield nothing without parts."""
+    """Yield the message with the joined texts of these parts as its content. Yield nothing if there
+    are no parts.
+    """
     if parts:
         yield message | {"content": join_parts(parts)}
 
 
 def _convert_result(part: Mapping[str, Any]) -> Message:
     """Return Anthropic's `tool_result` as a message of the role `tool`. Keys of the part that are
-    not read become keys of the message.
+    not in RESULT_KEYS become keys of the message.
     """
     content = part.get("content")
     text = "" if content is None else result_to_text(content)
@@ -119,23 +131,25 @@ def _convert_result(part: Mapping[str, Any]) -> Message:
 
 
 def _convert_answer(message: Message) -> Message:
-    """Return an assistant's message with its thoughts, its text and its calls, in this order.
+    """Return an assistant's message whose parts are thoughts, texts and calls, in the form of chat
+    templates.
 
-    Raises RecordRefused (content_not_text) if the parts have another order, since no template
-    prints one.
+    Raises RecordRefused (content_not_text) if the parts are not in the order thoughts, texts,
+    calls, since no template can print another order.
     """
     thoughts = list[str]()
     texts = list[Any]()
     calls = list[Any]()
     for part in message["content"]:
         part_type = part.get("type") if isinstance(part, dict) else None
+        thought_key = THOUGHTS.get(part_type) if isinstance(part_type, str) else None
         if part_type == "tool_use" and not _unread_keys(part, {"type", "id", "name", "input"}):
             calls.append(_convert_call(part))
         elif part_type == "tool_call" and not _unread_keys(part, {"type", "value"}):
             calls.append(part.get("value"))
-        elif isinstance(part_type, str) and part_type in THOUGHTS and not texts and not calls:
-            thought = part.get(THOUGHTS[part_type])
-            if not isinstance(thought, str) or _unread_keys(part, {"type", THOUGHTS[part_type]}):
+        elif thought_key and not texts and not calls:
+            thought = part.get(thought_key)
+            if not isinstance(thought, str) or _unread_keys(part, {"type", thought_key}):
                 raise RecordRefused("content_not_text")
             thoughts.append(thought)
         elif not calls:

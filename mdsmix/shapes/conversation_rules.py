@@ -1,5 +1,6 @@
 """Rules that all shapes of conversations share: the order of roles, merged messages, dropped nulls,
-marks that decide which messages are trained, tools and calls.
+tools and calls, and marks. A mark is a key or a list of a record that decides which messages are
+used for training, such as `"weight": 0`.
 """
 
 from __future__ import annotations
@@ -18,35 +19,40 @@ CONVERSATION_REASONS = {
     "no_messages": "The list of messages is empty.",
     "too_few_messages": "There is only one message.",
     "bad_message_keys": (
-        "A message lacks a key of its shape or has another one, or a message that is not the "
-        "assistant's has a call."
+        "A message lacks a key that its shape needs, has a key that its shape does not know, or "
+        "has a call although it is not the assistant's."
     ),
     "unknown_role": "A message has a role that its shape does not know.",
     "content_not_text": (
-        "A message's content is neither text nor anything else that its shape reads."
+        "A message's content is not a string, and has no other form that its shape reads."
     ),
-    "repeated_role": "Two messages of one role are in a row.",
+    "repeated_role": "Two messages in a row have the same role.",
     "last_not_assistant": "The last message is not the assistant's.",
     "starts_with_assistant": (
-        "The first message is the assistant's, and the shape does not take a greeting."
+        "The first message is the assistant's, and the shape does not allow such a greeting."
     ),
     "empty_answer": (
-        "An answer is empty and calls nothing. The shapes messages and prompt_response do "
-        "not check this."
+        "An answer has neither text nor a call. The shapes messages and prompt_response do not "
+        "check this."
     ),
     "trained_prompt": "A message that is not the assistant's is marked as trained.",
     "bad_weight": (
-        "A message's mark (train, weight, loss, loss_weight, loss_mask, ...) is not true, "
-        "false, 1 or 0, or two of its marks differ, or only a part of it is weighted."
+        "A mark of a message (train, weight, loss, loss_weight, loss_mask, ...) is not true, "
+        "false, 1 or 0; or two marks of the message differ; or only a part of the message is "
+        "weighted."
     ),
     "bad_loss_mask": (
-        "The record's loss_mask is not a list with one entry for each message or each "
-        "answer; the detail counts them."
+        "The record's loss_mask is not a list with one entry for each message or for each answer; "
+        "the detail counts entries, messages and answers."
     ),
-    "bad_tools": "The tools are not a list of objects with a name, nor the JSON text of one.",
-    "missing_tools": "Messages call tools, and the field tools does not contain any.",
+    "bad_tools": (
+        "The tools are neither a list of objects with names nor the JSON text of such a list."
+    ),
+    "missing_tools": "Messages call tools, but the field tools contains no tool.",
     "bad_tool_call": "A call has no name, or is not valid JSON.",
-    "arguments_not_json": "The arguments of a call are not a JSON object, nor the text of one.",
+    "arguments_not_json": (
+        "The arguments of a call are neither a JSON object nor the JSON text of an object."
+    ),
 }
 "Reason codes that any shape of conversations may give -> their explanations."
 
@@ -54,16 +60,16 @@ TRAIN_KEYS = (
     *("train", "weight", "loss", "loss_weight"),  # axolotl, OpenAI, ms-swift, LLaMA-Factory
     *("loss_mask", "step_loss_mask", "training", "trainable"),
 )
-"Marks: keys of a message whose values, true and false or 1 and 0, decide whether it is trained."
+"Marks: keys of a message whose values (true or 1, false or 0) decide whether it is trained."
 MASK = "loss_mask"
 """The field of a record that may contain a list of such marks, one for each message or one for each
 answer.
 """
 MARK = "train_mark"
-"The recipe's option that names one more mark: a key of messages, or a field with a list."
+"The recipe's option that names one more mark: a key of messages, or a field with a list of marks."
 PARTLY_KEYS = ("train_detail", "loss_scale")
-"""Keys that select a part of a message for training, or give it a weight. The labels of
-LLM-Foundry's loader cannot express either.
+"""Keys that select only a part of a message for training, or give a part another weight. The labels
+of LLM-Foundry's loader cannot express this.
 """
 FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
 "All keys of messages that only concern training. They are removed before a template sees them."
@@ -74,12 +80,12 @@ ROLES = ("user", "assistant", "system", "tool")
 PLAIN_ROLES = ROLES[:3]
 "Roles that any template takes."
 SCHEMAS = ("input_schema", "inputSchema")
-"The keys under which Anthropic and MCP write what chat templates read as a tool's `parameters`."
+"The names that Anthropic and MCP have for a tool's `parameters`, as chat templates call them."
 SEPARATOR = "\n\n"
 "The text between the texts of merged messages."
 MAX_LEVELS = 200
-"""The most levels of nested lists and objects in messages and tools: templates and Python itself
-follow some 900.
+"""How deeply lists and objects in messages and tools may be nested. Templates and Python itself
+fail at some 900 levels.
 """
 TRIES: tuple[dict[str, Any], ...] = (
     {"consecutive_roles": "merge"},
@@ -123,13 +129,14 @@ def make_conversation(
     fault = check_roles(tuple(roles), "tool")
     if fault and fault != GREETS:
         raise RecordRefused(fault)
-    # Answers before the first question become part of its prompt. Without a question an answer to
-    # the system message is trained; the first message of all has no prompt.
+    # Answers before the first question become a part of its prompt: they are not trained. Without a
+    # question, an answer to the system message is trained, but a first message is not, since it has
+    # no prompt.
     opening = roles.index("user") if "user" in roles else int(fault == GREETS)
     for position in range(opening):
         if roles[position] == "assistant":
             trained[position] = False
-    # Build the record.
+    # Make the conversation. It is rich if it has tools, or a message with more than role and text.
     is_rich = bool(tools) or any(
         len(message) != 2 or "content" not in message or message["role"] not in PLAIN_ROLES
         for message in cleaned
@@ -143,18 +150,19 @@ def make_conversation(
 
 @lru_cache(maxsize=4096)
 def check_roles(roles: tuple[Any, ...], repeatable: str = "") -> str | None:
-    """Return the reason code if LLM-Foundry does not take roles in this order; None if it does.
+    """Return the reason code if LLM-Foundry refuses roles in this order; None if it takes them.
 
     Args:
         roles: the role of each message, in order.
-        repeatable: a role that may follow itself, such as `tool`; empty: none may.
+        repeatable: a role that two messages in a row may have, such as `tool`; empty: no role.
     """
     if len(roles) < 2:
         return "too_few_messages" if roles else "no_messages"
     if not {*ROLES}.issuperset(roles):
         return "unknown_role"
-    if any(role == following != repeatable for role, following in pairwise(roles)):
-        return "repeated_role"
+    for role, following in pairwise(roles):
+        if role == following and role != repeatable:
+            return "repeated_role"
     if roles[-1] != "assistant":
         return "last_not_assistant"
     # Foundry renders the messages before each answer, and transformers cannot render an empty list.
@@ -162,10 +170,12 @@ def check_roles(roles: tuple[Any, ...], repeatable: str = "") -> str | None:
 
 
 def read_trained(raw: RawRecord, messages: Sequence[Message], leading: int = 0) -> list[bool]:
-    """Return a flag for each message: False if a mark of the message or an entry of the record's
-    list of marks excludes it from training.
+    """Return a flag for each message: whether it may be used for training. The marks of the message
+    and the record's list of marks decide this.
 
     Args:
+        raw: the record.
+        messages: its messages, with their marks.
         leading: how many of the first messages come from a field of their own, such as `system`,
             not from the list of messages.
 
@@ -181,12 +191,13 @@ def read_trained(raw: RawRecord, messages: Sequence[Message], leading: int = 0) 
             _is_trained(message, keys, mark)
             for message, mark in zip(messages, listed_marks, strict=True)
         ]
+    # Most messages have no key that concerns training: these may be used.
     flags = _flag_keys(raw)
     return [flags.isdisjoint(message) or _is_trained(message, keys) for message in messages]
 
 
 def remove_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
-    """Return the messages without their marks: the keys that decide about training."""
+    """Return the messages without the keys that only concern training, such as `weight`."""
     flags = _flag_keys(raw)
     return [
         message
@@ -204,8 +215,14 @@ def _flag_keys(raw: RawRecord) -> frozenset[str]:
 
 
 def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int) -> list[Any]:
-    """Return the mark of each message in the record's list of marks; None for a message without a
-    mark. The result is empty if the record has no such list.
+    """Return for each message its mark in the record's list of marks; None for a message without a
+    mark. Return an empty list if the record has no list of marks.
+
+    Raises RecordRefused if two lists differ (bad_weight), or if the list does not have one entry
+    for each message or answer (bad_loss_mask).
+
+    Args:
+        leading: how many of the first messages come from a field of their own, such as `system`.
     """
     named = raw.extra(raw.options[MARK]) if MARK in raw.options else None
     values = [raw.extra(MASK), named if isinstance(named, list) else None]
@@ -214,13 +231,14 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
         return []
     if lists[-1] != lists[0]:
         raise RecordRefused("bad_weight")
-    marks = lists[0]  # two lists that are equal count as one
-    entries = len(marks) if isinstance(marks, list) else -1  # -1 fits none of the lengths below
+    marks = lists[0]  # all lists are equal
+    entries = len(marks) if isinstance(marks, list) else -1  # -1 differs from all lengths below
     count = len(messages)
     answers = [
         position for position, message in enumerate(messages) if message["role"] == "assistant"
     ]
-    # A list has one mark for each listed message, or each message, or each answer.
+    # The marks may belong to the messages without the leading ones, to all messages, or to the
+    # answers: find out by their number.
     for positions in (range(leading, count), range(count), answers):
         if len(positions) == entries:
             mark_at = dict(zip(positions, marks, strict=True))
@@ -231,20 +249,22 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
 
 
 def _is_trained(message: Message, keys: Sequence[str], listed_mark: Any = None) -> bool:
-    """Check whether a message may be used for training: all its marks are true or 1. A message
-    without marks may.
+    """Check whether a message may be used for training: it has no marks, or all its marks are true
+    or 1.
 
     Raises RecordRefused (bad_weight, trained_prompt), as `read_trained` does.
 
     Args:
+        message: the message.
         keys: the keys of messages that are marks.
         listed_mark: the message's entry in the record's list of marks; None if it has none.
     """
     marks = [message[key] for key in keys if message.get(key) is not None]
     if listed_mark is not None:
         marks.append(listed_mark)
-    is_partly = any(message.get(key) is not None for key in PARTLY_KEYS)
-    if is_partly or any(mark not in (0, 1) or mark != marks[0] for mark in marks):
+    is_partly_trained = any(message.get(key) is not None for key in PARTLY_KEYS)
+    has_bad_mark = any(mark not in (0, 1) or mark != marks[0] for mark in marks)
+    if is_partly_trained or has_bad_mark:
         raise RecordRefused("bad_weight")
     if any(marks) and message["role"] != "assistant":
         raise RecordRefused("trained_prompt")
@@ -252,7 +272,8 @@ def _is_trained(message: Message, keys: Sequence[str], listed_mark: Any = None) 
 
 
 def read_messages(raw: RawRecord, key: str) -> list[Any]:
-    """Return a copy of the list of messages in the field that the recipe names under a key.
+    """Return a copy of the list of messages in the field that the recipe names under a key, such as
+    `messages`.
 
     Raises RecordRefused if the field is missing, is not a list, or is nested too deeply.
     """
@@ -263,13 +284,15 @@ def read_messages(raw: RawRecord, key: str) -> list[Any]:
 
 
 def _drops_nulls(raw: RawRecord) -> bool:
+    """Check whether the option `nulls` drops null entries of objects."""
     return raw.options.get("nulls") == "drop"
 
 
 def copy_nested(value: Any, drops_nulls: bool, levels: int = MAX_LEVELS) -> Any:
-    """Copy a decoded JSON value with all that is in it.
+    """Return a deep copy of a decoded JSON value.
 
     Args:
+        value: the value.
         drops_nulls: whether null entries of objects are left out of the copy.
         levels: the most levels of nested lists and objects.
 
@@ -289,8 +312,8 @@ def copy_nested(value: Any, drops_nulls: bool, levels: int = MAX_LEVELS) -> Any:
 
 
 def contains_null(value: Any) -> bool:
-    """Check whether an object in the value has a null entry, at any depth. Null under the key
-    `content` does not count.
+    """Check whether an object has a null entry, in a value or anywhere inside it. A null under the
+    key `content` does not count.
     """
     if isinstance(value, dict):
         return any(
@@ -305,10 +328,11 @@ def merge_messages(
 ) -> tuple[list[Message], list[bool]]:
     """Merge messages of one role that follow each other. Return the messages and their flags.
 
-    Messages are merged only if their flags are equal, and they have no keys besides role, text and
-    calls.
+    Messages are merged only if their flags are equal, and they have no keys but `role`, `content`
+    and `tool_calls`.
 
     Args:
+        messages: the messages, without marks.
         trained: a flag for each message: whether it is used for training.
         unmerged_role: a role whose messages are never merged. Results of two calls are two
             messages of the role `tool`.
@@ -316,7 +340,8 @@ def merge_messages(
     merged = list[Message]()
     flags = list[bool]()
     for message, flag in zip(messages, trained, strict=True):
-        # The message before this one; {} has no role, so nothing is merged with it.
+        # The message before this one, if their flags are equal. Otherwise {}, whose role fits no
+        # message.
         previous = merged[-1] if merged and flags[-1] == flag else {}
         is_plain = {"role", "content", "tool_calls"}.issuperset((*previous, *message))
         is_same_role = previous.get("role") == message["role"]
@@ -333,15 +358,18 @@ def merge_messages(
 def _join_parallel_calls(
     messages: list[Message], trained: list[bool]
 ) -> tuple[list[Message], list[bool]]:
-    """Join calls in messages that follow each other: [call A, call B, result, result] becomes one
-    message with two calls, and two results. Return the messages and their flags.
+    """Join messages with calls that follow each other into one message. Return the messages and
+    their flags.
 
-    Messages are joined only if the later one has nothing but calls, and their flags are equal.
+    So the messages [call A, call B, result A, result B] become [calls A and B, result A, result B].
+    Messages are joined only if the later message has nothing but calls, and their flags are equal.
 
     Args:
+        messages: the messages, without marks.
         trained: a flag for each message: whether it is used for training.
     """
-    if sum("tool_calls" in message for message in messages) < 2:
+    with_calls = [message for message in messages if "tool_calls" in message]
+    if len(with_calls) < 2:
         return messages, trained
     joined = list[Message]()
     flags = list[bool]()
@@ -359,23 +387,30 @@ def _join_parallel_calls(
 
 
 def system_messages(raw: RawRecord) -> list[Message]:
-    """Return a list with the message in the field `system`; an empty list if that is empty."""
+    """Return a list with the system message in the field `system`; an empty list if the field is
+    empty or missing.
+    """
     if raw.value("system") in (None, ""):
         return []
     return [{"role": "system", "content": raw.text("system")}]
 
 
 def exchange_messages(question: str, answer: str) -> list[Message]:
-    """Return a question and its answer as messages."""
+    """Return a question and its answer as a message of the user and a message of the assistant."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def _read_tools(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | None:
-    """Return the tools of a record; None if it has none, and [] if it has an empty list of them.
+    """Return the tools of a record in the form of chat templates, each as `{"type": "function",
+    "function": ...}`. Return None if the field `tools` is missing or null, and [] if it contains an
+    empty list.
 
-    Raises RecordRefused if messages call tools and the record does not have any.
+    Raises RecordRefused if the tools cannot be read (bad_tools), or if messages call tools and the
+    record has no tools (missing_tools).
 
-    A bare tool is put into `{"type": "function", "function": ...}`, the form of chat templates.
+    Args:
+        raw: the record.
+        messages: its messages. A system message may have tools of its own.
     """
     if "tools" not in raw.fields:
         return None
@@ -388,8 +423,9 @@ def _read_tools(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | 
 
 
 def _parse_tools(value: Any) -> list[Message]:
-    """Return the tools in a list or its JSON text, each in the form of chat templates. Raises
-    RecordRefused (bad_tools) for another value.
+    """Return a list of tools with each tool in the form of chat templates.
+
+    Raises RecordRefused (bad_tools) if the value is neither a list of tools nor its JSON text.
     """
     tools = decode_json(value)
     if not isinstance(tools, list):
@@ -398,8 +434,8 @@ def _parse_tools(value: Any) -> list[Message]:
 
 
 def _normalize_own_tools(message: Message) -> Message:
-    """Return the message with a system message's own tools, as in records of GLM-4, in the form of
-    chat templates.
+    """Return the message. If it is a system message with tools of its own, as in records of GLM-4,
+    the tools get the form of chat templates.
     """
     if message["role"] == "system" and message.get("tools"):
         return message | {"tools": _parse_tools(message["tools"])}
@@ -407,9 +443,10 @@ def _normalize_own_tools(message: Message) -> Message:
 
 
 def _normalize_tool(value: Any) -> Message:
-    """Return a tool in the form of chat templates. The schema of its arguments, which Anthropic and
-    MCP write as `input_schema` or `inputSchema`, becomes `parameters`. `cache_control`, a setting
-    of the service, is dropped.
+    """Return a tool in the form of chat templates.
+
+    The schema of its arguments, which Anthropic calls `input_schema` and MCP `inputSchema`, becomes
+    `parameters`. The key `cache_control`, a setting of Anthropic's service, is dropped.
     """
     tool = _wrap_function(value, "bad_tools")
     function = tool["function"]
@@ -428,13 +465,15 @@ def _normalize_tool(value: Any) -> Message:
 
 
 def parse_calls(value: Any) -> list[Message]:
-    """Return tool calls in the form of a message's `tool_calls`, each inside `function`. Arguments
-    that are an empty string become an empty object. Other arguments stay JSON text or an object:
-    the encoder finds out which of the two a template takes.
+    """Return tool calls in the form of a message's `tool_calls`: `[{"type": "function", "function":
+    {"name": ..., "arguments": ...}}]`.
+
+    Arguments that are an empty string become an empty object. Other arguments stay JSON text or an
+    object: the encoder finds out which of the two a template takes.
 
     Args:
-        value: a call or a list of calls, as JSON text or decoded: `{"name": ..., "arguments":
-            ...}`, or that inside `function`.
+        value: a call or a list of calls, decoded or as JSON text. A call is `{"name": ...,
+            "arguments": ...}`, or has these keys inside `function`.
 
     Raises RecordRefused if a call has no name (bad_tool_call), or its arguments are not a JSON
     object (arguments_not_json).
@@ -452,6 +491,7 @@ def parse_calls(value: Any) -> list[Message]:
 
 
 def _has_blank_arguments(call: Message) -> bool:
+    """Check whether the arguments of a call are a string without text."""
     arguments = call["function"].get("arguments")
     return isinstance(arguments, str) and not arguments.strip()
 
@@ -464,7 +504,11 @@ def _without_arguments(call: Message) -> Message:
 def _wrap_function(value: Any, reason: str) -> Message:
     """Return a tool or a call in the form `{"type": "function", "function": {"name": ...}}`.
 
-    Raises RecordRefused with the reason code `reason` if it has no name.
+    Raises RecordRefused if the tool or the call has no name.
+
+    Args:
+        value: the tool or the call, with its keys inside `function` or directly in it.
+        reason: the reason code for a value without a name.
     """
     if isinstance(value, dict) and value.get("function") is None:
         function = {key: value[key] for key in value if key not in ("type", "id", "function")}
@@ -477,8 +521,8 @@ def _wrap_function(value: Any, reason: str) -> Message:
 
 
 def decode_json(value: Any) -> Any:
-    """Parse a string as JSON; return None if it is not valid JSON. A value of any other type is
-    returned as it is. Whole numbers of any size are kept exactly.
+    """Parse a string as JSON, and return None if the string is not valid JSON. Return a value of
+    any other type unchanged. Whole numbers of any size keep all digits.
 
     Raises RecordRefused (too_deep) if the JSON is nested too deeply.
     """

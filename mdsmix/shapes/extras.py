@@ -1,10 +1,10 @@
-"""Fields that a record of any conversation shape may have although its recipe does not name them,
-and that change what is trained.
+"""Reads extras: fields of a conversation's record that change what is trained, although no key of
+the recipe names them.
 
-`chat_template_kwargs` is TRL's column: an object of variables that `apply_chat_template` gets.
-`loss_mask` is a list of marks, which `conversation_rules` reads. `objects` is ms-swift's: it
-replaces `<ref-object>` and `<bbox>` in the texts. ms-swift prints them in the form of one model,
-and boxes in the pixels of that model's images, so such a record is refused.
+- `chat_template_kwargs`, as in TRL: an object of variables that `apply_chat_template` gets.
+- `loss_mask`: a list of marks (which messages are trained), which `conversation_rules` reads.
+- `objects`, as in ms-swift: names and boxes that replace `<ref-object>` and `<bbox>` in the texts.
+  ms-swift writes boxes in the pixels of one model's images, so a record that needs them is refused.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from mdsmix.shapes.shape import RawRecord
 
 EXTRAS_REASONS = {
     "bad_template_kwargs": (
-        "The record's chat_template_kwargs are not an object, or name a variable that mdsmix "
-        "itself gives to the template, such as tools."
+        "The record's chat_template_kwargs are not an object, or they set a variable that mdsmix "
+        "itself gives to the chat template, such as tools."
     ),
     "objects_not_filled": (
-        "Texts contain <ref-object> or <bbox>, which ms-swift replaces with the record's "
-        "objects by the rules of one model."
+        "Texts of the record contain <ref-object> or <bbox>. ms-swift replaces these with the "
+        "record's objects by the rules of one model, and mdsmix cannot."
     ),
 }
 "Reason codes of a shape that is read `with_extras` -> their explanations."
@@ -38,7 +38,7 @@ FILLED_IN = ("<ref-object>", "<bbox>")
 OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
 )
-"Variables that every rendering gets from mdsmix, and that a record cannot set."
+"Variables that mdsmix itself gives to every chat template, and that a record cannot set."
 ARGUMENTS = frozenset(
     {"conversation", "chat_template", "continue_final_message", "tokenize", "padding"}
     | {"truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
@@ -48,20 +48,26 @@ ARGUMENTS = frozenset(
 
 
 def with_extras(parse: Callable[[RawRecord], Any]) -> Callable[[RawRecord], Any]:
-    """Return a function that reads a record with `parse`, and then its extras."""
+    """Return a function that reads a record with `parse`, and then reads the record's extras.
+
+    Args:
+        parse: a function that returns a Conversation or a Preference.
+    """
 
     def parse_with_extras(raw: RawRecord) -> Any:
-        """Read a record with `parse`, add the variables of its `chat_template_kwargs`, and refuse
-        it if its texts contain placeholders that its `objects` would replace.
+        """Read a record with `parse`, and add the variables of its `chat_template_kwargs`. Refuse
+        the record if its texts contain placeholders that its `objects` would replace.
         """
         record = parse(raw)
-        if NAMES.isdisjoint(raw.record) and not any("." in path for path in raw.fields.values()):
+        # Most records have no extras at the top, nor next to a field that is named by a path.
+        has_paths = any("." in path for path in raw.fields.values())
+        if NAMES.isdisjoint(raw.record) and not has_paths:
             return record
         variables = read_variables(raw.extra(VARIABLES))
         is_conversation = isinstance(record, Conversation)
-        # A preference is its two halves, the prompt with each answer, and its rewards.
-        halves = [record] if is_conversation else record
-        conversations = [half for half in halves if isinstance(half, Conversation)]
+        # A preference is a tuple: the prompt with each of the two answers, and the rewards.
+        members = [record] if is_conversation else record
+        conversations = [member for member in members if isinstance(member, Conversation)]
         if raw.extra(OBJECTS):
             for conversation in conversations:
                 if any(word in conversation.all_text for word in FILLED_IN):
@@ -79,10 +85,10 @@ def with_extras(parse: Callable[[RawRecord], Any]) -> Callable[[RawRecord], Any]
 
 
 def read_variables(value: Any) -> Mapping[str, Any] | None:
-    """Return the variables in a record's `chat_template_kwargs`; None if there are none.
+    """Return the variables in a record's `chat_template_kwargs`; None if the record sets none.
 
-    Null entries are dropped at any depth, since Arrow adds them if the objects of a column have
-    different keys.
+    Null entries are dropped at any depth, since Arrow fills in nulls if the objects of a column
+    have different keys.
 
     Args:
         value: an object, or its JSON text.

@@ -1,11 +1,13 @@
-"""A recipe's fields beyond a plain name: a path into nested records (`meta.body`,
-`conversations[0].value`), and a template over several fields (`"{title}\\n\\n{body}"`).
+"""Reads the fields of a recipe: a plain name (`text`), a path into nested records (`meta.body`,
+`conversations[0].value`), or a template over several fields (`"{title}\\n\\n{body}"`).
 
-The value of a path or template is put into a copy of the record, under the string that the recipe
-writes. So a shape reads every field by its name, and records are not copied if a recipe has only
-plain names. A field with exactly this name wins: `meta.body` is the field `meta.body` of a record
-that has one, otherwise `body` in `meta`. A string that cannot be read as a path, such as
-`score[en]`, is always a plain name.
+The value of a path or a template is put into a copy of the record, under the string that the recipe
+writes. So a shape reads every field by a name. If a recipe has only plain names, records are not
+copied.
+
+A field with exactly the name wins: `meta.body` means the field `meta.body` if the record has it,
+otherwise `body` in `meta`. A string that cannot be read as a path, such as `score[en]`, is always a
+plain name.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ _STEP = _NAME + r"(?:\[-?\d{1,9}\])*"
 _PATH = re.compile(rf"{_STEP}(?:\.{_STEP})*")
 _STEPS = re.compile(r"\[(-?\d+)\]|(" + _NAME + ")")
 _IMAGE = "<image>"
-"""A field with this placeholder is a template even without braces. It then gives all records the
-same text, such as one question about many captioned images.
+"""A field of a recipe with this placeholder is a template even without braces. Its value is then
+the same text in all records, such as one question about many captioned images.
 """
 
 
 class BadField(ValueError):
-    """A field of a recipe cannot be read as a template; the message says where it is wrong."""
+    """Raised if a field of a recipe cannot be read as a template. The message names the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +42,21 @@ class Field:
     name: str
     "The field as the recipe writes it."
     roots: frozenset[str]
-    "The record's top-level names that the field reads."
+    "The names of the record's top-level fields that are read for it: `meta` for `meta.body`."
     find: Callable[[Mapping[str, Any]], Any]
-    "Record -> the field's value. Raises RecordRefused if the record lacks it."
+    "Record -> the field's value. Raises RecordRefused if the record lacks the field."
     entered: frozenset[str]
-    "The roots that a path such as `meta.body` enters: their values are lists or objects."
+    "The names in `roots` whose values are lists or objects: `meta` for `meta.body`."
     is_template: bool = False
+    "Whether the field is a template."
 
 
 @lru_cache(maxsize=256)
 def parse_field(name: str) -> Field:
-    """Parse a field as a recipe writes it. Raises BadField if it is a template with an error."""
+    """Return a field from the string that the recipe writes.
+
+    Raises BadField if the string is a template with an error.
+    """
     if "{" in name or "}" in name or _IMAGE in name:
         return _parse_template(name)
     steps: list[Any] = [name]
@@ -59,28 +65,34 @@ def parse_field(name: str) -> Field:
 
     def find(record: Mapping[str, Any]) -> Any:
         """Return the value of the field. Raises RecordRefused (missing_field) if the record lacks
-        it.
+        the field.
         """
         if name in record:
             return record[name]
         value: Any = record
         try:
             for step in steps:
-                if type(value) is not (dict if type(step) is str else list):
-                    raise LookupError  # "abc"[0] must not count as an entry of a list
+                # A name needs an object, and a number needs a list: not a string such as "abc"[0].
+                needed_type = dict if type(step) is str else list
+                if type(value) is not needed_type:
+                    raise LookupError
                 value = value[step]
         except LookupError:
             raise RecordRefused("missing_field", missing=name) from None
         return value
 
-    # A record may also have a field of exactly this name: so the whole name is a root too.
+    # A record may have a field of exactly this name, so the whole name is a root too.
     root = frozenset(steps[:1])
     return Field(name, root | {name}, find, entered=root if steps[1:] else frozenset())
 
 
 def _parse_template(template: str) -> Field:
-    """Parse a template: text, and fields in braces. Its value is a string; `find` raises
-    RecordRefused if one of its fields is missing or not a string.
+    """Return a field from a template: text with fields in braces, such as `"{title}: {body}"`.
+
+    The value of the field is a string. Its `find` raises RecordRefused if a field in braces is
+    missing or not a string.
+
+    Raises BadField if the template has an error.
     """
     try:
         pieces = [*Formatter().parse(template)]
@@ -94,14 +106,21 @@ def _parse_template(template: str) -> Field:
     fields = [parse_field(name) for _, name, *_ in pieces if name]
 
     def find(record: Mapping[str, Any]) -> Any:
+        """Return the template with the values of its fields in place of the braces."""
         if template in record:
             return record[template]
         values = [field.find(record) for field in fields]
         for field, value in zip(fields, values, strict=True):
             if type(value) is not str:
                 raise RecordRefused("field_not_text", **{"not text": field.name})
-        unused = iter(values)
-        return "".join([text + (next(unused) if name else "") for text, name, *_ in pieces])
+        # Each piece is a text and the field that follows it. The last piece may have no field.
+        unused_values = iter(values)
+        texts = list[str]()
+        for text, name, *_ in pieces:
+            texts.append(text)
+            if name:
+                texts.append(next(unused_values))
+        return "".join(texts)
 
     roots = frozenset([template]).union(*(field.roots for field in fields))
     entered = frozenset[str]().union(*(field.entered for field in fields))
@@ -113,12 +132,12 @@ Deriver = Callable[[Any], Any]
 
 def make_deriver(names: Iterable[str]) -> Deriver | None:
     """Return a function that copies a record and adds the values of paths and templates. Return
-    None if there are neither, so that records need no copy.
+    None if the names have no paths and no templates, so that records need no copy.
 
-    The function adds each value under the string that the recipe writes, such as `meta.body`. If
-    the record lacks a field of a template, it returns a NoRecord, the reason why the record is
-    bad. If the record lacks a path, nothing is added, and the shape then decides whether the field
-    is required.
+    The function adds each value under the string that the recipe writes, such as `meta.body`. For
+    a record that lacks a field of a template, the function returns a NoRecord, the reason why the
+    record is bad. For a record that lacks a path, nothing is added: the shape then decides whether
+    the record needs this field.
 
     Args:
         names: fields as a recipe writes them: plain names, paths and templates.
@@ -128,8 +147,8 @@ def make_deriver(names: Iterable[str]) -> Deriver | None:
         return None
 
     def derive(record: Any) -> Any:
-        """Return a copy of the record with the values of `fields`; a NoRecord if a template fails.
-        A value that is not an object is returned as it is.
+        """Return a copy of the record with the values of `fields`, or a NoRecord if a template
+        fails. Return a record that is not an object unchanged.
         """
         if type(record) is not dict:
             return record
@@ -146,7 +165,13 @@ def make_deriver(names: Iterable[str]) -> Deriver | None:
 
 
 def find_value(name: str, record: Any) -> Any:
-    """Return the value of a field; None if the record lacks the field or is not an object."""
+    """Return the value of a field in a record. Return None if the record lacks the field or is not
+    an object.
+
+    Args:
+        name: the field as a recipe writes it: a plain name, a path or a template.
+        record: the raw record.
+    """
     try:
         return parse_field(name).find(record) if type(record) is dict else None
     except RecordRefused:
