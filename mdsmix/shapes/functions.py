@@ -1,16 +1,20 @@
 """A user's function as a shape: `my_shapes.py:read` from a file, or `package.module:read` from an
 installed package.
 
-The function takes a raw record, a dict, and returns a Document, a Pair or a Conversation of
-`mdsmix.record`, or a dict, as LLM-Foundry's preprocessing functions do: `{"text": ...}`,
-`{"prompt": ..., "response": ...}` (or `completion`), or `{"messages": [...]}` with optional
-`tools`. A preference is a dict `{"prompt": ..., "chosen": ..., "rejected": ...}`. A returned string
-is the reason why the record is bad, and so is an exception.
+The function gets a raw record (a dict). It returns a Document, a Pair or a Conversation of
+`mdsmix.record`, or a dict in one of these forms:
 
-A published stream names the function with a hash: of the file and the local files that it imports,
-or of the package's version. After an edit the stream is converted again. Only the first record that
-is read imports the function: a recipe is opened, checked and planned without it. A job contains the
-content of the files, so a worker on another machine does not need the files.
+- `{"text": ...}`
+- `{"prompt": ..., "response": ...}`, or with `completion` in place of `response`
+- `{"messages": [...]}`, with optional `tools`
+- `{"prompt": ..., "chosen": ..., "rejected": ...}`, a preference
+
+If it returns a string or raises an exception, the record is bad for this reason.
+
+The name of a published stream's shape contains a hash: of the file and the local files that it
+imports, or of the package's version. So after an edit the stream is converted again. The function
+is imported when the first record is read: a recipe is opened, checked and planned without it. A job
+contains the content of the files, so a worker on another machine does not need the files.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ FUNCTION_REASONS = {
     "function_refused": "The recipe's function returned a string; the detail contains it.",
     "function_failed": "The recipe's function raised an exception; the detail contains it.",
     "function_gave_other": (
-        "The recipe's function returned a value of another type than the stream takes."
+        "The recipe's function returned a value of a type that the stream does not take; the "
+        "detail names the type."
     ),
 }
 "Reason codes of a shape that is a function -> their explanations."
@@ -55,17 +60,18 @@ GIVES: dict[str, Shape] = {
     "pair": PROMPT_RESPONSE,
     "document": TEXT,
 }
-"""Value of a recipe's `source.gives` -> the shape whose rules a function's result must follow. A
-dict is recognised by the shape's first field.
+"""Value of a recipe's `source.gives` -> the shape whose rules the results of a function must
+follow. If a function returns a dict, the first of these shapes whose first field is a key of the
+dict is meant.
 """
 MAX_MESSAGE = 1000
-"Characters of a function's message that are stored with a bad record."
+"How many characters of a function's message are stored with a bad record."
 _BY = " by "
 _OF_HASH = " of hash "
 
 
 def is_function(shape: str | None) -> TypeGuard[str]:
-    """Return whether the `shape:` of a recipe, or the shape of a manifest, names a function."""
+    """Check whether the `shape:` of a recipe, or the shape of a manifest, names a function."""
     return shape is not None and ":" in shape
 
 
@@ -74,25 +80,30 @@ class FunctionName:
     """The name of a user's function, in a recipe or in a published stream."""
 
     gives: str
-    "The type of record that it returns, a key of GIVES such as `pair`."
+    "The type of record that the function returns, a key of GIVES such as `pair`."
     module: str
-    """`my_shapes.py`, or `package.module`. In a recipe's name, the path of the file from the
+    """`my_shapes.py`, or `package.module`. In a recipe a file may have a path, which begins in the
     recipe's folder.
     """
     attribute: str
-    "The function in the module."
+    "The name of the function in the module, such as `read`."
     digest: str = ""
-    "The hash of the function's files or of its package's version; empty in a recipe's name."
+    "The hash of the function's files or of its package's version; empty in a recipe."
 
     @classmethod
     def in_recipe(cls, shape: str, gives: str) -> FunctionName:
-        """Parse the `shape:` of a recipe, such as `my_shapes.py:read`."""
+        """Return the name from the `shape:` of a recipe, such as `my_shapes.py:read`.
+
+        Args:
+            shape: the recipe's `shape:`.
+            gives: the type of record that the function returns, a key of GIVES such as `pair`.
+        """
         module, _, attribute = shape.rpartition(":")
         return cls(gives, module, attribute)
 
     @classmethod
     def from_text(cls, text: str) -> FunctionName:
-        """Parse a name that `to_text` has written."""
+        """Return the name from a string that `to_text` has written."""
         gives, _, shape_and_hash = text.partition(_BY)
         shape, _, digest = shape_and_hash.partition(_OF_HASH)
         module, _, attribute = shape.rpartition(":")
@@ -111,17 +122,19 @@ class FunctionName:
 
 @dataclass(frozen=True)
 class Function:
-    """A function with all files that its results depend on. Creating or unpickling an object
-    registers it in the process, under its name.
+    """A function with all files that its results depend on.
+
+    When an object is created or unpickled, it registers itself in the process under its name, so
+    that `_parse` finds it.
     """
 
     name: FunctionName
     files: Mapping[str, bytes]
-    """Path in the folder -> content, of a file and the local files that it imports; empty for an
-    installed package.
+    """Path in the folder -> content, for the function's file and the local files that it imports.
+    Empty for a function in an installed package.
     """
     folder: str
-    "The folder of these files on the machine that read them."
+    "The folder of these files, on the machine where they were read."
 
     def __post_init__(self) -> None:
         _registry[self.name] = self
@@ -131,7 +144,7 @@ class Function:
 
     @cached_property
     def call(self) -> Callable[[Any], Any]:
-        """The function itself, imported. Raises RecipeError if it cannot be imported."""
+        """The imported Python function. Raises RecipeError if the function cannot be imported."""
         shape = self.name.shape
         module = self.name.module
         try:
@@ -143,27 +156,28 @@ class Function:
         except (Exception, SystemExit) as error:
             raise RecipeError(
                 f"source.shape {shape} cannot be imported ({type(error).__name__}: {error}): "
-                "fix it, or install the packages that it needs."
+                f"fix {self.name.module}, or install the packages that it needs."
             ) from None
         if not callable(function):
             raise RecipeError(
-                f"source.shape {shape} is {function!r}, which is not a function: name a function."
+                f"source.shape {shape} is {function!r}, which is not a function: set source.shape "
+                "to the name of a function."
             )
         loaded: Callable[[Any], Any] = function
         return loaded
 
 
 _registry: dict[FunctionName, Function] = {}
-"Name -> function, of those that this process has found itself or received with a job."
+"Name -> function, for each function that this process has found or received with a job."
 
 
 def describe_bad_name(shape: str) -> str | None:
-    """Return a message on a recipe's `shape:` that cannot name a function; None if it can."""
+    """Return a message if a recipe's `shape:` cannot be the name of a function, otherwise None."""
     if re.fullmatch(r"(.*\.py|\w+(\.\w+)*):[^\W\d]\w*", shape):
         return None
     return (
-        f"source.shape is {shape!r}, which does not name a function: write my_shapes.py:read, "
-        "or package.module:read."
+        f"source.shape is {shape!r}, which does not name a function: write a name such as "
+        "my_shapes.py:read or package.module:read."
     )
 
 
@@ -182,7 +196,9 @@ def find_function(shape: str, gives: str, folder: Path) -> Function:
     files = dict[str, bytes]()
     if name.module.endswith(".py"):
         if not path.is_file():
-            raise RecipeError(f"source.shape {shape}: no such file: {path}; correct the path.")
+            raise RecipeError(
+                f"source.shape is {shape}, but there is no such file: {path}; correct source.shape."
+            )
         files = _read_local_files(path)
         hashed: list[Any] = sorted(files.items())
         name = replace(name, module=path.name)
@@ -193,8 +209,10 @@ def find_function(shape: str, gives: str, folder: Path) -> Function:
 
 
 def _read_local_files(path: Path) -> dict[str, bytes]:
-    """Read a file and all files in its folder that it imports, directly or through other files.
-    Return path in the folder -> content.
+    """Return a file, and all files in its folder that it imports directly or through other files:
+    path in the folder -> content.
+
+    Raises RecipeError if a file is not valid Python.
     """
     folder = path.parent
     files = dict[str, bytes]()
@@ -216,11 +234,12 @@ def _read_local_files(path: Path) -> dict[str, bytes]:
 
 
 def _imported_modules(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
-    """Yield the paths, without a suffix, that a file's import lines may refer to: a, a/b and a/b/c
-    for `from a.b import c`.
+    """Yield the paths, without a suffix, that the import lines of a file may refer to. For
+    `from a.b import c` these are a, a/b and a/b/c.
 
     Args:
         tree: the parsed file.
+        file: the path of the file, where relative imports begin.
         root: the folder where absolute imports begin.
     """
     for node in ast.walk(tree):
@@ -242,17 +261,21 @@ def _imported_modules(tree: ast.Module, file: Path, root: Path) -> Iterator[Path
 
 
 def _package_versions(name: FunctionName) -> list[str]:
-    """Return the name and version of each installed package that contains a module. For a module
-    that is in no installed package, return the hashes of its files.
+    """Return the name and version of each installed package that contains the function's module:
+    `["shapes-of-mine 1.2"]`. For a module that is in no installed package, return the hashes of the
+    files of its top-level package.
+
+    Raises RecipeError if the module cannot be found.
     """
     top = name.module.partition(".")[0]
-    if packages := packages_distributions().get(top):
+    packages = packages_distributions().get(top)
+    if packages:
         return [f"{package} {version(package)}" for package in sorted(set(packages))]
     spec = find_spec(top)
     if spec is None:
         raise RecipeError(
-            f"source.shape {name.shape}: no package {top} is installed here; install it, or name "
-            "a file: my_shapes.py:read."
+            f"source.shape is {name.shape}, but no package {top} is installed here: install the "
+            "package, or set source.shape to a function in a file, such as my_shapes.py:read."
         )
     path = Path(str(spec.origin))
     is_package = path.name == "__init__.py"
@@ -261,8 +284,8 @@ def _package_versions(name: FunctionName) -> list[str]:
 
 
 class _LocalModules(MetaPathFinder):
-    """Imports the modules of functions from their folders, before Python looks for them anywhere
-    else.
+    """Finds the modules of functions in their folders, for Python's `import`. It is asked before
+    Python looks anywhere else.
     """
 
     def __init__(self) -> None:
@@ -273,20 +296,25 @@ class _LocalModules(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def add(self, function: Function) -> None:
-        """Make the modules of a function importable. Raises ImportError if this process has
-        imported a different module of the same name.
+        """Make the modules of a function importable.
+
+        Raises ImportError if this process has imported a different module of the same name.
         """
         folder = Path(function.folder)
         if not _are_unchanged(folder, function.files):
-            # This is another machine, or the files have changed.
+            # This is another machine, or the files have changed: write them to the cache.
             folder = cache_folder() / "functions" / function.name.digest
             for path, content in function.files.items():
                 keep_in_cache(folder / path, content)
         for path, content in function.files.items():
             name = Path(path).parts[0].removesuffix(".py")
             is_foreign = name in sys.modules and name not in self._folders
-            if is_foreign or self._contents.setdefault(path, content) != content:
-                raise ImportError(f"this process has imported another module {name}: rename it")
+            known_content = self._contents.setdefault(path, content)
+            if is_foreign or known_content != content:
+                raise ImportError(
+                    f"this process has imported another module {name}: rename the module {name} "
+                    "of the function"
+                )
             self._folders[name] = str(folder)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -298,7 +326,12 @@ _local_modules = _LocalModules()
 
 
 def _are_unchanged(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Check whether the folder has all these files (path in it -> content), with this content."""
+    """Check whether the folder still has all these files with the same content.
+
+    Args:
+        folder: the folder.
+        files: path in the folder -> content.
+    """
     for name, content in files.items():
         path = folder / name
         if not path.is_file() or path.read_bytes() != content:
@@ -307,8 +340,8 @@ def _are_unchanged(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def function_shape(name: FunctionName) -> Shape:
-    """Return a shape that reads records with a user's function. The function is looked up when the
-    first record is read.
+    """Return a shape that reads records with a user's function. The function is imported only when
+    the first record is read.
     """
     return Shape(
         name=name.to_text(),
@@ -319,34 +352,35 @@ def function_shape(name: FunctionName) -> Shape:
 
 
 def registered_function(shape: str | None) -> Function | None:
-    """Return the function that a stream's shape names. None if the shape does not name a function,
-    or this process does not have the function.
+    """Return the function that a stream's shape names. Return None if the shape does not name a
+    function, or the function is not registered in this process.
     """
     return _registry.get(FunctionName.from_text(shape)) if is_function(shape) else None
 
 
 def import_function(shape: str | None) -> str | None:
-    """Import the function that a stream's shape names, if it names one. Return a warning if that
-    imports torch, otherwise None.
+    """Import the function that a stream's shape names. Return a warning if this imports torch,
+    otherwise None. Do nothing if the shape does not name a function.
     """
     function = registered_function(shape)
     if function is None:
         return None
     had_torch = "torch" in sys.modules
-    _ = function.call
+    _ = function.call  # reading this attribute imports the function
     if had_torch or "torch" not in sys.modules:
         return None
     return (
-        f"{function.name.shape} imports torch: every process of this conversion loads it, "
-        "and starts seconds later"
+        f"the function {function.name.shape} imports torch: every process of this conversion "
+        "loads torch too, and starts seconds later"
     )
 
 
 def _parse(name: FunctionName, raw: RawRecord) -> Any:
-    """Read a record with a user's function. The function prints to stderr.
+    """Read a record with a user's function. What the function prints goes to stderr.
 
     Raises RecordRefused if the function fails, returns a string (its reason to refuse the record),
     or returns a record that breaks a rule.
+    Raises RecipeError if the function cannot be imported.
     """
     try:
         call = _registry[name].call
@@ -363,20 +397,22 @@ def _parse(name: FunctionName, raw: RawRecord) -> Any:
 
 
 def _read_answer(answer: Any, gives: str) -> Any:
-    """Return the record that a function returned, after checking it by the rules of its shape.
+    """Return a record from what a function returned, and check it by the rules of its shape.
 
-    Raises RecordRefused if it breaks these rules, or is not of the type that the stream takes.
+    Raises RecordRefused if the record breaks a rule, or is not of the type that the stream takes.
 
     Args:
         answer: a Document, Pair or Conversation, or a dict such as `{"text": ...}`.
-        gives: the type that the stream takes, a key of GIVES.
+        gives: the type that the stream takes, a key of GIVES such as `pair`.
     """
     is_record = isinstance(answer, Document | Pair | Conversation)
     tree = answer._asdict() if is_record else answer
     keys = set(tree) if isinstance(tree, dict) else set[Any]()
-    form = next((name for name, shape in GIVES.items() if shape.fields[0] in keys), "")
-    if not form:
+    # The type of the record follows from its keys: a document has the key `text`.
+    forms = [name for name, shape in GIVES.items() if shape.fields[0] in keys]
+    if not forms:
         raise RecordRefused("function_gave_other", said=type(answer).__name__)
+    form = forms[0]
     if form != gives:
         why = f"a {form} in a stream of {gives}s: write source.gives: {form} for {form}s"
         raise RecordRefused("function_gave_other", said=why)

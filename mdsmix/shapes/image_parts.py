@@ -1,12 +1,15 @@
-"""Images in conversations: turns a conversation that a plain shape has read into one whose messages
-have parts.
+"""Reads the images of conversations, and puts an image part into a message for each of them.
 
-People write an image in four ways: as a placeholder in a text (`<image>`) with a list of paths next
-to the messages, as a part of a message that brings the image, as a key of the message itself
-(`image`, GLM-4's form), or as a path between tags inside the text. All four become a message whose
-content is a list of parts, as transformers' chat templates take it, and a list of images in the
-order of the parts. So a template never gets a path. The numbers of placeholders and images must
-agree, otherwise it is unclear which image is meant.
+People write an image in four ways:
+
+- as a placeholder in a text (`<image>`), with a list of paths next to the messages
+- as a part of a message that contains the image
+- as a key of the message itself (`image`, GLM-4's form)
+- as a path between tags inside the text
+
+All four become a message whose content is a list of parts, as transformers' chat templates take it,
+and a list of images in the order of the parts. So a template never gets a path. There must be as
+many placeholders as images: with other numbers it is unclear which image belongs to which place.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from mdsmix.shapes.shape import RawRecord, Shape
 
 PLACEHOLDER_REASONS = {
     "image_count": (
-        "The record has more or fewer images than placeholders for them; the detail counts both."
+        "The record has more or fewer images than placeholders for images; the detail counts both."
     ),
     "bad_image": (
         "A value that should be an image is neither a path nor an image, such as base64 that "
@@ -43,17 +46,21 @@ PLACEHOLDER_REASONS = {
 
 Image = str | bytes
 PLACEHOLDER = "<image>"
-"""Means the next image of the record, in the texts of LLaVA, Qwen2.5-VL, ms-swift and
+"""The place of the next image of the record, in the texts of LLaVA, Qwen2.5-VL, ms-swift and
 LLaMA-Factory.
 """
 MARK = "\0image\0"
-"The placeholder of an image in records whose `<image>` is plain text, until texts become parts."
+"""Marks the place of an image while a record with image parts is read. It is another string than
+`<image>`, which may be plain text in such a record.
+"""
 FIELDS = ("images", "image")
 """Fields of a record that may contain its images, if the recipe does not name a field. Only the
 first one with a value is read.
 """
 NOTHING: tuple[Any, ...] = (None, [], "", {"bytes": None, "path": None})
-"Values of a field without images. Some writers of parquet write the last one for a missing image."
+"""Values of a field without images. Some writers of parquet write the last of these values for a
+missing image.
+"""
 KINDS = ("image", "image_url", "input_image")
 """Types of a part that is an image. A tuple and not a set, since a part's type may be a list, which
 has no hash.
@@ -78,6 +85,7 @@ def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
     """Return the shape with a `parse` that also reads images.
 
     Args:
+        shape: a shape of conversations.
         fields: the names of the record's fields with images. An empty list means FIELDS: `images`
             is read, and `image` only if a record has nothing in `images`. Images in messages are
             read in any case.
@@ -103,9 +111,9 @@ def _parse(shape: Shape, names: Sequence[str], raw: RawRecord) -> Conversation:
     images = list[Image]()
     for value in _find_field_values(raw.record, names):
         images += read_images(value)
-    # Replace the image parts of all lists of messages with marks.
+    # Replace the image parts in all lists of messages with marks, and collect these parts.
     parts = list[Any]()
-    flattened = dict[str, list[Any]]()
+    flattened = dict[str, list[Any]]()  # field -> its messages with marks
     for key in shape.fields:
         messages = raw.value(key)
         field = raw.fields.get(key, "")
@@ -123,7 +131,7 @@ def _parse(shape: Shape, names: Sequence[str], raw: RawRecord) -> Conversation:
 
 
 def _prepend_marks(conversation: Conversation, marks: str) -> Conversation:
-    """Return the conversation with these marks before the text of its first question."""
+    """Return the conversation with a string of marks before the text of its first question."""
     messages = [*conversation.messages]
     roles = [message["role"] for message in messages]
     first = roles.index("user")
@@ -137,12 +145,14 @@ def place_images(conversation: Conversation, images: Sequence[Image], mark: str)
     Raises RecordRefused (image_count) if the numbers of marks and images differ.
 
     Args:
+        conversation: a conversation whose contents are strings.
+        images: the images, in the order of the marks.
         mark: the string that marks the position of an image, such as `<image>`.
     """
     texts = [message.get("content") or "" for message in conversation.messages]
-    count = sum(text.count(mark) for text in texts)
-    if count != len(images):
-        raise RecordRefused("image_count", placeholders=count, images=len(images))
+    mark_count = sum(text.count(mark) for text in texts)
+    if mark_count != len(images):
+        raise RecordRefused("image_count", placeholders=mark_count, images=len(images))
     if not images:
         return conversation
     messages = [
@@ -159,10 +169,13 @@ def place_images(conversation: Conversation, images: Sequence[Image], mark: str)
 
 
 def _split_at_marks(text: str, mark: str) -> list[dict[str, str]]:
-    """Split a text into parts, with an image part for each mark and without empty text parts."""
+    """Split a text into parts: an image part for each mark, and a text part for each text that is
+    not empty before, between and after the marks.
+    """
     parts = list[dict[str, str]]()
     for number, piece in enumerate(text.split(mark)):
-        if number:
+        has_mark_before = number > 0
+        if has_mark_before:
             parts.append({"type": "image"})
         if piece:
             parts.append({"type": "text", "text": piece})
@@ -183,8 +196,8 @@ def read_images(value: Any) -> Iterator[Image]:
 
 
 def _list_items(value: Any) -> list[Any]:
-    """Return the items of a list, or of a list that is written as a string. Return any other value
-    as a list of one item.
+    """Return a list, or the list that a string contains (`'["a.jpg", "b.jpg"]'`). Return any other
+    value as a list of one item.
     """
     if isinstance(value, str) and value[:1] == "[":
         value = _parse_list(value)
@@ -192,8 +205,8 @@ def _list_items(value: Any) -> list[Any]:
 
 
 def _parse_list(text: str) -> Any:
-    """Parse the list in the cell of a CSV, written as JSON or as Python's repr. Return the string
-    itself if it cannot be parsed.
+    """Return the list that a string contains, such as a cell of a CSV, as JSON or in Python's
+    syntax. Return the string itself if it cannot be parsed.
     """
     with warnings.catch_warnings():  # warnings on a backslash, as in paths of Windows
         warnings.simplefilter("ignore")
@@ -204,10 +217,10 @@ def _parse_list(text: str) -> Any:
 
 
 def read_image(value: Any) -> Image:
-    """Return one image, as its path or URL (a string), or as its content (bytes).
+    """Return the path or URL of an image (a string), or its content (bytes).
 
     The content may be written as bytes, as a data: URI or as base64. The value may also be an
-    object that contains one of these, such as a part, or Hugging Face's
+    object with a path, a URL or a content, such as a part, or Hugging Face's
     `{"bytes": ..., "path": ...}`.
 
     Raises RecordRefused (bad_image) for any other value.
@@ -232,11 +245,19 @@ def read_image(value: Any) -> Image:
 
 
 def _source_key(value: Mapping[str, Any]) -> str:
-    """Return the key of an object that contains an image; empty if no key does."""
-    return next((key for key in _SOURCES if value.get(key) not in (None, "")), "")
+    """Return the key of an object under which it has its image, such as `url`. Return an empty
+    string if it has no image.
+    """
+    for key in _SOURCES:
+        if value.get(key) not in (None, ""):
+            return key
+    return ""
 
 
 def _decode_data_uri(uri: str) -> bytes:
+    """Return the content of a data: URI, such as `data:image/png;base64,iVBORw0KGg...`. Raises
+    RecordRefused (bad_image) if it cannot be decoded.
+    """
     head = _DATA.match(uri)
     if not head:
         raise RecordRefused("bad_image", why="it is a data: URI without a comma")
@@ -245,19 +266,24 @@ def _decode_data_uri(uri: str) -> bytes:
 
 
 def _decode_base64(text: str) -> bytes:
-    """Decode base64 in any common form: in lines as in MIME, escaped as in a URL, in the alphabet
-    of URLs, or without its `=`.
+    """Decode base64 in any common form: in lines as in MIME, with the escapes or the alphabet of
+    URLs, or without its final `=`. Raises RecordRefused (bad_image) if it cannot be decoded.
     """
     digits = "".join(unquote(text).split()).rstrip("=").translate(_FROM_URL_ALPHABET)
+    padding = "=" * (-len(digits) % 4)  # up to a multiple of 4
     try:
-        return base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
+        return base64.b64decode(digits + padding, validate=True)
     except ValueError:
         raise RecordRefused("bad_image", why="its base64 cannot be decoded") from None
 
 
 def _find_field_values(record: Any, names: Sequence[str]) -> Iterator[Any]:
-    """Yield the values of a record's image fields that are not empty. If `names` is FIELDS, yield
-    only the first of them; if a recipe names the fields, yield all.
+    """Yield the values of a record's image fields, except empty values.
+
+    Args:
+        record: the raw record.
+        names: the fields of images that a recipe names; all are read. If a recipe names none,
+            `names` is FIELDS, and only the first field with a value is read.
     """
     for name in names:
         with suppress(RecordRefused):
@@ -273,17 +299,19 @@ def _read_part_images(
 ) -> Iterator[Image]:
     """Yield the image of each image part.
 
-    A part may contain its image. Otherwise its `index` is the image's number among the images in
-    the record's fields. A part without both gets the next unused image of the fields.
+    A part may contain its image. Or it has an `index`, the number of its image among the images in
+    the record's fields. A part with neither gets the next unused image of the fields.
 
     Raises RecordRefused if images and parts do not match.
 
     Args:
+        parts: all image parts of the record, in order.
         field_images: the images in the record's fields.
     """
-    unused = [*range(len(field_images))]
-    brought = sum(bool(_source_key(part)) for part in parts)
-    counts = {"placeholders": len(parts), "images": brought + len(field_images)}
+    unused = [*range(len(field_images))]  # numbers of images in the fields
+    with_own_image = [part for part in parts if _source_key(part)]
+    image_count = len(with_own_image) + len(field_images)
+    counts = {"placeholders": len(parts), "images": image_count}
     for part in parts:
         if _source_key(part):
             yield read_image(part)
@@ -303,11 +331,13 @@ def _read_part_images(
 
 
 def _flatten_message(message: Any, images: list[Any]) -> Any:
-    """Return the message with its parts joined into one string, with MARK for each image.
+    """Return the message with its parts joined into one string, in which MARK marks the place of
+    each image.
 
     Args:
-        images: a list that the image parts are appended to, and the images in the message's own
-            keys `images` and `image`.
+        message: a message of the record.
+        images: a list. The image parts are appended to it, and so are the images under the
+            message's own keys `images` and `image`.
     """
     if not isinstance(message, dict):
         return message
@@ -322,11 +352,12 @@ def _flatten_message(message: Any, images: list[Any]) -> Any:
 
 
 def _flatten_own_images(message: Mapping[str, Any], images: list[Any]) -> dict[str, Any]:
-    """Remove the keys `images` and `image` of a message, and put a MARK for each image into its
-    text: in place of `<image>`, or before the text if it does not contain that.
+    """Return the message without its keys `images` and `image`, and with a MARK for each of their
+    images in its text. The marks replace `<image>`; without `<image>` they come before the text.
 
     Args:
-        images: a list that the images are appended to, as parts.
+        message: the message.
+        images: a list to which the images are appended, as parts.
     """
     values = [message.get(name) for name in FIELDS]
     own_images = [image for value in values if value not in NOTHING for image in _list_items(value)]
@@ -347,10 +378,12 @@ def _flatten_own_images(message: Mapping[str, Any], images: list[Any]) -> dict[s
 
 
 def _mark_part(part: Any, images: list[Any]) -> Any:
-    """Return an image part or a text part as a text part, and any other part without its nulls.
+    """Return an image part as a text part with MARK as its text, a text part with only its type and
+    text, and any other part without its nulls.
 
     Args:
-        images: a list that an image part is appended to; the returned part then contains MARK.
+        part: the part.
+        images: a list to which an image part is appended.
     """
     if not isinstance(part, Mapping):
         return part

@@ -1,16 +1,17 @@
-"""`{"messages": [{"role": "user", "content": "..."}, ...]}`, by LLM-Foundry's strict rules, or as
-OpenAI's interfaces write it.
+"""Reads records such as `{"messages": [{"role": "user", "content": "..."}, ...]}`: by LLM-Foundry's
+strict rules, or as OpenAI's interfaces write them.
 
 LLM-Foundry's rules, from `_validate_chat_formatted_example` of llmfoundry/data/finetuning/tasks.py:
 two messages or more, each with exactly `role` and `content`, no role twice in a row, the last
 message the assistant's.
 
 OpenAI's records have `tools` next to the messages, and messages with calls, names and flags.
-Messages go to the chat template as they are, with two exceptions: `weight` and similar marks, which
-decide whether a message is trained, are removed, and the texts of content in parts are joined.
+Messages go to the chat template unchanged, with two exceptions. Marks such as `weight`, which
+decide whether a message is trained, are removed. If the content of a message is a list of parts,
+their texts are joined.
 
-TRL writes `{"prompt": [...], "completion": [...]}`, both lists of such messages, and trains the
-completion alone.
+TRL writes `{"prompt": [...], "completion": [...]}`, two lists of such messages, and trains only the
+completion.
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ def parse_messages(raw: RawRecord) -> Conversation:
 
 
 def _parse_all_messages(records: Sequence[Any], fields: Fields) -> list[Any] | None:
-    """Return all records as conversations. Return None if one of them breaks a rule of LLM-Foundry
-    or has extras (fields that no key names, such as `loss_mask`): each is then read alone.
+    """Return all records as conversations. Return None if a record breaks a rule of LLM-Foundry, or
+    has extras (fields such as `loss_mask` that no key of the recipe names). The records are then
+    read one by one.
     """
     if not all(map(NAMES.isdisjoint, records)):
         return None
@@ -82,11 +84,14 @@ def _parse_all_messages(records: Sequence[Any], fields: Fields) -> list[Any] | N
     messages = [*chain.from_iterable(lists)]
     contents = [message["content"] for message in messages]
     roles = iter([message["role"] for message in messages])
-    # Many conversations have the same order of roles: check each order once.
+    # Many conversations have the same order of roles: check each order once. `islice` takes the
+    # roles of the next conversation.
     role_orders = {tuple(islice(roles, len(conversation))) for conversation in lists}
-    if {*map(check_roles, role_orders)} != {None}:
+    has_good_roles = {*map(check_roles, role_orders)} == {None}
+    if not has_good_roles:
         return None
-    if {*map(len, messages)} != {2} or not are_texts(contents):
+    have_two_keys = {*map(len, messages)} == {2}  # role and content
+    if not have_two_keys or not are_texts(contents):
         return None
     return [*map(Conversation, lists)]
 
@@ -104,21 +109,31 @@ def parse_prompt_completion(raw: RawRecord) -> Conversation:
     completion = read_messages(raw, "completion")
     for position, message in enumerate(prompt):
         is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+        # Mark answers that have no mark themselves.
         if is_answer and all(message.get(key) is None for key in FLAGS):
             prompt[position] = message | {"train": 0}
     return _parse_openai_messages(raw, [*prompt, *completion])
 
 
 def _parse_openai_messages(raw: RawRecord, items: Sequence[Any]) -> Conversation:
-    """Make a conversation of the items of a record's list of messages."""
+    """Return the conversation of a record.
+
+    Raises RecordRefused if an item is not a message, or the messages break a rule.
+
+    Args:
+        raw: the record. The field `system` may have one more message.
+        items: the items of the record's list of messages, as the record has them.
+    """
     messages = list[Message]()
     for item in items:
         messages += _parse_item(item)
     has_system = bool(messages) and messages[0]["role"] in ("system", "developer")
     leading = [] if has_system else _system_messages(raw)
     messages = [*leading, *messages]
-    # A result names the call that it belongs to, or no call (None).
-    call_ids = [None, *(call.get("id") for m in messages for call in m.get("tool_calls") or ())]
+    # Check that each result belongs to a call, or names no call (None).
+    call_ids: list[Any] = [None]
+    for message in messages:
+        call_ids += [call.get("id") for call in message.get("tool_calls") or ()]
     for message in messages:
         if message["role"] == "tool" and message.get("tool_call_id") not in call_ids:
             raise RecordRefused("unknown_tool_call")
@@ -126,8 +141,8 @@ def _parse_openai_messages(raw: RawRecord, items: Sequence[Any]) -> Conversation
 
 
 def _system_messages(raw: RawRecord) -> list[Message]:
-    """Return a list with the message in the field `system`, a string or a list of parts; an empty
-    list if the field is empty.
+    """Return a list with the system message in the field `system`, which contains a string or a
+    list of parts. Return an empty list if the field is empty or missing.
     """
     system = raw.value("system")
     if system in (None, "", []):
@@ -138,8 +153,9 @@ def _system_messages(raw: RawRecord) -> list[Message]:
 
 
 def _parse_item(item: Any) -> list[Message]:
-    """Return the messages of one item of a record's list, in the form of chat templates. An item
-    with Anthropic's results of tools becomes several messages.
+    """Return the messages of one item of a record's list, in the form of chat templates.
+
+    An item becomes one message, except that Anthropic's item with results of tools becomes several.
     """
     if isinstance(item, dict) and "role" in item and has_anthropic_parts(item.get("content")):
         return [_parse_message(message) for message in convert_anthropic(item)]
@@ -147,7 +163,11 @@ def _parse_item(item: Any) -> list[Message]:
 
 
 def _parse_message(item: Any) -> Message:
-    """Return one message in the form of chat templates: OpenAI's of today, its content a string."""
+    """Return one message in the form of chat templates. This is the form of OpenAI's interface of
+    today, but the content is a string.
+
+    Raises RecordRefused if the item is not a message that this shape can read.
+    """
     # Bring older and foreign forms into the form of OpenAI's interface of today.
     item = _convert_swift_roles(item)
     if not isinstance(item, dict) or "role" not in item:
@@ -166,24 +186,26 @@ def _parse_message(item: Any) -> Message:
     elif isinstance(content, list):
         content = join_parts(content)
         message["content"] = content
+    # A system message may have only tools.
     if content is None and message["role"] == "system" and message.get("tools"):
         content = ""
         message["content"] = content
     # Parse the calls.
     if not calls:
-        message.pop("tool_calls", None)  # null, or an empty list: it calls nothing
+        message.pop("tool_calls", None)  # it is missing, null or an empty list
     else:
         if message["role"] != "assistant":
             raise RecordRefused("bad_message_keys")
         message["tool_calls"] = parse_calls(calls)
-    if not isinstance(content, str) and not (content is None and calls):
+    has_only_calls = content is None and bool(calls)
+    if not isinstance(content, str) and not has_only_calls:
         raise RecordRefused("content_not_text")
     return message
 
 
 def _convert_swift_roles(item: Any) -> Any:
-    """Convert ms-swift's messages of the roles `tool_call` and `tool_response` to OpenAI's form.
-    Return any other value as it is.
+    """Return a message of ms-swift's role `tool_call` or `tool_response` in OpenAI's form. Return
+    any other value unchanged.
     """
     role = item.get("role") if isinstance(item, dict) else None
     if role == "tool_response":
@@ -195,8 +217,8 @@ def _convert_swift_roles(item: Any) -> Any:
 
 
 def _modernize(item: Message) -> Message:
-    """Convert a message of OpenAI's older interface to the form of today: `function_call` becomes
-    an entry of `tool_calls`, and the role `function` becomes `tool`.
+    """Return a message of OpenAI's older interface in the form of today: `function_call` becomes an
+    entry of `tool_calls`, and the role `function` becomes `tool`.
     """
     message = {key: value for key, value in item.items() if key != "function_call"}
     if message["role"] == "function":

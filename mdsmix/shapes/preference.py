@@ -9,8 +9,9 @@
 - LLaMA-Factory's ranked ShareGPT records: `{"conversations": [...], "chosen": {...}, "rejected":
   {...}}`. Each answer is the message that follows the conversation.
 
-The last message is the answer that is compared. Marks (such as `train: 0`, for messages that are
-not used for training) are removed. A record is left out if its answer is marked so.
+The last message of each side is the answer that is compared. Marks (such as `train: 0`, for a
+message that is not used for training) are removed. A record is left out if such a mark is on an
+answer that is compared.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ class Preference(NamedTuple):
     chosen: Pair | Conversation
     rejected: Pair | Conversation
     rewards: tuple[float, ...] = ()
-    "Rewards of the chosen and of the rejected answer; empty if the record has none."
+    "The rewards of the chosen and of the rejected answer; empty if the record has no rewards."
 
 
 def parse_preference(raw: RawRecord) -> Preference:
-    """Read a record with the fields `chosen`, `rejected` and perhaps `prompt`. Two texts become two
-    pairs; messages become two conversations.
+    """Read a record with the fields `chosen`, `rejected` and perhaps `prompt`. Answers that are
+    strings become two pairs, answers that are messages become two conversations.
+
+    Raises RecordRefused if the answers are of different types, or there is no prompt.
     """
     prompt = raw.value("prompt")
     answers = [raw.required_value(key) for key in ANSWERS]
@@ -77,8 +80,9 @@ def parse_preference(raw: RawRecord) -> Preference:
 def find_common_prompt(chosen: str, rejected: str) -> str:
     """Return the prompt that both texts begin with.
 
-    It ends after the last BEGINS that both texts contain. Without one it ends where the texts
-    differ, as in TRL, but before a word that they share only in part, and before a space.
+    The prompt ends after the last BEGINS in their common beginning. If BEGINS is not in it, the
+    prompt ends where the texts differ, as in TRL. But it does not end inside a word, and not with a
+    space.
 
     >>> begins = "\\n\\nHuman: Hi\\n\\nAssistant:"
     >>> find_common_prompt(begins + " No.", begins + " Now.") == begins
@@ -98,15 +102,17 @@ def find_common_prompt(chosen: str, rejected: str) -> str:
 
 
 def _is_letter(char: str) -> bool:
-    """Return whether a character belongs to a word with spaces around it."""
+    """Check whether a character is a letter or digit of a script with spaces between words."""
     return char.isalnum() and char < FIRST_WITHOUT_SPACES
 
 
 def _prompt_messages(prompt: Any) -> list[Message]:
-    """Return the prompt as a list with one user message; an empty list if the prompt is not a
-    string or is empty.
+    """Return the prompt as a list with one message of the user. Return an empty list if the prompt
+    is empty or not a string.
     """
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) and prompt else []
+    if isinstance(prompt, str) and prompt:
+        return [{"role": "user", "content": prompt}]
+    return []
 
 
 def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversation:
@@ -126,8 +132,12 @@ def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversati
     contains_prompt = answer[: len(prompt)] == prompt
     messages = answer if contains_prompt else [*prompt, *answer]
     record = RawRecord({"messages": messages}, {"messages": "messages"}, raw.options)
-    if all(isinstance(message, dict) and "role" in message for message in messages):
-        if not all(read_trained(record, messages)[-1:]):
+    # Remove the marks. Messages without roles are refused by `parse_messages`.
+    have_roles = all(isinstance(message, dict) and "role" in message for message in messages)
+    if have_roles:
+        flags = read_trained(record, messages)
+        is_answer_untrained = bool(flags) and not flags[-1]
+        if is_answer_untrained:
             raise RecordRefused("nothing_trained")
         record = record._replace(record={"messages": remove_marks(record, messages)})
     return parse_messages(record)
@@ -136,7 +146,13 @@ def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversati
 def _make_preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
     """Return the preference of two answers, with the record's rewards.
 
-    Raises RecordRefused (bad_reward) if a reward is not a number, or the record has only one.
+    Raises RecordRefused (bad_reward) if a reward is not a number, or the record has only one
+    reward.
+
+    Args:
+        raw: the record.
+        chosen: the prompt with the chosen answer, a Pair or a Conversation.
+        rejected: the prompt with the rejected answer, a Pair or a Conversation.
     """
     rewards = [*map(raw.value, REWARDS)]
     if rewards == [None, None]:
@@ -147,7 +163,7 @@ def _make_preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
 
 
 def parse_preference_alpaca(raw: RawRecord) -> Preference:
-    """Read LLaMA-Factory's ranked Alpaca record: a question with two answers, all texts."""
+    """Read LLaMA-Factory's ranked Alpaca record: a question and two answers, which are strings."""
     prompt = parse_alpaca_prompt(raw)
     halves = list[Conversation]()
     for key in ANSWERS:
@@ -157,7 +173,11 @@ def parse_preference_alpaca(raw: RawRecord) -> Preference:
 
 
 def _make_half(raw: RawRecord, messages: list[Message]) -> Conversation:
-    """Return the conversation of a prompt and an answer.
+    """Return one half of a preference: the conversation of a prompt and one answer.
+
+    Args:
+        raw: the record.
+        messages: the messages of the prompt, and the answer as the last message.
 
     Raises RecordRefused if the answer is marked as not used for training, or the messages break a
     rule of conversations.
@@ -181,7 +201,13 @@ def parse_preference_sharegpt(raw: RawRecord) -> Preference:
 
 
 def _answer_items(raw: RawRecord, key: str) -> list[Any]:
-    """Return the messages of an answer, as the record has them."""
+    """Return the messages of an answer, as the record has them. The answer may be one message or a
+    list of messages.
+
+    Args:
+        raw: the record.
+        key: `chosen` or `rejected`.
+    """
     answer = raw.required_value(key)
     return read_messages(raw, key) if isinstance(answer, list) else [answer]
 

@@ -13,20 +13,24 @@ from mdsmix.record import RecordRefused, is_encodable
 from mdsmix.shapes.fields import find_value
 
 Fields = Mapping[str, str]
-"A shape's key in the recipe (`text`, `prompt`, ...) -> the record's field."
+"""Key of `source:` in the recipe, such as `prompt` -> the field of the record that it names, such
+as `question`.
+"""
 
 
 class RawRecord(NamedTuple):
     """A record as its format decodes it, with the fields and options of its stream."""
 
     record: Mapping[str, Any]
+    "The decoded JSON object."
     fields: Fields
+    "The keys of the recipe, with the fields that they name."
     options: Mapping[str, Any]
-    "Name -> value, of the shape's options that are not at their defaults."
+    "The shape's options that are not at their defaults: key -> value."
 
     @property
     def merges(self) -> bool:
-        """Whether messages of one role in a row become one message."""
+        """Whether messages in a row that have the same role are merged into one message."""
         return self.options.get("consecutive_roles") == "merge"
 
     def value(self, key: str) -> Any:
@@ -44,6 +48,9 @@ class RawRecord(NamedTuple):
 
         The field is at the top of the record, or next to a field that the recipe names by a path:
         `json.loss_mask` if the recipe names `json.messages`.
+
+        Args:
+            name: the name of the field, such as `loss_mask`.
         """
         if name in self.record:
             return self.record[name]
@@ -60,7 +67,10 @@ class RawRecord(NamedTuple):
     def required_value(self, key: str) -> Any:
         """Return the value of the field that the recipe names under a key.
 
-        Raises RecordRefused (missing_field) if the record lacks it.
+        Raises RecordRefused (missing_field) if the record lacks the field.
+
+        Args:
+            key: a key of `source:`, such as `messages`.
         """
         if self.fields[key] not in self.record:
             raise RecordRefused("missing_field", missing=self.fields[key])
@@ -89,52 +99,56 @@ class Shape:
     name: str
     "The shape's name in the recipe's `shape:`."
     version: int = 1
-    """Increased when a change of code gives a record another result, refuses a record that was read
-    before, or reads one that was refused.
+    """The version of the shape's rules. It is increased when a change of code gives a record
+    another result, refuses a record that was read before, or reads a record that was refused
+    before.
     """
     gives: type
     "The class of its records: Document, Pair, Conversation or Preference."
     fields: tuple[str, ...] = ()
-    """The keys of `source:` that name its required fields. A recipe that sets all of these keys,
-    and besides them only keys in `optional`, has this shape without naming it. If a recipe names
-    the shape and no field, each field has the name of its key.
+    """The keys of `source:` that name its required fields.
+
+    A recipe need not name the shape if its source has all of these keys, and otherwise only keys in
+    `optional`. If a recipe names the shape and no field, each field has the name of its key.
     """
     optional: tuple[str, ...] = ()
-    "Keys of fields that a record may lack."
+    "The keys of `source:` that name fields which a record may lack."
     structured: tuple[str, ...] = ()
-    """Keys whose values are lists or objects: written as JSON in a format whose cells are strings,
-    such as csv.
+    """The keys of `source:` that name fields with lists or objects. In a format whose cells are
+    strings, such as CSV, these fields contain JSON.
     """
     options: tuple[str, ...] = ()
     "Keys of the source or the stream that change how the shape reads a record."
     also_called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Key -> other names of its field in common data sets. `mdsmix init` recognises a field by
-    these, and by the synonyms in SourceSpec.
+    """Key -> other names that its field has in common data sets. `mdsmix init` recognises fields by
+    these names, and by the synonyms in SourceSpec.
     """
     guess: Callable[[Sequence[Any], Fields], Iterable[Mapping[str, Any]]] = lambda *_: ()
-    """(records, fields) -> sets of options that the records suggest, which `mdsmix init` tries in
-    addition to the defaults.
+    """(records, fields) -> sets of options that fit the records, such as `[{"nulls": "drop"}]`.
+    `mdsmix init` tries these in addition to the defaults.
     """
     has_images: Literal["", "outside", "inside"] = ""
-    """Where the images are, in a shape whose records always have images: `outside` the texts, in a
-    field of their own, or `inside` the texts. Images inside are read by the shape's own `parse`.
-    Empty for all other shapes.
+    """Where records have their images: `outside` the texts, in a field of their own, or `inside`
+    the texts, where the shape's own `parse` reads them. Empty if records of the shape need not have
+    images.
     """
     extras: tuple[str, ...] = ()
-    """Fields that are read by their own names from every record that has them; a recipe does not
-    name them.
+    """Names of fields that are read from every record that has them, although no key of the recipe
+    names them, such as `loss_mask`.
     """
     images_first: bool = False
     "If no text has a placeholder for an image, all images come before the first question."
     image_fields: tuple[str, ...] | None = None
     "The fields of a record that may contain its images; None if no images are read."
     reasons: Mapping[str, str] = field(default_factory=dict)
-    "Reason codes of bad records that only this shape and similar ones use -> explanations."
+    "Reason codes of bad records that only this shape and similar shapes use -> explanations."
     parse: Callable[[RawRecord], Any]
-    "Reads one raw record. Raises RecordRefused with the reason if it cannot be read."
+    "Reads one raw record. Raises RecordRefused with the reason if the record cannot be read."
     plain: Callable[[Sequence[Any], Fields], list[Any] | None] | None = None
-    """(records, fields) -> the results of `parse` for all records at once; None, LookupError or
-    TypeError if a record needs `parse`.
+    """(records, fields) -> the results of `parse` for all records, read at once, which is faster.
+
+    Returns None, or raises LookupError or TypeError, if a record must be read by `parse`. None in
+    place of a function: all records must be read by `parse`.
     """
 
     @property
@@ -143,7 +157,7 @@ class Shape:
         return {key: key for key in (*self.fields, *self.optional)}
 
     def follows_from(self, keys: Set[str]) -> bool:
-        """Return whether a source with these keys, and without `shape:`, is of this shape."""
+        """Check whether a source has this shape if it sets these keys and no `shape:`."""
         return bool(self.fields) and set(self.fields) <= keys <= self.own_fields.keys()
 
     def read(self, record: Any, fields: Fields, **options: Any) -> Any:
@@ -159,15 +173,16 @@ class Shape:
             key = key_of_list(record)
             if key in fields:
                 return self.parse(RawRecord({fields[key]: record}, fields, options))
-            is_array = isinstance(record, list) and record and isinstance(record[0], dict)
+            is_array = isinstance(record, list) and bool(record) and isinstance(record[0], dict)
             raise RecordRefused("json_array" if is_array else "not_an_object")
         except RecordRefused as refused:
             return refused.why
 
     def read_plain(self, records: Sequence[Any], fields: Fields) -> list[Any] | None:
-        """Return all records read at once, or None if one of them must be read with `read`.
+        """Return the results of `read` for all records, read at once. Return None if a record must
+        be read by `read`.
 
-        Fields are read as columns, in half the time of `read`. That saves a tenth of a conversion
+        Fields are read as columns, in half the time of `read`. This saves a tenth of a conversion
         of short texts.
         """
         try:
@@ -181,18 +196,25 @@ _KEY_OF_MESSAGES = {"role": "messages", "from": "conversations"}
 
 
 def key_of_list(record: Any) -> str:
-    """Return `messages` or `conversations`, the recipe's key for messages of this form, if a record
-    is a bare list of messages. Return an empty string for any other record.
+    """Return the recipe's key for messages of this form, if a record is a bare list of messages:
+    `messages` for `[{"role": ..., ...}, ...]`, `conversations` for `[{"from": ..., ...}, ...]`.
+    Return an empty string for any other record.
     """
     if not isinstance(record, list) or not record:
         return ""
+    # Find the keys that all messages have.
     shared_keys = set[str](record[0]) if isinstance(record[0], dict) else set[str]()
     for message in record:
         shared_keys &= message.keys() if isinstance(message, dict) else set()
-    return next((key for mark, key in _KEY_OF_MESSAGES.items() if mark in shared_keys), "")
+    for role_key, key in _KEY_OF_MESSAGES.items():
+        if role_key in shared_keys:
+            return key
+    return ""
 
 
 def are_texts(values: Sequence[Any]) -> bool:
-    """Check whether all values are strings that can be encoded as UTF-8; False without values."""
+    """Check whether all values are strings that can be encoded as UTF-8. False if there are no
+    values.
+    """
     is_text = {*map(type, values)} == {str}
     return is_text and all(map(is_encodable, filterfalse(str.isascii, values)))

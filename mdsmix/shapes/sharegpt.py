@@ -1,11 +1,11 @@
 """`{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...],
 "system": "...", "tools": "[...]"}`, and similar records: LLaVA's, Qwen-VL's and ms-swift's.
 
-A system message in the list is used, as in LLaMA-Factory, and then the field `system` is not read;
-`consecutive_roles: merge` joins both. `tags` renames keys and roles, with the names of
-LLaMA-Factory's dataset_info.json. A message from `function_call` contains one call or several as
-JSON: `{"name": ..., "arguments": ...}`. A message from `observation`, or `tool`, contains the
-function's result.
+If the list has a system message, the field `system` is not read, as in LLaMA-Factory. With
+`consecutive_roles: merge` both are read and joined. `tags` renames keys and roles, with the names
+of LLaMA-Factory's dataset_info.json. A message from `function_call` contains one call or several
+calls as JSON: `{"name": ..., "arguments": ...}`. A message from `observation`, or `tool`, contains
+the function's result.
 
 Records with images:
 
@@ -55,8 +55,8 @@ TAGS = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
-"""Tag of LLaMA-Factory's dataset_info.json -> its key or role in records, unless `tags` gives
-another.
+"""Tag of LLaMA-Factory's dataset_info.json -> the key or the role in records that it names. The
+option `tags` may set others.
 """
 KEY_TAGS = ("role_tag", "content_tag")
 "Tags that name keys; all other tags name roles."
@@ -98,11 +98,16 @@ def parse_sharegpt(raw: RawRecord) -> Conversation:
 
 
 def parse_sharegpt_items(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
-    """Return the items of a record's list as messages. The message of its field `system` comes
-    first, if the list has no system message or such messages are merged.
+    """Return the items of a record's list as messages. The message in the field `system` comes
+    first, if the list does not begin with a system message, or if messages are merged.
 
     Raises RecordRefused if an item is not a message.
+
+    Args:
+        raw: the record.
+        items: the items of its list, such as `{"from": "human", "value": "Hi"}`.
     """
+    # Tag -> key or role in this stream.
     words = {**TAGS, **raw.options.get("tags", {})}
     keys = [words[tag] for tag in KEY_TAGS]
     roles = {"tool": "tool"} | {words[tag]: role for tag, role in ROLES.items()}
@@ -119,7 +124,10 @@ def _parse_message(
     """Return an item as a message in the form of chat templates. An item with tool calls becomes a
     message of the assistant.
 
+    Raises RecordRefused if the item is not a message.
+
     Args:
+        item: an item such as `{"from": "human", "value": "Hi"}`.
         roles: role in the record, such as `human` -> role of the message, or `call` for tool calls.
         role_key: the key of an item that contains its role.
         text_key: the key of an item that contains its text.
@@ -149,19 +157,24 @@ def _parse_message(
 def guess_options(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
     """Yield sets of options for `mdsmix init` to try: TRIES, and the `tags` that fit the messages.
 
-    Tags are guessed if messages have exactly two keys with strings, and all values of one of them
-    are in WORDS. That key is then the role_tag, the other key the content_tag, and the values name
-    the roles.
+    Tags are guessed if the messages have exactly two keys with strings, and all values of one key
+    are in WORDS. This key is then the role_tag, the other key is the content_tag, and the values
+    name the roles.
     """
     yield from TRIES
+    # Collect the strings under each key of all messages.
     lists = [record.get(fields["conversations"]) for record in records if isinstance(record, dict)]
+    messages = chain.from_iterable(items for items in lists if isinstance(items, list))
     texts_of_key = dict[str, set[str]]()
-    for message in chain.from_iterable(items for items in lists if isinstance(items, list)):
-        for key, text in message.items() if isinstance(message, dict) else ():
+    for message in messages:
+        if not isinstance(message, dict):
+            continue
+        for key, text in message.items():
             if isinstance(text, str):
                 texts_of_key.setdefault(key, set()).add(text)
     if len(texts_of_key) != 2:
         return
+    # If all strings of a key are words for roles, make tags of them.
     for key, texts in texts_of_key.items():
         if texts <= WORDS.keys():
             (content_key,) = texts_of_key.keys() - {key}
@@ -173,8 +186,8 @@ def guess_options(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, 
 
 
 def parse_qwen_vl(raw: RawRecord) -> Conversation:
-    """Read a record of Qwen-VL: messages, or one question and answer, whose texts contain the paths
-    of images as `<img>a.jpg</img>`. An image takes the place of each path.
+    """Read a record of Qwen-VL: a list of messages, or one question with its answer. The texts
+    contain paths of images as `<img>a.jpg</img>`. Each path is replaced with its image.
     """
     messages = system_messages(raw)
     leading = len(messages)
@@ -188,6 +201,7 @@ def parse_qwen_vl(raw: RawRecord) -> Conversation:
     images = list[Image]()
 
     def replace_path(path: re.Match[str]) -> str:
+        """Add the image of a path to `images`, and return the mark that replaces the path."""
         images.append(read_image(path[1].strip()))
         return IMAGE_MARK
 
@@ -223,9 +237,11 @@ def parse_finevision(raw: RawRecord) -> Conversation:
 
 def _convert_rounds(raw: RawRecord, rounds: Sequence[Message], question_key: str) -> Conversation:
     """Return a conversation of rounds, each a question with its answer. Other keys of a round
-    become keys of its answer.
+    become keys of the answer's message.
 
     Args:
+        raw: the record.
+        rounds: its rounds, such as `{"human": "Hi", "assistant": "Hello"}`.
         question_key: the key of a round that contains the question, `human` or `user`.
     """
     messages = system_messages(raw)

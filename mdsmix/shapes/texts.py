@@ -1,10 +1,13 @@
-"""Records whose fields are texts: `{"text": "..."}` is a document, `{"prompt": "...", "response":
-"..."}` a pair, and alpaca's `{"instruction": "...", "input": "...", "output": "...", "history":
-[["q", "a"], ...]}`, with `system` and `tools`, a conversation.
+"""Reads records whose fields are texts:
 
-Alpaca's question is the instruction and the input, joined. Projects join them differently:
-LLaMA-Factory up to 0.9 and ms-swift with a line break, which is the default here; LLaMA-Factory 1
-with nothing (`joined_by: ""`).
+- a document, `{"text": "..."}`
+- a pair, `{"prompt": "...", "response": "..."}`
+- Alpaca's conversation, `{"instruction": "...", "input": "...", "output": "..."}`, which may also
+  have `system`, `tools` and `history`, earlier questions and answers as `[["q", "a"], ...]`
+
+The question of an Alpaca record is its instruction and its input, joined. LLaMA-Factory up to 0.9
+and ms-swift join them with a line break, which is the default here. LLaMA-Factory 1 puts nothing
+between them (`joined_by: ""`).
 """
 
 from __future__ import annotations
@@ -26,8 +29,10 @@ from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
 
 ALPACA_REASONS = {
-    "bad_history": "An Alpaca record's history is not a list of [question, answer], both texts.",
-    "empty_question": "An Alpaca record has neither instruction nor input.",
+    "bad_history": (
+        "The history of an Alpaca record is not a list of [question, answer], both strings."
+    ),
+    "empty_question": "An Alpaca record has neither an instruction nor an input.",
 }
 "Reason codes of the shapes with an Alpaca question -> their explanations."
 
@@ -36,15 +41,20 @@ def _shape_of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...])
     """Return the shape of records that have a string for each field of a named tuple.
 
     Args:
+        name: the name of the shape.
         gives: the named tuple, Document or Pair.
         also_called: key -> other names of its field in common data sets.
     """
     keys: tuple[str, ...] = gives._fields
 
     def parse(raw: RawRecord) -> Any:
+        """Return the named tuple of one record."""
         return gives(*map(raw.text, keys))
 
     def parse_all(records: Sequence[Any], fields: Fields) -> list[Any] | None:
+        """Return the named tuples of all records; None if a value is not a string."""
+        # Read the fields as columns, then make a tuple of each row. `tuple.__new__` skips the
+        # slower constructor of the named tuple.
         columns = [[*map(itemgetter(fields[key]), records)] for key in keys]
         if not all(map(are_texts, columns)):
             return None
@@ -56,19 +66,21 @@ def _shape_of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...])
 
 
 def parse_alpaca(raw: RawRecord) -> Conversation:
-    """Read an Alpaca record: its system message, its history, its question and its answer."""
+    """Read an Alpaca record as a conversation: system message, history, question and answer."""
     messages = parse_alpaca_prompt(raw)
     answer = raw.text("output")
     has_history = len(messages) > 1  # or a system message
     messages.append({"role": "assistant", "content": answer})
     # Only records with an empty answer, tools or marks need all rules of conversations.
-    if not answer or raw.value("tools") or raw.extra(MASK) is not None:
+    needs_all_rules = not answer or raw.value("tools") or raw.extra(MASK) is not None
+    if needs_all_rules:
         has_system = messages[0]["role"] == "system"
         return make_conversation(raw, messages, int(has_system))
     if has_history and not is_encodable("\n".join([message["content"] for message in messages])):
         raise RecordRefused("lone_surrogate")
     # Empty answers in the history stay: only the last answer is checked.
-    return Conversation(messages, tools=[] if raw.value("tools") == [] else None)
+    tools: list[Any] | None = [] if raw.value("tools") == [] else None
+    return Conversation(messages, tools=tools)
 
 
 def parse_alpaca_prompt(raw: RawRecord) -> list[Message]:
