@@ -303,8 +303,8 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
     format = format_of(file)
     span = replace(unit, window_bytes=1 << 62).span()  # the whole split is one window
 
-    # Read blocks until they have enough bytes. Compute their share of the file: by records if the
-    # file contains their number, by stored bytes if readers count them, or by assumed bytes.
+    # Read blocks until they have enough bytes. Compute their share of the whole file: by records if
+    # the file contains their number, by stored bytes if a reader counts them, or by assumed bytes.
     read = list[Block]()
     size = 0
     with closing(cast("Any", format.blocks(file, span))) as blocks:
@@ -314,11 +314,12 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
                 break
             read.append(block)
             size += block.size
-        share = size / format.weight(original)
         if records_of_file := format.records(original):
             share = sum(block.count for block in read) / records_of_file
         elif file.readers:
             share = (_position(file.readers[-1], unit) - unit.start) / original.stat.size
+        else:
+            share = size / format.weight(original)
     if not size:
         return None
 
@@ -333,11 +334,13 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
         decoded, faults = block.decode()
         records += decoded
         bad.update(reason for reason in faults.values() if reason != BLANK)
+    # The beginning has only a part of the bytes that were read, since the last block was cut.
     bytes_read = format.weight(original) * min(1.0, share)
+    size_of_beginning = sum(block.size for block in beginning)
     return Beginning(
         records=records,
         bad=bad,
-        weight=bytes_read * sum(block.size for block in beginning) / size,
+        weight=bytes_read * size_of_beginning / size,
         folder=original.location.parent,
     )
 

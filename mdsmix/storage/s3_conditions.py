@@ -71,8 +71,10 @@ def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> St
     if _keeps.get(store) is not False:  # the store respects conditions, or was not tested yet
         if stamp is None:
             condition = {"IfNoneMatch": "*"}
+        elif store in _unquoted:
+            condition = {"IfMatch": stamp}
         else:
-            condition = {"IfMatch": stamp if store in _unquoted else f'"{stamp}"'}
+            condition = {"IfMatch": f'"{stamp}"'}
         try:
             return _put(client, target, content, **condition)
         except ClientError as error:
