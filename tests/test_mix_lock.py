@@ -87,7 +87,7 @@ def test_changed_data_is_reported_and_refused(tmp_path: Path, tokenizer_folder: 
     answer = mix.check()
     assert answer.code == 3
     (error,) = [line for line in answer.out.splitlines() if line.startswith("error")]
-    assert error.startswith("error lock-differs [web]: train_loader: web was ")
+    assert error.startswith("error lock-differs [web]: train_loader: stream web was ")
     assert "repeats samples and skips others" in error
     assert re.search(r"web +not as planned", answer.out)
     report = json.loads(mix.check("--json").out)
