@@ -205,8 +205,8 @@ def test_a_recipe_is_planned_however_much_of_it_is_converted(project: Project) -
     tokens = as_json("plan", recipe, *NUMBERS)["epoch"]["tokens"]
     assert float(page.figures["epoch.tokens"][0]) == tokens
     said = (
-        f"error: not published: a at {project.out}/a/train; b at {project.out}/b/train: run "
-        "`mdsmix convert` on this recipe first."
+        f"error: these streams are not published: a at {project.out}/a/train; b at "
+        f"{project.out}/b/train. Run `mdsmix convert` on this recipe first."
     )
     assert answer.err.startswith(said)
     for command in ("check", "render-yaml"):

@@ -326,7 +326,8 @@ def open_recipe_streams(
         _refuse_new_holdouts(missing, present, path, overrides)
         urls = [f"{spec.name} at {locate(recipe.published(spec)) / spec.split}" for spec in missing]
         raise NotPublished(
-            f"not published: {'; '.join(urls)}: run `mdsmix convert` on this recipe first"
+            f"these streams are not published: {'; '.join(urls)}. Run `mdsmix convert` on this "
+            "recipe first"
             f"{_hint_at_limited(recipe, missing)}."
         )
 
