@@ -290,7 +290,7 @@ UNSTOPPED = [
         "<|endoftext|>",
         None,
         ALL,
-        "with which that message begins; this token is not known to stop",
+        "that message begins with <|user|>, but this token is not known to stop",
         "answer-end-untrained",
     ),
     (
@@ -298,7 +298,7 @@ UNSTOPPED = [
         "<|endoftext|>",
         ["<|endoftext|>", "<|end|>"],
         ALL,
-        "with which that message begins; this token is not among",
+        "that message begins with <|user|>, but this token is not among",
         "answer-end-untrained",
     ),
     (

@@ -69,6 +69,7 @@ class EndNote:
     """
 
     def __str__(self) -> str:
+        """Return the note as a line for the user: `WARNING: sentence: fix`."""
         prefix = "WARNING: " if self.level == "warning" else ""
         fix = f": {self.fix}" if self.fix else ""
         return prefix + self.sentence + fix
@@ -118,6 +119,7 @@ def _find_end(
     ends. Return None if the template does not print the second message.
 
     Args:
+        template: the template.
         messages: a question, an answer or call, and a message after it.
         last_word: the word that ends the second message.
         next_word: the word that begins the third message.
@@ -163,6 +165,7 @@ class Stops:
     """
 
     def __str__(self) -> str:
+        """Return the tokens and where they are named: `<|im_end|>, by generation_config.json`."""
         names = "none that this tokenizer has"
         if self.tokens:
             names = join_names([*self.tokens], MAX_STOPS_SHOWN)
@@ -300,8 +303,8 @@ def _make_notes_before_message(
         if next_token in stops.tokens:
             if trains_earlier_answers(encoding):  # otherwise it is trained as a part of the prompt
                 sentence = (
-                    f"the model stops {end.subject} at the token {next_token}, with which the next "
-                    f"message begins, and this token is trained as the end of {end.subject}"
+                    f"the next message begins with {next_token}; the model stops at this token, so "
+                    f"it is trained as the end of {end.subject}"
                 )
                 yield EndNote(sentence=sentence, level="fact")
         elif last_token and not stops.source:
@@ -323,8 +326,8 @@ def _make_notes_before_message(
             if not stops.source:
                 problem = f"is not known to stop a generation ({no_config})"
             sentence = (
-                f"no token ends {where}: the next token is {next_token}, with which that message "
-                f"begins; this token {problem}, and is not trained there"
+                f"no token ends {where}; that message begins with {next_token}, but this token "
+                f"{problem}, and is not trained there"
             )
             yield EndNote(sentence=sentence, fix=name_all)
         else:
@@ -377,7 +380,7 @@ def describe_doubled_eos(encoding: Encoding, tokenizer: Tokenizer) -> str:
 
 
 def _find_first_token(text: str, tokens: Sequence[str]) -> str:
-    """Return the longest of the tokens with which the text begins; "" if there is none."""
+    """Return the longest token at the beginning of the text; "" if no token is there."""
     matching = [token for token in tokens if text.startswith(token)]
     return max(matching, key=len, default="")
 

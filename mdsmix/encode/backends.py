@@ -94,6 +94,7 @@ class Reference(Backend):
     """Hugging Face `tokenizers`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        """Read the tokenizer.json of the tokenizer's snapshot."""
         from tokenizers import Tokenizer as Model
 
         self.label = f"tokenizers {package_version('tokenizers')}"
@@ -114,6 +115,10 @@ class Fastokens(Backend):
         return f"fastokens {package_version('fastokens')}"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        """Read the tokenizer.json of the tokenizer's snapshot.
+
+        Raises an error of any class if fastokens does not support the tokenizer.
+        """
         from fastokens import Tokenizer as Model
 
         self.label = self.name()
@@ -180,12 +185,18 @@ class CheckedBackend(Backend):
         "Texts of the stream that were compared."
 
     def begin(self, stream: str) -> None:
+        """Count the texts from 0 if this is another stream than before."""
         if stream != self._stream:
             self._stream = stream
             self._texts = 0
             self._compared = 0
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        """Encode texts with the fast backend, and compare the ids of some of them with the ids of
+        the reference.
+
+        Raises Unequal if ids differ, or an error of `_prove`.
+        """
         self._prove()
         ids = self.fast.encode(texts, match_special)
         self._texts += len(texts)

@@ -441,8 +441,8 @@ def parse_day(date_string: str) -> datetime:
 
 
 _OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
-"""An unfinished control word at the end of a text, such as `<`, with which both `<think>` and
-`</think>` begin. A control word is one token, so it must not be split.
+"""Pattern of an unfinished control word at the end of a text, such as `<`: both `<think>` and
+`</think>` begin like this. A control word is one token, so it must not be split.
 """
 RewrittenHistory = Literal["reject", "last", "each"]
 """The recipe's `rewritten_history`: what happens to a conversation if the template prints earlier
@@ -496,7 +496,7 @@ def _render_turn(
     prompt. If the text with the answer does not begin with that prompt, the turn's prompt ends
     where the two texts first differ, but never inside a control word or inside the answer. Even the
     text that comes before every answer may end inside a control word: in GLM-4.7's template it ends
-    in `<`, with which both `</think>` and `<think>` begin.
+    in `<`, the beginning of both `</think>` and `<think>`.
 
     Args:
         template: the template.

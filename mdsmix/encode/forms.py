@@ -234,8 +234,8 @@ def lift_system_tools(template: ChatTemplate, conversation: RichConversation) ->
     messages = conversation.messages
     tools = list[Any]()
     for message in messages:
-        if message["role"] in _SYSTEM_ROLES:
-            tools += message.get("tools") or ()
+        if message["role"] in _SYSTEM_ROLES and message.get("tools"):
+            tools += message["tools"]
     if not tools or _prints_system_tools(template):
         return conversation
     if conversation.tools and conversation.tools != tools:
@@ -407,6 +407,11 @@ def _fit_message(message: Message, template: ChatTemplate, forms: Forms) -> Mess
     """Return a message in a form that the template takes.
 
     Raises RecordRefused (tools_not_printed) if the template takes no form of the message.
+
+    Args:
+        message: the message.
+        template: the template.
+        forms: the forms that the template takes, by `find_forms`.
     """
     if message["role"] == "developer" and "developer" not in template.source:
         return message | {"role": "system"}

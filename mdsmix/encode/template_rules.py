@@ -1,4 +1,4 @@
-"""The rules by which rows are made with chat templates, and their versions.
+"""The rules that make rows with chat templates, and their versions.
 
 If a change of mdsmix gives conversations another text or other labels, the version of a rule is
 raised. Each rule concerns certain tokenizers and settings, and only their streams are converted

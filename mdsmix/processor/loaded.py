@@ -265,15 +265,18 @@ class LoadedProcessor:
         return len(image_arrays["input_ids"])
 
     def process_images(self, images: Sequence[Sequence[Any]]) -> tuple[list[list[Arrays]], Arrays]:
-        """Process rows with one image or more each.
+        """Make the tokens and pixels of images, as one batch. Return (rows, rest).
 
-        Return two things. First, a list per row with the arrays of each image by key (`input_ids`
-        and others with a value per token), without the text `around` the image. Second, the
-        batch's other entries by key, such as `pixel_values`, in the form that the model takes.
+        `rows` is a list of rows; a row is a list of images, and an image is a dict of arrays with a
+        value per token (`input_ids` and others). The text `around` the image is left out. `rest`
+        has the other entries of the batch, such as `pixel_values`, as the model takes them.
+
+        Args:
+            images: the images of each row, at least one per row.
         """
         rows, pixels = self._process_with_text(images)
         for row in rows:
-            for piece in row:
+            for piece in row:  # the arrays of one image
                 inside = self._find_added_tokens(piece["input_ids"])
                 piece |= {key: values[inside] for key, values in piece.items()}
         return rows, pixels
@@ -281,8 +284,11 @@ class LoadedProcessor:
     def _process_with_text(
         self, images: Sequence[Sequence[Any]]
     ) -> tuple[list[list[Arrays]], Arrays]:
-        """Do the same as `process_images`, but keep the text around each image."""
-        # Each image is between two separators, at which the tokens are split again.
+        """Do the same as `process_images`, but keep the text around each image.
+
+        Raises ValueError if the processor does not make tokens for each image.
+        """
+        # Each image is put between two separators. The tokens are split again at the separators.
         texts = [
             self.separator + (self.token + self.separator) * len(row_images)
             for row_images in images
@@ -294,7 +300,8 @@ class LoadedProcessor:
             separators = np.flatnonzero(row["input_ids"] == separator_id)
             if len(separators) != len(row_images) + 1:
                 raise ValueError(
-                    f"it made tokens for {len(separators) - 1} of {len(row_images)} images"
+                    f"it made tokens for {len(separators) - 1} images of a row, which has "
+                    f"{len(row_images)} images"
                 )
             pieces_of_row = list[Arrays]()
             for start, end in pairwise(separators):
@@ -310,9 +317,12 @@ class LoadedProcessor:
             texts: one text per row, with one image token for each image.
             images: the images of each row.
         """
+        images_of_rows = None  # a batch without images has no such argument
+        if any(images):
+            images_of_rows = [list(row_images) for row_images in images]
         return self.processor(
             text=list(texts),
-            images=[list(row_images) for row_images in images] if any(images) else None,
+            images=images_of_rows,
             padding=True,
             add_special_tokens=False,
             return_tensors="pt",

@@ -145,6 +145,7 @@ def _decode_array(dtype: str, shape: str, data: bytes) -> NDArray[Any]:
 
 
 def _number_codec(dtype: str) -> Codec:
+    """Return the codec of a column of plain numbers of this dtype."""
     return Codec(
         dtype=dtype,
         size=np.dtype(dtype).itemsize,

@@ -264,7 +264,7 @@ class Manifest:
         return [*self.source_parts, *self.side_files]
 
     def read_sources(self, folder: Location) -> Iterator[SourceEntry]:
-        """Yield all sources. A long list is in several files, of which one at a time is in memory.
+        """Yield all sources. If a long list is in several files, one file at a time is in memory.
 
         Raises Damaged if a file of the list is missing or damaged.
 

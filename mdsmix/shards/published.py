@@ -305,7 +305,9 @@ def find_current(folder: Location) -> Location | None:
     if (folder / INDEX).stat():
         return folder
     version = find_named_version(folder)
-    return version if version and (version / INDEX).stat() else None
+    if version and (version / INDEX).stat():
+        return version
+    return None
 
 
 def find_published(folder: Location) -> Location:

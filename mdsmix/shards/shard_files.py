@@ -95,7 +95,7 @@ def lay_out_samples(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragge
     """
     if isinstance(columns, Interleaved):
         # All interleaved columns have the same codec, and their values have no fixed size.
-        codec = next(iter(layout.codecs.values()))
+        codec, *_ = layout.codecs.values()
         return _lay_out_interleaved(codec, columns.cells, len(columns))
     # `pieces` are joined sample by sample at the end: sizes, then heads and values of each column.
     sizes_of_columns = list[NDArray[np.int64]]()
@@ -233,10 +233,7 @@ def store_shards(
 
 def _store_shard(folder: Location, layout: ShardLayout, rows: Rows, is_new: bool) -> Shard:
     """Write the rows as one shard, compressed if the layout says so. Return the shard's entry of
-    index.json.
-
-    Args:
-        is_new: as in `store_shards`.
+    index.json. The arguments are those of `store_shards`.
     """
     parts = make_shard_parts(layout, rows)
     raw = _describe_file(parts)

@@ -118,7 +118,8 @@ def _read_lines(folder: Location, named_file: NamedFile) -> list[bytes]:
             f"the file {file}, which the manifest of the stream names, is damaged: {error}; run "
             f"mdsmix repair {folder} --recipe RECIPE, which makes the file again."
         ) from None
-    return (decompress_frame(content) or b"").splitlines()
+    lines = decompress_frame(content)
+    return [] if lines is None else lines.splitlines()
 
 
 def store_sources(folder: Location, files: Iterable[SourceEntry]) -> list[SourceList]:
