@@ -141,9 +141,9 @@ class Kind(ABC):
             )
         if stream.pack and (recipe.loader != "mdsmix" or not recipe.decoder_only_format):
             yield (
-                "pack: true works only with train_loader.name: mdsmix and decoder_only_format: "
-                "true, since only mdsmix's loader keeps the samples of a row apart: set both keys "
-                "in the recipe, or remove pack from this stream."
+                "pack: true needs train_loader.name: mdsmix, since only mdsmix's loader keeps the "
+                "samples of a row apart, and cannot be used with decoder_only_format: false: "
+                "correct these keys of the recipe, or remove pack from this stream."
             )
 
     @classmethod
