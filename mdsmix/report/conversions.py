@@ -139,6 +139,7 @@ def show_conversion(outcomes: Sequence[Outcome]) -> tuple[list[Item], Tree]:
     """Return the result of a conversion as items to show, and as JSON."""
     table = conversion_table(outcomes)
     tree = table_to_json(table)
+    # The JSON of a stream also has what the table leaves out.
     for row, outcome in zip(tree["rows"], outcomes, strict=True):
         manifest = outcome.manifest
         records = manifest.records
@@ -242,8 +243,9 @@ def _notes_on_rejected(records: Records, where: str) -> Iterator[str]:
         where: where the bad records are stored or shown.
     """
     if records.filtered:
-        wanted = sum(records.filtered.get(reason, 0) for reason in CHOSEN_BY_RECIPE)
-        share = (records.dropped - wanted) / max(1, records.read - wanted)
+        # Records that the recipe filters on purpose count neither as filtered nor as read.
+        on_purpose = sum(records.filtered.get(reason, 0) for reason in CHOSEN_BY_RECIPE)
+        share = (records.dropped - on_purpose) / max(1, records.read - on_purpose)
         warning = f"WARNING: {share:.1%} of the records are " if share > FILTERED_SHARE else ""
         yield f"{warning}filtered: {join_counts(records.filtered)}"
     if records.quarantined:
@@ -295,7 +297,8 @@ def _notes_on_unread(records: Records) -> Iterator[str]:
     """Yield notes on fields that are not read, on nulls, and on image placeholders that are trained
     as text.
     """
-    filled = records.unread
+    # Name the unread fields, the most frequent first.
+    filled = records.unread  # field -> records in which it is not empty
     fields = []
     for name in sorted(filled, key=lambda name: (-filled[name], name)):
         fields.append(f"{name} ({filled[name]:,} of {records.read:,} not empty)")
@@ -303,6 +306,7 @@ def _notes_on_unread(records: Records) -> Iterator[str]:
     if fields:
         yield f"fields not read: {join_names(fields, MOST_UNREAD)}"
 
+    # Warn of fields that change the meaning of a record.
     records_with_field = records.unseen | filled
     variables = [name for name in filled if name.startswith(f"{VARIABLES}.")]
     for name in (*MEANINGFUL_FIELDS, *variables):
@@ -316,8 +320,8 @@ def _notes_on_unread(records: Records) -> Iterator[str]:
     for key, count in records.nulls.items():
         verb = "has" if count == 1 else "have"
         yield (
-            f"WARNING: {plural(count, 'record')} {verb} null entries inside {key}, which Arrow "
-            "adds if objects have different keys, and the chat template sees them. "
+            f"WARNING: {plural(count, 'record')} {verb} null entries inside {key}, and the chat "
+            "template sees these entries. Arrow adds them if objects have different keys. "
             "Set `nulls: drop` to remove them"
         )
     for name, count in records.placeholders.items():
@@ -348,13 +352,15 @@ def _notes_on_budget(outcome: Outcome) -> Iterator[str]:
     if expected and mean and abs(mean / expected - 1) > FAR_FROM_EXPECTED:
         yield (
             f"mean of {plural(manifest.records.written, 'record')}: {mean:,.1f} tokens, "
-            f"{mean / expected - 1:+.1%} of the expected_mean_tokens of {expected:,g}: another "
-            "tokenizer, other records, or others among them"
+            f"{mean / expected - 1:+.1%} from expected_mean_tokens ({expected:,g}): the tokenizer "
+            "or the records are not the expected ones"
         )
 
 
 def _budget_note(budget: BudgetShare, manifest: Manifest) -> str:
-    """Return what a stream got of its tokens in the budget; with a fix if it got too few."""
+    """Return a note on the tokens that a stream got for its share of the budget. The note is a
+    warning with a fix if these are too few.
+    """
     note = f"budget: {budget.explanation}: got {manifest.totals.seen_tokens:,}"
     missing = budget.missing(manifest)
     if not missing:
@@ -373,7 +379,11 @@ def _budget_note(budget: BudgetShare, manifest: Manifest) -> str:
 
 
 def show_parts(part: str, outcomes: Sequence[PartOutcome]) -> tuple[list[Item], Tree]:
-    """Return the result of one job of an array as lines to show, and as JSON."""
+    """Return the result of one job of an array as lines to show, and as JSON.
+
+    Args:
+        part: which part of the work the job did, such as `1/4`.
+    """
     tree = {"part": part, "streams": [asdict(outcome) for outcome in outcomes]}
     lines = list[Item]()
     for outcome in outcomes:
@@ -382,8 +392,8 @@ def show_parts(part: str, outcomes: Sequence[PartOutcome]) -> tuple[list[Item], 
 
 
 def mixture_table(outcome: MixOutcome) -> Table:
-    """Return a table of the samples of each stream in a mixed stream. Tokens are unknown if columns
-    contain no ids.
+    """Return a table of the streams that a mixed stream was drawn from: samples, tokens and shares.
+    Tokens are unknown if columns contain no ids.
     """
     mixed = outcome.record.mixed
     index = outcome.index
@@ -391,7 +401,7 @@ def mixture_table(outcome: MixOutcome) -> Table:
     all_tokens = sum(tokens)
     all_drawn = sum(stream.drawn for stream in mixed)
     rows = []
-    for stream, count in zip(mixed, tokens, strict=True):
+    for stream, token_count in zip(mixed, tokens, strict=True):
         rows.append(
             (
                 stream.name,
@@ -399,12 +409,12 @@ def mixture_table(outcome: MixOutcome) -> Table:
                 stream.weight,
                 stream.drawn,
                 stream.drawn / all_drawn,
-                count,
-                count / max(1, all_tokens),
+                token_count,
+                token_count / max(1, all_tokens),
             )
         )
     samples = sum(stream.samples for stream in mixed)
-    token_share = all_tokens / max(1, all_tokens)
+    token_share = all_tokens / max(1, all_tokens)  # 1, unless tokens are unknown
     state = "mixed" if outcome.is_new else "up to date"
     size = f"{plural(len(index.shards), 'shard')}, {index.bytes:,} bytes"
     notes = [f"{state}, seed {outcome.record.seed}, {size}: {outcome.target}"]

@@ -100,12 +100,14 @@ def show_inspection(inspection: Inspection, choice: Choice) -> Iterator[Item]:
     if choice.is_first and len(inspection.samples) < min(choice.count, count):
         yield (
             f"{len(inspection.samples):,} of {plural(count, 'sample')}: only the first mebibyte of "
-            "the first shard is read; --sample N shows any other, --random some from anywhere"
+            "the first shard is read; --sample N shows any other sample, --random samples from "
+            "anywhere"
         )
 
 
 def _notes_on_eos(inspection: Inspection) -> Iterator[str]:
     """Yield notes on the EOS that the loader appends to the shown samples."""
+    # A sample without token ids is not a list of segments, and gets no EOS.
     samples = [chosen.sample for chosen in inspection.samples if isinstance(chosen.sample, list)]
     appended = [segments[-1] for segments in samples if segments and segments[-1].is_appended]
     if appended:
@@ -135,7 +137,7 @@ def inspection_json(inspection: Inspection) -> Tree:
         "index_hash": stream.index.hash,
         "columns": stream.columns,
         "is_whole": stream.trusted_manifest is not None,
-        "manifest": stream.manifest and asdict(stream.manifest),
+        "manifest": asdict(stream.manifest) if stream.manifest else None,
         "shown": [
             {
                 "number": chosen.number,
@@ -173,8 +175,9 @@ def write_images(inspection: Inspection, folder: Path) -> int:
 
 
 def card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
-    """Yield the stream as (name, value) lines: the settings of its manifest that are not at their
-    default, and the counts that are not zero. The names are the manifest's.
+    """Yield the stream as lines of a name and a value, such as ("layout", "document"): the settings
+    of its manifest that are not at their default, and the counts that are not zero. The names are
+    the manifest's.
     """
     index = stream.index
     manifest = stream.manifest
@@ -199,7 +202,7 @@ def card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
         elif count and key not in _NOT_SHOWN:
             yield key, f"{count:,}"
     if manifest.encoding.pack:
-        positions = index.samples * manifest.encoding.max_seq_len
+        positions = index.samples * manifest.encoding.max_seq_len  # a packed sample is a row
         yield "padding", f"{1 - manifest.totals.tokens / max(1, positions):.2%}"
     if manifest.mixed:
         yield from (("mixed from", format_grouped(asdict(stream))) for stream in manifest.mixed)
@@ -211,8 +214,11 @@ def card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
             yield "filtered", format_grouped(records.filtered)
         if records.quarantined:
             yield "quarantined", format_grouped(records.quarantined)
-        paths = join_names([source.path for source in manifest.sources], MOST_SOURCES)
-        yield "sources", plural(manifest.source_count, "file") + (paths and f": {paths}")
+        sources = plural(manifest.source_count, "file")
+        if manifest.sources:
+            paths = join_names([source.path for source in manifest.sources], MOST_SOURCES)
+            sources += f": {paths}"
+        yield "sources", sources
     if stream.trusted_manifest:
         yield "index", manifest.index_hash
     else:
@@ -236,16 +242,18 @@ CUT_SHARE = 0.05
 
 
 def trained_tokens(manifest: Manifest) -> float:
-    """Count the tokens of all samples as they are trained. An Estimate if the stream was converted
-    by an early version, which did not count the EOS that the loader appends.
+    """Return the tokens of all samples as they are trained, with the EOS that the loader appends.
+    The result is an Estimate if an early version converted the stream, since that version did not
+    count this EOS.
     """
     is_counted = manifest.totals.is_eos_counted or not kind_of(manifest.encoding).gets_eos
     return mark_estimate(manifest.totals.seen_tokens, is_counted)
 
 
 def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence for each kind of tokens that are not trained: those that the loader cuts off
-    at max_seq_len, those that the conversion truncated, and those that it dropped.
+    """Yield a sentence for each kind of tokens that are not trained: tokens that the loader cuts
+    off at max_seq_len, tokens that the conversion truncated, and tokens that the conversion
+    dropped.
     """
     totals = manifest.totals
     encoding = manifest.encoding
@@ -274,7 +282,7 @@ def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
 
 
 def _drop_reason(manifest: Manifest) -> str:
-    """Return why tokens are in no sample, apart from those that count as truncated."""
+    """Return why tokens are in no sample. Tokens that count as truncated have another reason."""
     encoding = manifest.encoding
     if kind_of(encoding).joins_units:
         return "last partial row"
@@ -286,7 +294,7 @@ def _drop_reason(manifest: Manifest) -> str:
 
 
 def sum_in_words(records: Records) -> str:
-    """Return `10 read = 7 written + 2 filtered + 1 quarantined`."""
+    """Return the counts of records as a sum: `10 read = 7 written + 2 filtered + 1 quarantined`."""
     return (
         f"{records.read:,} read = {records.written:,} written + {records.dropped:,} filtered + "
         f"{records.bad:,} quarantined"
@@ -358,16 +366,18 @@ def bad_record_lines(record: Tree) -> Iterator[str]:
             position.append(f"{key} {format_grouped(value)}")
     size = f"{record['length']:,} bytes"
     yield ", ".join([make_printable(record["file"]), *position, size])
-    # A byte that is not UTF-8 is written as its number.
-    raw = base64.b64decode(record.get("raw_base64", "")).decode("utf-8", "backslashreplace")
-    yield cut_text(record.get("raw") or raw)
+    raw = record.get("raw")
+    if not raw:  # a record that is not UTF-8: such bytes are written as their numbers
+        content = base64.b64decode(record.get("raw_base64", ""))
+        raw = content.decode("utf-8", "backslashreplace")
+    yield cut_text(raw)
     for key, value in record.get("detail", {}).items():
         yield f"{key}: {cut_text(value)}"
 
 
 def _quarantine_folder(folder: Location) -> Location:
-    """Return the split's folder that contains a quarantine: `folder` itself, or the only such
-    split in it.
+    """Return the folder of the split whose bad records to show: `folder` itself, or the folder in
+    it that contains a quarantine, if only one does.
     """
     candidates = (find_working_folder(folder), *(folder / name for name in folder.folders()))
     with_quarantine = [split for split in candidates if any((split / QUARANTINE).list())]

@@ -46,7 +46,8 @@ def show_leaks(audit: Audit, decoder: Decoder | None, samples: int) -> Iterator[
 
 
 def _row(audit: Audit, leak: Leak) -> Row:
-    source = leak.sources[0]
+    """Return a leak as a row of COLUMNS."""
+    source = leak.sources[0]  # the training sample with most of the leaked grams
     most_in = f"{audit.streams[source.stream].name} sample {source.sample:,} ({source.grams:,})"
     return audit.evaluations[leak.stream].name, leak.sample, leak.share, leak.grams, most_in
 
@@ -58,22 +59,31 @@ def _show_passages(audit: Audit, leak: Leak, decoder: Decoder | None) -> Iterato
     evaluation = audit.evaluations[leak.stream]
     training = audit.streams[source.stream]
 
-    leaked = f"{leak.leaked_grams:,} of its {leak.grams:,} grams found"
+    leaked = f"{leak.leaked_grams:,} of its {leak.grams:,} {LENGTH}-grams found"
     yield Title(f"{_sample_name(evaluation, leak.sample)}: {leaked}")
     yield _passage_text(passage.item, passage.shared, decoder)
     # The training sample with most of these grams, and how many of them it contains.
-    yield Title(f"{_sample_name(training, source.sample)}: {source.grams:,} of them")
+    yield Title(f"{_sample_name(training, source.sample)}: {source.grams:,} of these grams")
     yield _passage_text(passage.training, passage.shared, decoder)
 
 
 def _sample_name(stream: StreamInMix, sample: int) -> str:
+    """Return `quiz sample 0, id q1`."""
     id = stream.read_id(sample)
     name = f"{stream.name} sample {sample:,}"
     return name if id is None else f"{name}, id {id}"
 
 
 def _passage_text(context: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> SampleText:
-    before, after = (ids.tolist() for ids in context)
+    """Return a passage of one sample, with the shared tokens in ⟮ ⟯. A long run of shared tokens is
+    shortened.
+
+    Args:
+        context: the token ids before and after the shared ones.
+        shared: the token ids that two samples share.
+    """
+    before: list[int] = context[0].tolist()
+    after: list[int] = context[1].tolist()
     ids: list[int] = shared.tolist()
     last_before = before[-1] if before else None
     run = shorten([Segment(ids, True, before=last_before)], LONGEST)
@@ -88,7 +98,7 @@ def summarize_leaks(audit: Audit) -> Iterator[str]:
     """
     items = audit.items
     leaks = audit.leaks
-    if leaks[ROWS:]:
+    if len(leaks) > ROWS:
         yield f"the first {ROWS:,} of {plural(len(leaks), 'sample')} are listed, --json has all"
     tokens = sum(stream.tokens for stream in audit.scanned)
     yield (
@@ -100,13 +110,14 @@ def summarize_leaks(audit: Audit) -> Iterator[str]:
     common = items.left_out + sum(stream.left_out for stream in audit.scanned)
     if common:
         yield (
-            f"ignored {plural(common, 'gram')} as common, in more than {items.common} samples. "
-            "This also hides a sample that is trained often: --common 0 searches for all grams"
+            f"ignored {plural(common, 'gram')} as common, in more than {items.common} samples "
+            "each. This also hides an evaluation sample that is trained that often: --common 0 "
+            "searches for all grams"
         )
     if audit.unnamed:
         yield (
-            f"the tokenizer of {', '.join(audit.unnamed)} is unknown (no manifest). If it is not "
-            "the others' tokenizer, nothing that they share is found"
+            f"the tokenizer of {', '.join(audit.unnamed)} is unknown (no manifest). If the other "
+            "streams have another tokenizer, no leak between them and these streams is found"
         )
     if items.shorts:
         yield f"skipped {plural(items.shorts, 'sample')} with fewer than {LENGTH} tokens"

@@ -42,7 +42,9 @@ def named_streams(words: Sequence[str]) -> list[NamedStream]:
 
 
 def _streams_of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:
-    """Yield the streams of a recipe. The address is the folder of the split if there is one."""
+    """Yield the streams of a recipe. The address of a stream is the folder of its split, if the
+    stream has such a folder.
+    """
     recipe = open_recipe(path, overrides)
     for spec in recipe.streams.values():
         url = recipe.published(spec)
@@ -65,5 +67,5 @@ def _streams_of_yaml(path: str) -> Iterator[NamedStream]:
     for section in (yaml.train, *yaml.evals):
         for stream in section.stream_sections:
             split = stream.settings.get("split")
-            url = "/".join(filter(None, (stream.url, split)))
+            url = "/".join(step for step in (stream.url, split) if step)
             yield NamedStream(name=stream.name, url=url, loader=section.label)

@@ -46,8 +46,8 @@ class PlannedRun(Plan, Result):
 
 
 def plan_json(plan: Plan) -> Tree:
-    """Return the plan as JSON, with null for unknown figures, and with `estimated`: the paths of
-    the figures that are estimated.
+    """Return the plan as JSON, with null for unknown figures. The key `estimated` lists the paths
+    of the estimated figures, such as `streams.0.tokens`.
     """
     tree = asdict(plan)
     figures = list_figures(tree)
@@ -55,12 +55,16 @@ def plan_json(plan: Plan) -> Tree:
 
 
 def figure_text(figure: float, form: str = "count") -> str:
-    """Write a figure of the plan, with `~` if it is estimated and as `?` if it is unknown."""
+    """Return a figure of the plan as text: `1,024`, `~1,024` if it is estimated, `?` if unknown.
+
+    Args:
+        form: the form of a column of a table, such as `share` or `size`.
+    """
     return format_cell(Column("", form), figure)
 
 
 def show_plan(plan: Plan) -> Iterator[Item]:
-    """Yield the whole plan as text."""
+    """Yield the whole plan as text: a headline, the streams, the figures, and the settings."""
     yield (
         f"{plan.origin}: {plural(plan.nodes, 'node')} of {plural(plan.gpus, 'device')}, "
         f"{plan.step.global_batch:,} rows a step, {plan.loader} loader, "
@@ -76,7 +80,11 @@ def show_plan(plan: Plan) -> Iterator[Item]:
         lines.append((name, ", ".join(texts)))
     yield NamedValues(lines)
     yield from ("", "settings")
-    yield NamedValues([(s.key, f"{s.use or 'leave out'}: {s.why}") for s in plan.settings])
+    settings = []
+    for setting in plan.settings:
+        value = setting.use or "leave out"
+        settings.append((setting.key, f"{value}: {setting.why}"))
+    yield NamedValues(settings)
     yield from ("", *plan.notes)
     yield LEGEND
 

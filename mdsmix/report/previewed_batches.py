@@ -48,7 +48,7 @@ def step_table(preview: Preview, counts: NDArray[np.int64]) -> Table:
         counts: int64 [streams, COUNTED]: samples, tokens and trained tokens of each stream.
     """
     total = counts.sum(axis=0)
-    with_total = np.vstack([counts, total])
+    with_total = np.vstack([counts, total])  # the last row is the sum of all streams
     shares = with_total / np.maximum(1, total)
     names = (*preview.layout.names, "all")
     rows = []
@@ -80,18 +80,21 @@ def epoch_table(preview: Preview) -> Table:
 def windows_table(preview: Preview) -> Table:
     """Return a table of the windows of steps: each stream's share in every window."""
     sizes = preview.windows.sizes
-    shares = (sizes / sizes.sum(axis=1, keepdims=True)).tolist()
+    shares = (sizes / sizes.sum(axis=1, keepdims=True)).tolist()  # each window's shares sum to 1
+    bounds = pairwise(preview.windows.edges)
     rows = []
-    for (start, stop), shares_of_window in zip(
-        pairwise(preview.windows.edges), shares, strict=True
-    ):
+    for (start, stop), shares_of_window in zip(bounds, shares, strict=True):
         rows.append((f"{start:,} to {stop - 1:,}", *shares_of_window))
     streams = [Column(name, "share") for name in preview.layout.names]
     return Table(columns=[Column("steps", "text"), *streams], rows=rows)
 
 
 def show_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> Iterator[Item]:
-    """Yield the whole preview as text. `with_ids` adds where each drawn sample is stored."""
+    """Yield the whole preview as text: the settings, the steps, and the epoch.
+
+    Args:
+        with_ids: whether to list where each drawn sample is stored.
+    """
     yield NamedValues(
         [(key, format_grouped(value)) for key, value in _run_settings(preview).items()]
     )
@@ -100,9 +103,10 @@ def show_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> I
         yield _step_line(step)
         if step.counts is not None:
             yield step_table(preview, step.counts)
-        for draws in step.ranks if with_ids else ():
-            places = " ".join(_place_text(preview, place) for place in draws.places)
-            yield f"  node {draws.node} rank {draws.rank} worker {draws.worker}: {places}"
+        if with_ids:
+            for draws in step.ranks:
+                places = " ".join(_place_text(preview, place) for place in draws.places)
+                yield f"  node {draws.node} rank {draws.rank} worker {draws.worker}: {places}"
         for row in step.shown:
             yield from _show_sample(preview, row, decoder)
     yield ""
@@ -111,12 +115,13 @@ def show_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> I
     yield windows_table(preview)
     yield from preview_warnings(preview)
     yield (
-        f"read at most {preview.loaders.reader.read:,} bytes of the streams' shards "
-        f"(--read allows {preview.options.read:,})"
+        f"read at most {preview.loaders.reader.read:,} bytes of the streams' shards; --read allows "
+        f"{preview.options.read:,} bytes"
     )
 
 
 def _epoch_line(preview: Preview) -> str:
+    """Return a headline: `epoch 0, 88 steps, in shares of tokens`."""
     epoch = f"epoch {preview.options.state.epoch}"
     if preview.first:
         epoch = f"rest of {epoch}"
@@ -150,6 +155,7 @@ def _run_settings(preview: Preview) -> Tree:
 
 
 def _step_line(step: Step) -> str:
+    """Return a headline: `step 3: 64 samples drawn, 64 rows, 2.5% padding`."""
     line = f"step {step.step:,}: {plural(step.drawn, 'sample')} drawn"
     if step.is_unread:
         return f"{line}, not read"
@@ -178,8 +184,9 @@ def row_segments(row: SampleRow) -> list[Segment]:
     ids, labels = row.stored.input_ids, row.stored.labels
     if ids.size != labels.size:
         return make_segments([(ids.tolist(), False), (labels.tolist(), True)])
-    pairs = zip(ids.tolist(), (labels != IGNORED_LABEL).tolist(), strict=True)
-    return make_segments([([token], flag) for token, flag in pairs])
+    is_trained = labels != IGNORED_LABEL  # of each token
+    pairs = zip(ids.tolist(), is_trained.tolist(), strict=True)
+    return make_segments([([token], flag) for token, flag in pairs])  # joins equal neighbours
 
 
 def preview_json(preview: Preview, decoder: Decoder | None) -> Tree:
@@ -201,6 +208,7 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> Tree:
 
 
 def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> Tree:
+    """Return a step as JSON: its figures, its streams, the drawn samples, and the shown samples."""
     streams = []
     if step.counts is not None:
         streams = table_to_json(step_table(preview, step.counts))["rows"]

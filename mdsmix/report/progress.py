@@ -49,7 +49,9 @@ warnings; a function: nothing is printed, and the function gets a `Progress` at 
 
 @contextmanager
 def watching(show: ShowProgress = True) -> Iterator[Watcher]:
-    """Give a watcher that shows progress in this way."""
+    """Yield a watcher that shows the progress of a conversion or a reading, in the way that `show`
+    says.
+    """
     with ExitStack() as stack:
         if callable(show):
             watcher: PlainLines = Callback(show)
@@ -153,6 +155,7 @@ class PlainLines:
 
     @property
     def _rate(self) -> str:
+        """The speed and the bad records so far: `8.1 MB/s, 1.90 M tokens/s, 3 quarantined`."""
         megabytes = self._bytes / self._seconds / 1e6
         tokens = self._tokens / self._seconds / 1e6
         rate = f"{megabytes:.1f} MB/s, {tokens:.2f} M tokens/s"

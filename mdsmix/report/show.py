@@ -92,7 +92,7 @@ def fold_line(line: str, indent: str, width: int | None) -> list[str]:
     if width is None:
         return [indent + line]
     wrapper = textwrap.TextWrapper(
-        width=max(width, len(indent) + 20),
+        width=max(width, len(indent) + 20),  # at least 20 columns for words
         initial_indent=indent,
         subsequent_indent=indent,
         break_long_words=False,
@@ -132,11 +132,13 @@ def _table_lines(table: Table, width: int | None, rule: str) -> Iterator[str | H
     """Yield the lines of a table. Columns that do not fit follow below, with the first column
     repeated. A single column may be wider than the terminal.
     """
-    for group in _fold_columns(list(align_columns(table)), width or 10_000):
-        head, *rows = (f"  {'   '.join(line)}  " for line in zip(*group, strict=True))
+    most_columns = width if width else 10_000
+    for group in _fold_columns(list(align_columns(table)), most_columns):
+        # A column is a list of cells; line n of the table has cell n of each column.
+        head, *rows = (f"  {'   '.join(cells)}  " for cells in zip(*group, strict=True))
         blank = " " * cell_len(head)
         if table.rows and table.total:
-            rows.insert(-1, blank)
+            rows.insert(-1, blank)  # above the total, which is the last row
         yield blank
         yield Heading(head)
         yield f" {rule * (cell_len(head) - 2)} "
@@ -147,9 +149,13 @@ def _table_lines(table: Table, width: int | None, rule: str) -> Iterator[str | H
 def _fold_columns(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
     """Yield groups of columns that fit the width. Each group begins with the first column, which
     names the rows.
+
+    Args:
+        columns: the cells of each column, all of one length, from the heading down.
     """
     group = [columns[0]]
     for column in columns[1:]:
+        # Three spaces between columns, and two at each end of a line.
         needed = sum(cell_len(cells[0]) + 3 for cells in (*group, column)) + 1
         if len(group) > 1 and needed > width:
             yield group
@@ -186,8 +192,8 @@ def print_briefly(findings: Sequence[Finding], checked: Sequence[str]) -> None:
 
 
 def group_findings(findings: Iterable[Finding]) -> Iterator[Item]:
-    """Yield findings, neighbours of one check under one heading. The heading, the reason and each
-    fix come once.
+    """Yield findings for a terminal. Findings of one check that follow each other share a heading,
+    and the reason and each fix are shown once for all of them.
     """
     for _, run in groupby(findings, key=lambda finding: finding.id):
         group = list(run)

@@ -82,15 +82,17 @@ def cut_into_segments(sample: Sample, manifest: Manifest | None) -> Shown:
     returned unchanged.
     """
     names = find_id_columns(sample)
-    if not names or (manifest is None and any(isinstance(sample[name], bytes) for name in names)):
+    if not names:
         return sample
+    if manifest is None and any(isinstance(sample[name], bytes) for name in names):
+        return sample  # without a manifest, the type of the ids is unknown
     if names == PACKED_COLUMNS:
         segments = list[Segment]()
         for number, document in enumerate(split_documents(sample)):
             for segment in make_segments(trained_runs(*document)):
                 segments.append(replace(segment, document=number))
         return segments
-    if manifest is None:  # by LLM-Foundry's default policies
+    if manifest is None:  # what is trained follows from LLM-Foundry's default policies
         return make_segments(stored_pieces(sample))
     kind = kind_of(manifest.encoding)
     eos = kind.appended_eos(sample, manifest.tokenizer.eos_id)
@@ -98,10 +100,19 @@ def cut_into_segments(sample: Sample, manifest: Manifest | None) -> Shown:
 
 
 def make_segments(pieces: Iterable[Piece], eos: int | None = None) -> list[Segment]:
-    """Return the segments of a stored sample's pieces, and of the EOS that the loader appends."""
-    tokens = [(int(token), is_trained) for ids, is_trained in pieces for token in ids]
+    """Return the segments of a sample: neighbouring tokens that are all trained or all not trained.
+
+    Args:
+        pieces: runs of token ids, each with whether the model is trained on it.
+        eos: the id of the EOS that the loader appends, as a segment of its own; None if it appends
+            none.
+    """
+    tokens = list[tuple[int, bool]]()
+    for piece_ids, is_piece_trained in pieces:
+        tokens += [(int(token), is_piece_trained) for token in piece_ids]
     if tokens:
-        tokens[0] = (tokens[0][0], False)  # nothing predicts the first token
+        first_token, _ = tokens[0]
+        tokens[0] = (first_token, False)  # nothing predicts the first token
     segments = list[Segment]()
     before = None
     for is_trained, run in groupby(tokens, itemgetter(1)):
@@ -117,13 +128,14 @@ def doubles_eos(sample: Shown) -> bool:
     """Return whether the loader appends EOS to an answer that ends in EOS and white space."""
     if isinstance(sample, Mapping) or len(sample) < 2 or not sample[-1].is_appended:
         return False
-    return sample[-1].ids[0] in sample[-2].ids[-DOUBLED_WITHIN:]
+    appended_eos = sample[-1].ids[0]
+    answer_end = sample[-2].ids[-DOUBLED_WITHIN:]
+    return appended_eos in answer_end
 
 
 def shorten(segments: Sequence[Segment], limit: int) -> list[Segment]:
-    """Keep the first and the last `limit` / 2 tokens of a sample that has more than `limit`.
-
-    The end is kept because it is usually trained.
+    """Return the segments of at most `limit` tokens. Of a longer sample, keep the first and the
+    last `limit` / 2 tokens: its end is usually trained.
     """
     tokens = [(segment, token) for segment in segments for token in segment.ids]
     if len(tokens) <= limit:
@@ -131,11 +143,13 @@ def shorten(segments: Sequence[Segment], limit: int) -> list[Segment]:
     half = limit // 2
     first = _join_by_segment(tokens[:half])
     last = _join_by_segment(tokens[-half:])
-    last[0] = replace(last[0], before=tokens[-half - 1][1], gap=len(tokens) - 2 * half)
+    _, token_before = tokens[-half - 1]
+    last[0] = replace(last[0], before=token_before, gap=len(tokens) - 2 * half)
     return [*first, *last]
 
 
 def _join_by_segment(tokens: Sequence[tuple[Segment, int]]) -> list[Segment]:
+    """Return segments with only these tokens; each token comes with the segment it belongs to."""
     joined = []
     for segment, run in groupby(tokens, itemgetter(0)):
         joined.append(replace(segment, ids=[token for _, token in run]))
@@ -146,10 +160,12 @@ def sample_runs(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) ->
     """Yield a sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩. Token ids are
     shown if there is no decoder.
 
-    Escape codes in a text are escaped, since anyone may have written it, and so are these brackets.
+    Escape codes in a text are escaped, since anyone may have written the text. These brackets are
+    escaped too.
 
     Args:
-        marks: the brackets around segments with `is_trained`, if that flag means something else.
+        marks: the brackets around segments with `is_trained`. A caller that uses this flag for
+            other tokens, such as shared ones, passes other brackets.
     """
     if isinstance(sample, Mapping):
         yield make_printable(str(sample), WRITTEN), "text"
@@ -159,7 +175,8 @@ def sample_runs(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) ->
         if document is not None:
             tokens = plural(sum(len(segment.ids) for segment in segments), "token")
             heading = f"document {document}, {tokens}".join(DOCUMENT)  # between the two marks
-            if segments[0] is not sample[0]:
+            is_first_document = segments[0] is sample[0]
+            if not is_first_document:
                 heading = f"\n{heading}"
             yield f"{heading}\n", "mark"
         for segment in segments:
@@ -230,14 +247,17 @@ class Picture:
 
     @property
     def format(self) -> str:
+        """The name of the image's format, such as `JPEG`, by its first bytes; or `unknown`."""
         if self.data[4:11] == b"ftypavi":
             return "AVIF"
+        # The last key is empty, so it fits all images that no other key fits.
         return next(name for start, name in FORMATS.items() if self.data.startswith(start))
 
     def __str__(self) -> str:
         return f"{self.width:,} x {self.height:,} {self.format}, {plural(len(self.data), 'byte')}"
 
     def as_json(self) -> Tree:
+        """Return the size and the format, without the image itself."""
         return {
             "height": self.height,
             "width": self.width,
@@ -247,7 +267,7 @@ class Picture:
 
 
 def list_pictures(sample: Sample) -> list[Picture]:
-    """Return the images of a decoded sample, [] for a stream without images."""
+    """Return the images of a decoded sample; an empty list if the stream has no images."""
     if not has_images(sample) or not isinstance(sample["images"], list):
         return []
     pairs = zip(sample["sizes"], sample["images"], strict=False)
@@ -335,7 +355,8 @@ def _choose_numbers(stream: PublishedStream, choice: Choice) -> Sequence[int]:
     if choice.seed is not None:
         return sorted(random.Random(choice.seed).sample(range(total), min(choice.count, total)))
     if choice.longest and total:
-        # The table at the head of a shard gives the size of each sample in bytes.
+        # The table at the head of a shard has the offset of each sample, and of the end: for
+        # example [16, 86, 106]. The differences are the sizes of the samples in bytes: [70, 20].
         sizes = map_threads(
             lambda shard: np.diff(read_sample_table(stream.folder, shard)), stream.shards
         )

@@ -60,7 +60,7 @@ ERRORS_OF_A_PART = (RecipeError, MixRefused, Unreachable, Damaged)
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOnPage:
-    """A stream: the parts that could be read, and the errors of the others."""
+    """A stream: the data that could be read, and the errors for data that could not be read."""
 
     named: NamedStream
     inspection: Inspection | None
@@ -70,6 +70,7 @@ class StreamOnPage:
 
     @property
     def manifest(self) -> Manifest | None:
+        """The manifest, if it could be read and belongs to the published index; otherwise None."""
         return self.inspection.stream.trusted_manifest if self.inspection else None
 
 
@@ -95,7 +96,9 @@ class Gathered:
 
     @property
     def colours(self) -> dict[str, str]:
-        """Map each stream to a class of the style sheet, streams of the mix first, in its order."""
+        """Name of a stream -> a class of the style sheet: {"web": "s0", "chat": "s1"}. The streams
+        of the mix come first, in the mix's order.
+        """
         mixed = [stream.stream for stream in self.plan.streams] if self.plan else []
         names = dict.fromkeys([*mixed, *(stream.named.name for stream in self.streams)])
         return {name: f"s{number % COLOURS}" for number, name in enumerate(names)}
@@ -160,14 +163,18 @@ def gather(
 
 
 def _read_stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> StreamOnPage:
-    """Read one stream. If its samples cannot be read, its index may still be. A conversion that
-    published nothing may have left bad records.
+    """Read one stream.
+
+    If its samples cannot be read, try again without samples: the index may be readable. Bad records
+    are read in any case, since a conversion that published nothing may have left some.
     """
     errors = list[MdsmixError]()
     inspection = None
     for samples in (choice, Choice(count=0)):
+        if inspection:
+            break
         try:
-            inspection = inspection or inspect(named.url, samples, tokenizer)
+            inspection = inspect(named.url, samples, tokenizer)
         except (Unreachable, Damaged) as error:
             # The mix has already reported the recipe's streams that are not published.
             if not (named.is_made and isinstance(error, NotPublished)):

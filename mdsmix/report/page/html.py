@@ -32,9 +32,12 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def mark_of(targets: Sequence[str]) -> Markup:
-    """Return the tag of a page that names its recipe, YAML or streams, without overrides."""
-    named = " ".join(make_printable(locate(name).url) for name in split_overrides(targets)[0])
-    return Markup('<meta name="mdsmix-of" content="{}">').format(named)
+    """Return the tag of a page that names its recipe, YAML or streams, without overrides. By this
+    tag `mdsmix report` recognises an earlier page of the same mix.
+    """
+    names = split_overrides(targets).names
+    urls = " ".join(make_printable(locate(name).url) for name in names)
+    return Markup('<meta name="mdsmix-of" content="{}">').format(urls)
 
 
 def page_html(page: Gathered) -> str:
@@ -45,8 +48,12 @@ def page_html(page: Gathered) -> str:
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    (name, *more), _ = split_overrides(page.targets)
-    title = (Path(name).name or name).removesuffix(".yaml").removesuffix(".yml")
+    # A page of several streams is called `3 streams`, any other page like its file or stream.
+    name, *more = split_overrides(page.targets).names
+    file_name = Path(name).name or name
+    title = file_name.removesuffix(".yaml").removesuffix(".yml")
+    if more:
+        title = plural(len(page.streams), "stream")
     parts = sections(page)
     return (
         _environment()
@@ -58,7 +65,7 @@ def page_html(page: Gathered) -> str:
             is_refused=is_refused(page.findings),
             version=__version__,
             mark=mark_of(page.targets),
-            title=plural(len(page.streams), "stream") if more else title,
+            title=title,
             command=shlex.join(["mdsmix", *sys.argv[1:]]),
             verdict=describe_verdict(page.mix, page.findings) if page.mix else UNKNOWN,
             samples=list_samples(page),
@@ -76,10 +83,12 @@ def _read_template(name: str) -> str:
 
 
 def _hash(text: str) -> str:
+    """Return the hash by which a Content-Security-Policy allows an embedded style or script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _environment() -> Environment:
+    """Return the environment of the templates, with the filters that they use."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
         autoescape=True,
@@ -98,8 +107,8 @@ def _environment() -> Environment:
 
 
 def _printable(value: Any) -> Any:
-    """Escape characters that change the direction of writing, and NUL. Markup is mdsmix's own and
-    stays as it is.
+    """Return a string with characters that change the direction of writing, and NUL, escaped. Other
+    values, and markup that mdsmix itself made, are returned unchanged.
     """
     if isinstance(value, str) and not isinstance(value, Markup):
         return make_printable(value, WRITTEN)

@@ -26,7 +26,7 @@ from mdsmix.shards.counts import Records
 from mdsmix.table import Column, Table, format_cell, is_known
 
 MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
-"Fields of a StreamInEpoch, and how each is called."
+"Field of a StreamInEpoch, and its name on the page."
 SHARDS = (
     Column("stream", "text"),
     Column("shards"),
@@ -46,7 +46,7 @@ class Ribbon:
     @property
     def rects(self) -> Iterator[tuple[str, str, float, float]]:
         """Yield (label, class, left edge in percent, width in percent) of each share."""
-        total = sum(count for *_, count in self.parts) or 1
+        total = sum(count for _, _, count in self.parts) or 1
         start = 0.0
         for label, css, count in self.parts:
             share = count / total
@@ -84,7 +84,9 @@ def sections(page: Gathered) -> list[Section]:
 
 
 def _section(id: str, title: str, reason: str | None, items: Items) -> Section:
-    """Make a section of the items, or of the reason why there are none."""
+    """Return a section of the items. If there is a `reason` why it has no data, the section
+    consists of the reason, and the items are not computed.
+    """
     return Section(id, title, [reason] if reason else list(items))
 
 
@@ -92,8 +94,10 @@ def _mix(page: Gathered) -> Items:
     """Yield each stream's share of an epoch, in samples, tokens and trained tokens."""
     assert page.plan
     for key, label in MEASURES:
-        parts = [(s.stream, page.colours[s.stream], getattr(s, key)) for s in page.plan.streams]
-        total = sum(count for *_, count in parts)
+        parts = []
+        for stream in page.plan.streams:
+            parts.append((stream.stream, page.colours[stream.stream], getattr(stream, key)))
+        total = sum(count for _, _, count in parts)
         if is_known(total) and total:
             yield Ribbon(f"{label} of an epoch", parts)
     if page.mix and page.mix.shares:
@@ -102,6 +106,7 @@ def _mix(page: Gathered) -> Items:
 
 
 def _check(page: Gathered) -> Items:
+    """Yield the findings of `mdsmix check`, and what was checked."""
     yield from group_findings(page.findings)
     if page.mix and not page.findings:
         yield "No error, no warning, no note."
@@ -109,6 +114,7 @@ def _check(page: Gathered) -> Items:
 
 
 def _stream_title(stream: StreamOnPage) -> Title:
+    """Return the name of a stream, with its loader if that is not the training loader."""
     name = stream.named.name
     loader = stream.named.loader
     return Title(name if loader == TRAINED else f"{name}, {loader}")
@@ -169,12 +175,17 @@ def _records(page: Gathered) -> Items:
             yield SampleText([("\n".join(show_bad_records(stream.bad)), "text")])
             if stream.bad["bad"] >= MOST_BAD:
                 yield (
-                    f"Only the first {MOST_BAD:,} records of the quarantine were read, so the "
-                    "reasons of these are counted."
+                    f"Only the first {MOST_BAD:,} records of the quarantine were read, so later "
+                    "records are not counted here."
                 )
 
 
 def _record_counts(records: Records, css: str) -> Items:
+    """Yield the counts of a stream's records as a sentence, and as a ribbon.
+
+    Args:
+        css: the stream's class in the style sheet.
+    """
     yield sum_in_words(records)
     parts = [(f"written, {records.written:,}", css, records.written)]
     for reason, count in records.filtered.items():
@@ -185,6 +196,7 @@ def _record_counts(records: Records, css: str) -> Items:
 
 
 def _shards(page: Gathered) -> Items:
+    """Yield a table of the published streams: their shards, bytes and folders."""
     rows = []
     for stream in page.streams:
         if stream.inspection:
@@ -198,6 +210,7 @@ def _shards(page: Gathered) -> Items:
 
 
 def _plan(page: Gathered) -> Items:
+    """Yield the output of `mdsmix plan`."""
     assert page.plan
     if page.is_batch_guessed:
         yield f"The batch size is unknown, so {ROWS} rows a device are assumed (--batch sets it)."
@@ -207,12 +220,13 @@ def _plan(page: Gathered) -> Items:
 def _batches(page: Gathered) -> Items:
     """Yield the epoch in windows of steps, then the output of `mdsmix preview`."""
     assert page.preview
-    from mdsmix.report.previewed_batches import show_preview, windows_table  # imports streaming
+    # Streaming must only be imported if there are batches to show.
+    from mdsmix.report.previewed_batches import show_preview, windows_table
 
     names = page.preview.layout.names
     for steps, *shares in windows_table(page.preview).rows:
-        parts = [
-            (name, page.colours[name], share) for name, share in zip(names, shares, strict=True)
-        ]
+        parts = []
+        for name, share in zip(names, shares, strict=True):
+            parts.append((name, page.colours[name], share))
         yield Ribbon(f"steps {steps}", parts)
     yield from show_preview(page.preview, page.decoder, with_ids=False)

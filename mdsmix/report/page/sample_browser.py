@@ -28,6 +28,7 @@ from mdsmix.tokenizer.decoder import Decoder
 ALL_TOKENS, MOST_TOKENS, LEAST_TOKENS = 30_000, 640, 64
 "Tokens of the page, and the most and fewest of a sample. A token takes about 40 bytes of markup."
 ALL_IMAGES, MOST_IMAGES = 240, 12
+"Images of the page, and the most of a sample."
 MOST_TEXT = 4000
 "Characters of a column without tokens to show at most."
 MOST_NAMES = 4
@@ -36,9 +37,12 @@ BROKEN = "\ufffd"
 MOST_JOINED = 8
 "Tokens to join into one character at most. A character has up to 4 bytes, a token at least one."
 SIDE, QUALITY = 144, 70
+"The longer side of a small image in pixels, and its WebP quality."
 MOST_PIXELS = 1 << 25
 "An image with more pixels is not decoded for a page: it would take over 100 MB."
-NO_TOKENIZER = "; only ids, because its tokenizer is not on this machine: name one with --tokenizer"
+NO_TOKENIZER = (
+    "; only ids are shown, since the tokenizer is not on this machine: name one with --tokenizer"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,13 @@ def cut_into_spans(segment: Segment, decoder: Decoder | None) -> Iterator[TokenS
 
 
 def _first_span(ids: Sequence[int], before: int | None, decoder: Decoder) -> TokenSpan:
-    """Return the span of the first token, together with the tokens that complete its character."""
+    """Return the span of the first token. If this token is only a part of a character, the span
+    also has the tokens that complete the character.
+
+    Args:
+        ids: the next tokens of the segment, at most MOST_JOINED.
+        before: the token in front of them.
+    """
     first = decoder.text(ids[:1], before)
     if ids[0] in decoder.control:
         return TokenSpan(make_printable(first), (ids[0],), "control")
@@ -156,6 +166,7 @@ def make_thumbnail(picture: Picture) -> Thumbnail:
 
 
 def _shrink(picture: Picture, caption: str) -> Thumbnail:
+    """Return a picture scaled down to SIDE pixels. Raises BadImage if it cannot be decoded."""
     from PIL import ImageOps
 
     with open_image(picture.data) as image:
