@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,23 @@ The test returns false or raises ValueError for a value out of bounds. A datacla
 """
 MOST_SHOWN = 60
 "The most characters of a value or a key that a message shows."
+
+
+class ShortForm(NamedTuple):
+    """A text that stands for a whole section: `tokenizer: gpt2` for `tokenizer: {name: gpt2}`. A
+    dataclass has it as its class variable SHORT_FORM.
+    """
+
+    key: str
+    "The field that the text is the value of. All other fields have their defaults."
+    words: str
+    "What a value of the section must be, for a message: `it must be WORDS`."
+    pattern: str = r"[\s\S]*"
+    "A regular expression that the whole text must match."
+
+    def fits(self, text: str) -> bool:
+        """Check whether a text is the short form of the section."""
+        return re.fullmatch(self.pattern, text) is not None
 
 
 class Misfit(Exception):
@@ -190,8 +208,8 @@ class Reader:
     def read(self, value: Any, where: str) -> Any:
         """Return the value as the annotation requires it.
 
-        A mapping becomes an instance of a dataclass, inside lists and mappings too. For a list of
-        strings, a single string becomes a list of one.
+        A mapping, or the short form of a dataclass, becomes an instance of the dataclass, inside
+        lists and mappings too. For a list of strings, a single string becomes a list of one.
 
         Raises Misfit if the value does not fit the annotation.
 
@@ -211,12 +229,21 @@ class Reader:
                 return _read_elements(value, args, where)
             elif isinstance(value, dict) and dataclasses.is_dataclass(outer):
                 return parse_mapping(typing.cast(Any, outer), value, where)
-            elif outer is list and args == (str,) and isinstance(value, str):
+            elif isinstance(value, str) and outer is list and args == (str,):
                 return [value]
+            elif isinstance(value, str):
+                short_form = get_short_form(outer)
+                if short_form and short_form.fits(value):
+                    return parse_mapping(typing.cast(Any, outer), {short_form.key: value}, where)
         raise Misfit(f"{where} is {shorten_value(value)}; it must be {_describe_type(self.hint)}.")
 
 
 _reader = functools.cache(Reader)
+
+
+def get_short_form(cls: Any) -> ShortForm | None:
+    """Return the short form of a dataclass; None for a class that has none."""
+    return getattr(cls, "SHORT_FORM", None)
 
 
 def _split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -305,4 +332,7 @@ def _describe_type(hint: Any) -> str:
         if float in options:  # every whole number is a number
             options = tuple(option for option in options if option is not int)
         return " or ".join(map(_describe_type, options))
+    short_form = get_short_form(hint)
+    if short_form:
+        return short_form.words
     return _NAMES.get(typing.get_origin(hint) or hint, "keys and values")

@@ -299,7 +299,7 @@ def test_the_published_mixture_converts(tmp_path: Path, tokenizer_folder: Path) 
     recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert recipe["max_seq_len"] == 64
     assert (recipe["budget"], recipe["absolute"]) == ("3k tokens", True)
-    assert recipe["mix"] == {n: {"share": f"{p}%"} for n, p in PUBLISHED["mixture"].items()}
+    assert recipe["mix"] == {name: f"{p}%" for name, p in PUBLISHED["mixture"].items()}
     for name, stream in recipe["streams"].items():
         assert stream["sample"] == "budget"
         assert stream["expected_mean_tokens"] == PUBLISHED["num_tokens_avg"][name]
@@ -348,7 +348,7 @@ def test_sources_are_matched_to_files_and_folders_by_name(
     expected |= {"wiki": "Wiki-00001-of-00002.jsonl.gz"}
     assert paths == {name: f"data/{path}" for name, path in expected.items()}
     shares = {"commoncrawl": "50%", "c4": "20%", "wiki": "5.5%"}
-    assert recipe["mix"] == {name: {"share": share} for name, share in shares.items()}
+    assert recipe["mix"] == shares
     assert recipe["streams"]["c4"]["expected_mean_tokens"] == 3.5
     assert "sample" not in recipe["streams"]["c4-validation"]
     for sentence in (

@@ -157,12 +157,19 @@ def test_other_files_are_refused_in_a_short_sentence(tmp_path: Path) -> None:
             open_recipe(path)
 
 
+PUBLISHED: dict[str, Any] = {
+    "tokenizer": "gpt2",
+    "max_seq_len": 8,
+    "streams": {
+        **{name: {"local": "mix/x"} for name in ("web", "chat", "code")},
+        "held": {"local": "mix/x", "split": "val"},
+    },
+}
+"A recipe of three published streams, and a fourth that is evaluated on."
+
+
 def load_mix(home: Path, **keys: Any) -> Recipe:
-    """Open a recipe of three published streams, and a fourth that is evaluated on."""
-    streams = {name: {"local": "mix/x"} for name in ("web", "chat", "code")}
-    streams["held"] = {"local": "mix/x", "split": "val"}
-    tree = {"tokenizer": "gpt2", "max_seq_len": 8, "streams": streams}
-    return load(home, text=json.dumps(tree | keys))
+    return load(home, text=json.dumps(PUBLISHED | keys))
 
 
 SHARES = {
@@ -258,6 +265,33 @@ REFUSED_SHARES: list[tuple[dict[str, Any], str]] = [
     ({"max_repeat": 2}, "max_repeat is for mixes by share, but the recipe has neither"),
     (_mix(web={"share": 1, "repeat": 1}), "exactly one of repeat, proportion, choose and share"),
 ]  # fmt: skip
+
+
+def test_a_share_in_percent_needs_no_key(tmp_path: Path) -> None:
+    """From a file, an interpolation and an override; an override replaces the whole weight. A
+    number alone could be a repeat, so it is refused.
+    """
+    whole = {"web": "30%", "chat": "1/5"}
+    expected = {name: {"share": share} for name, share in whole.items()}
+    read = load_mix(tmp_path, **_mix(**whole))
+    short = load_mix(tmp_path, mix=whole)
+    assert short == read
+    assert {name: weight.set_keys for name, weight in short.mix.items()} == expected
+    for overrides, web in (
+        (["mix.web=20%"], {"share": "20%"}),
+        (["mix.web.share=0.2"], {"share": 0.2}),
+        (["mix={web: 10 %}"], {"share": "10 %"}),
+        (["mix.web=${mix.chat}"], {"share": "1/5"}),
+    ):
+        for mix in (whole, expected):
+            text = json.dumps({"mix": mix} | PUBLISHED)
+            assert load(tmp_path, *overrides, text=text).mix["web"].set_keys == web
+    weighted = json.dumps({"mix": {"web": {"repeat": 2}}} | PUBLISHED)
+    assert load(tmp_path, "mix.web=40%", text=weighted).mix["web"].set_keys == {"share": "40%"}
+    for lone in (0.3, 2, "0.3", "half", "-3%", None, True, ["30%"]):
+        assert_refused(
+            "could be a repeat or a share", lambda lone=lone: load_mix(tmp_path, mix={"web": lone})
+        )
 
 
 def test_shares_belong_to_streams_that_are_trained_on(tmp_path: Path) -> None:

@@ -384,9 +384,10 @@ def format_recipe(
 
 
 def _share_line(draft: Draft) -> str:
-    """Return the stream's line in `mix`, such as `  web: {share: 30%}`."""
+    """Return the stream's line in `mix`: `  web: 30%`, or for a ratio `  web: {share: 3}`."""
     prefix = "  # " if draft.refused else "  "
-    return f"{prefix}{format_value(draft.name)}: {{share: {draft.share}}}"
+    share = draft.share if "%" in draft.share else f"{{share: {draft.share}}}"
+    return f"{prefix}{format_value(draft.name)}: {share}"
 
 
 def _stream_lines(draft: Draft) -> Iterator[str]:

@@ -19,6 +19,10 @@ samples.
 """
 NUMBER = r"(?:\d[\d_,]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,2})?"
 SHARE = re.compile(rf"({NUMBER})\s*(%?)|(\d{{1,9}}/[1-9]\d{{0,8}})")
+LONE_SHARE = re.compile(rf"\s*(?:{NUMBER}\s*%|\d{{1,9}}/[1-9]\d{{0,8}})\s*")
+"""A share that no other weight looks like: `30%` or `1/3`. `mix: {web: 30%}` is the short form of
+`mix: {web: {share: 30%}}`.
+"""
 BUDGET = re.compile(
     rf"({NUMBER})\s*([kmbt]?)\s+(?:(token|loss_token|sample)s?|pass(?:es)?\s+of\s+(\S+))", re.I
 )

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from mdsmix.recipe.amounts import A_BUDGET, A_SHARE, read_budget, read_share
+from mdsmix.recipe.amounts import A_BUDGET, A_SHARE, LONE_SHARE, read_budget, read_share
 from mdsmix.recipe.stream_spec import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -23,6 +23,7 @@ from mdsmix.recipe.stream_spec import (
     key,
     must_be,
 )
+from mdsmix.schema import ShortForm
 
 MAX_BAD = "10%"
 "The default of `max_bad`."
@@ -33,6 +34,7 @@ COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 class TokenizerSpec:
     """The tokenizer, in the words of LLM-Foundry."""
 
+    SHORT_FORM: ClassVar = ShortForm("name", "a name, or keys and values")
     name: str
     """A folder, a hub name, or a lone `tokenizer.json`, which Foundry cannot load: `render-yaml`
     then needs an S3 remote.
@@ -64,6 +66,12 @@ class WeightSpec:
     exactly one of the four.
     """
 
+    SHORT_FORM: ClassVar = ShortForm(
+        "share",
+        "a share with %, such as 30%, or keys and values, such as {repeat: 2} or {share: 0.3}: a "
+        "number alone could be a repeat or a share",
+        LONE_SHARE.pattern,
+    )
     repeat: int | float | None = key(None, must=NOT_NEGATIVE)
     "How often each sample is taken, as Streaming's `repeat`."
     proportion: int | float | None = key(None, must=NOT_NEGATIVE)
@@ -143,7 +151,9 @@ class Recipe:
     they have it anyway.
     """
     mix: Mapping[str, WeightSpec] = field(default_factory=dict)
-    "The [weight](mixing.md) of each stream, by its name; `repeat: 1` for the others."
+    """The [weight](mixing.md) of each stream, by its name; `repeat: 1` for the others. `30%` is
+    short for `{share: 30%}`.
+    """
     budget: str | int | float | None = key(
         None, must=must_be(A_BUDGET, lambda value: read_budget(value) is not None)
     )
