@@ -25,7 +25,7 @@ COMMANDS = typer.main.get_command(main.app).commands  # type: ignore[attr-define
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
-    def fail() -> None:
+    def fail(prog_name: str) -> None:
         raise error
 
     monkeypatch.setattr(main, "app", fail)
@@ -55,6 +55,22 @@ def test_help_names_commands_options_and_codes_and_wrong_usage_ends_with_two() -
         answer = mdsmix(*arguments)
         assert (answer.code, answer.out) == (2, "")
         assert "Error" in answer.err
+
+
+def test_help_has_every_command_in_one_of_four_groups() -> None:
+    grouped = [command.__name__ for group in main.GROUPS.values() for command in group]
+    assert sorted(grouped) == sorted(name.replace("-", "_") for name in COMMANDS)
+    assert [group.partition(":")[0] for group in main.GROUPS] == [
+        "Prepare",
+        "Look",
+        "Train",
+        "Keep",
+    ]
+    lines = mdsmix("--help").out.splitlines()
+    heads = [line.strip("╭╮─ ") for line in lines if line.startswith("╭")]
+    assert heads == ["Options", *main.GROUPS]
+    # A sentence is folded by the width of the terminal, not where the code folds it.
+    assert any("credentials, permissions, clock" in line for line in lines)
 
 
 def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:

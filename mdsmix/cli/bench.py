@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mdsmix.cli.completion import complete_loaders
 from mdsmix.cli.options import (
     AsJson,
     echo,
@@ -67,7 +68,9 @@ def bench(
     loader: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="The loader to measure: train_loader, or eval_loader.<label>."
+            metavar="NAME",
+            help="The loader to measure: train_loader, or eval_loader.<label>.",
+            autocompletion=complete_loaders,
         ),
     ] = "train_loader",
     tmp: Annotated[

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mdsmix.cli.completion import complete_converted
 from mdsmix.cli.options import (
+    DATA,
+    MACHINES,
+    SAFETY,
     AsJson,
     Memory,
     Overrides,
@@ -32,7 +36,12 @@ def convert(
     overrides: Overrides = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="STREAM", help="Convert only this stream; may be repeated."),
+        typer.Option(
+            metavar="STREAM",
+            help="Convert only this stream; may be repeated.",
+            autocompletion=complete_converted,
+            rich_help_panel=DATA,
+        ),
     ] = None,
     limit: Annotated[
         int | None,
@@ -41,6 +50,7 @@ def convert(
             min=1,
             help="Convert only the first N records of each stream, published under "
             "<stream>/limit-N/.",
+            rich_help_panel=DATA,
         ),
     ] = None,
     budget: Annotated[
@@ -49,6 +59,7 @@ def convert(
             metavar="TOKENS",
             help="Convert only a sample of each stream, as large as the stream's share of TOKENS, "
             "e.g. 2B; every run chooses the same records, by their content.",
+            rich_help_panel=DATA,
         ),
     ] = None,
     reencode: Annotated[
@@ -56,22 +67,27 @@ def convert(
         typer.Option(
             "--reencode",
             help="Allow replacing published streams that have other columns or sources.",
+            rich_help_panel=SAFETY,
         ),
     ] = False,
     max_bad: Annotated[
         str | None,
         typer.Option(
-            metavar="SHARE", help="Publish nothing if a larger share of records is bad, e.g. 0.1%."
+            metavar="SHARE",
+            help="Publish nothing if a larger share of records is bad, e.g. 0.1%.",
+            rich_help_panel=SAFETY,
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be done and why.")
+        bool,
+        typer.Option("--dry-run", help="Print what would be done and why.", rich_help_panel=SAFETY),
     ] = False,
     verify_source: Annotated[
         bool,
         typer.Option(
             "--verify-source",
             help="Read sources again even if their size and modification time are unchanged.",
+            rich_help_panel=SAFETY,
         ),
     ] = False,
     verify_target: Annotated[
@@ -79,6 +95,7 @@ def convert(
         typer.Option(
             "--verify-target",
             help="Read and hash existing shards before they are reused; make damaged ones again.",
+            rich_help_panel=SAFETY,
         ),
     ] = False,
     part: Annotated[
@@ -87,12 +104,15 @@ def convert(
             metavar="K/N",
             help="Do only part K of N of the work (K from 1), as one job of an array; publish "
             "nothing.",
+            rich_help_panel=MACHINES,
         ),
     ] = None,
     finish: Annotated[
         bool,
         typer.Option(
-            "--finish", help="Do the work that the parts left undone, join all parts and publish."
+            "--finish",
+            help="Do the work that the parts left undone, join all parts and publish.",
+            rich_help_panel=MACHINES,
         ),
     ] = False,
     engine: Annotated[
@@ -101,6 +121,7 @@ def convert(
             metavar="NAME",
             help="Where the work runs: local (this machine), ray (a Ray cluster), or "
             "ray://HOST:PORT.",
+            rich_help_panel=MACHINES,
         ),
     ] = "local",
     workers: Workers = None,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mdsmix.cli.completion import complete_published
 from mdsmix.cli.options import (
     MIX_HELP,
     AsJson,
@@ -32,6 +33,7 @@ def leaks(
             help="A published stream of evaluation samples, of the same tokenizer; may be "
             "repeated.",
             show_default="the evaluations of the recipe or YAML",
+            autocompletion=complete_published,
         ),
     ] = None,
     samples: Annotated[

@@ -66,8 +66,28 @@ EXAMPLES: dict[Callable[..., None], str] = {
     gc: "gc recipe.yaml --older-than 7d --delete",
 }
 "An example for each command, shown at the end of its help."
-for command, example in EXAMPLES.items():
-    app.command(no_args_is_help=True, epilog=f"Example: mdsmix {example}")(command)
+GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Prepare: from files to streams": (init, doctor, convert, mix),
+    "Look: what is in the streams": (inspect, quarantine, leaks, report),
+    "Train: from streams to batches": (check, plan, preview, render_yaml, fetch, bench),
+    "Keep: published streams over time": (verify, repair, gc),
+}
+"The groups of `mdsmix --help`, in the order in which a user needs them."
+
+
+def _unfold(text: str | None) -> str:
+    """Return a docstring with each paragraph on one line, since Typer keeps line breaks."""
+    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
+
+
+for group, commands in GROUPS.items():
+    for command in commands:
+        app.command(
+            no_args_is_help=True,
+            help=_unfold(command.__doc__),
+            epilog=f"Example: mdsmix {EXAMPLES[command]}",
+            rich_help_panel=group,
+        )(command)
 
 
 INTERRUPTED = 130
@@ -106,7 +126,8 @@ def run() -> None:
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
-        app()
+        # Click would take the name from how Python was started, also in `_MDSMIX_COMPLETE`.
+        app(prog_name="mdsmix")
     except MdsmixError as failed:
         errors = failed.errors if isinstance(failed, SeveralFailed) else [failed]
         _exit(*(f"error: {error}" for error in errors), code=failed.exit_code)

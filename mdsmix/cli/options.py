@@ -21,6 +21,13 @@ MIX_HELP = (
 BATCH_HELP = "Rows of a step, over all devices."
 BATCH_DEFAULT = "global_train_batch_size of the YAML"
 
+# Panels of `--help`.
+DATA = "Which data"
+SAFETY = "Before data is replaced"
+MACHINES = "Machines and work"
+RUN = "Size of the run"
+OUTPUT = "Output"
+
 # Positional arguments.
 RECIPE = typer.Argument(metavar="RECIPE", help="The recipe, a YAML file.", show_default=False)
 RecipeFile = Annotated[Path, RECIPE]
@@ -49,10 +56,18 @@ Streams = Annotated[
 ]
 
 # Options.
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for programs.")]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print the result as JSON, for programs.", rich_help_panel=OUTPUT),
+]
 Quiet = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Print warnings and errors only: no progress, no summary."),
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Print warnings and errors only: no progress, no summary.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Workers = Annotated[
     int | None,
@@ -61,6 +76,7 @@ Workers = Annotated[
         min=1,
         help="Worker processes; the output is identical for any number.",
         show_default="one per processor",
+        rich_help_panel=MACHINES,
     ),
 ]
 Memory = Annotated[
@@ -69,11 +85,16 @@ Memory = Annotated[
         metavar="SIZE",
         help="Memory that all processes together may use, e.g. 2GiB.",
         show_default="half of the machine or its control group",
+        rich_help_panel=MACHINES,
     ),
 ]
 QuarantineCrashes = Annotated[
     bool,
-    typer.Option("--quarantine-crashes", help="Quarantine a record if worker processes die on it."),
+    typer.Option(
+        "--quarantine-crashes",
+        help="Quarantine a record if worker processes die on it.",
+        rich_help_panel=MACHINES,
+    ),
 ]
 Estimate = Annotated[
     bool,
@@ -89,8 +110,12 @@ KeepEvals = Annotated[
         "check only their keys.",
     ),
 ]
-Nodes = Annotated[int, typer.Option(metavar="N", min=1, help="Nodes of the run.")]
-Gpus = Annotated[int, typer.Option(metavar="N", min=1, help="Devices of a node.")]
+Nodes = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Nodes of the run.", rich_help_panel=RUN)
+]
+Gpus = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Devices of a node.", rich_help_panel=RUN)
+]
 GlobalBatch = Annotated[
     int | None,
     typer.Option(
@@ -99,6 +124,7 @@ GlobalBatch = Annotated[
         min=1,
         help=BATCH_HELP,
         show_default=BATCH_DEFAULT,
+        rich_help_panel=RUN,
     ),
 ]
 DecodeWith = Annotated[

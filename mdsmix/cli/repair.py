@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mdsmix.cli.completion import complete_published
 from mdsmix.cli.options import (
     AsJson,
     Memory,
@@ -27,6 +28,7 @@ def repair(
             metavar="STREAM",
             help="A published stream: a folder or s3:// URL.",
             show_default=False,
+            autocompletion=complete_published,
         ),
     ],
     recipe: Annotated[Path, typer.Option(help="The recipe that made it.", show_default=False)],

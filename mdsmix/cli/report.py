@@ -10,6 +10,7 @@ import typer
 from mdsmix.cli.options import (
     BATCH_DEFAULT,
     BATCH_HELP,
+    RUN,
     AsJson,
     DecodeWith,
     Gpus,
@@ -48,6 +49,7 @@ def report(
             min=1,
             help=BATCH_HELP,
             show_default=f"{BATCH_DEFAULT}, else 8 a device",
+            rich_help_panel=RUN,
         ),
     ] = None,
     tokenizer: DecodeWith = None,
