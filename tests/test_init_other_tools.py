@@ -171,6 +171,7 @@ SKIPPED: dict[str, tuple[Any, str]] = {
         ),
     ),
     "gone": ({"file_name": "gone.json"}, "gone.json is not a file"),
+    "script": ({"script_url": "x.py"}, "the entry names no file: set file_name"),
     "odd": ({"file_name": "x.json", "formatting": "csv"}, "formatting is 'csv'"),
     "less": ({"file_name": "c4.jsonl", "columns": {"response": "text"}}, "columns lacks prompt"),
     "more": (
@@ -215,6 +216,31 @@ def test_an_entry_becomes_a_stream_or_is_reported_by_name(info: Path) -> None:
             read_dataset_info(str(info), names, info.parent, notices)
     with pytest.raises(RecipeError, match="no such file"):
         read_dataset_info("gone.json", [], info.parent, notices)
+
+
+def test_entries_that_are_skipped_for_one_reason_share_a_line(
+    info: Path, tokenizer_folder: Path
+) -> None:
+    """The dataset_info.json of LLaMA-Factory has some ninety entries whose data is not with it."""
+    entries = {name: entry for name, (entry, *_) in INFO.items()}
+    hub = {f"hub{n}": {"hf_hub_url": f"org/n{n}", "ms_hub_url": "a/b"} for n in range(1, 91)}
+    gone = {f"gone{n}": {"file_name": f"gone{n}.json"} for n in range(2)}
+    rated = {"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}}
+    info.write_text(json.dumps(entries | hub | gone | {"kto": rated, "rated": rated}))
+    notices: list[Any] = []
+    read_dataset_info(str(info), [], info.parent.parent, notices)
+    assert notices == [
+        "90 entries are on the Hub, not here: download those that you want and set file_name, or "
+        "write a stream with path: hf://datasets/ORG/NAME/... for each (hub1, hub2, hub3, hub4, "
+        "hub5 and 85 more)",
+        "2 entries name files that are not here: fetch those that you want (gone0, gone1)",
+        "2 entries (kto, rated): kto_tag: skipped, since answers with a rating each need a loss "
+        "that is not supported.",
+    ]
+    named: list[Any] = []
+    read_dataset_info(str(info), ["hub1", "hub2"], info.parent.parent, named)
+    assert [line.partition(":")[0] for line in named] == ["hub1", "hub2"]
+    assert "hf://datasets/org/n2/" in named[1]
 
 
 def test_the_file_alone_means_the_option(info: Path, tokenizer_folder: Path) -> None:

@@ -99,11 +99,30 @@ UNSUPPORTED = {
     "audios": "audio is not supported",
 }
 "Key or column -> the reason why an entry with it is skipped."
+HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url")
+"Keys of an entry whose data is on a hub: of Hugging Face, ModelScope or Modelers."
+MOST_ALONE = 1
+"If more entries are skipped for one reason, they share a line."
 INFO = "LLaMA-Factory's dataset_info.json"
 MIXTURE = 'a mixture, {"mixture": {"c4": 26.7, "wiki": 3.8}, "num_tokens_avg": {"c4": 378}}'
 ROUNDING = 0.5
 "The sum of percentages may exceed 100 by this much, since percentages are rounded."
 MAX_SHOWN = 5
+
+
+class OnHub(RecipeError):
+    """The data of an entry is on the Hub."""
+
+    together = (
+        "are on the Hub, not here: download those that you want and set file_name, or write a "
+        "stream with path: hf://datasets/ORG/NAME/... for each"
+    )
+
+
+class FileMissing(RecipeError):
+    """The file of an entry is not there."""
+
+    together = "name files that are not here: fetch those that you want"
 
 
 def _read_json(path: str, description: str) -> Any:
@@ -166,12 +185,39 @@ def read_dataset_info(path: str, names: Sequence[str], base: Path, notices: Noti
             suggestion = suggest_key(name, list(entries), "it has")
             raise RecipeError(f"{path} has no entry {name}; {suggestion}")
     drafts = list[Draft]()
+    skipped = dict[str, MdsmixError]()
     for name in names or entries:
         try:
             drafts.append(_read_entry(name, entries[name], locate(path).parent.url, base))
         except MdsmixError as error:
-            notices.append(f"{name}: {error}")
+            skipped[name] = error
+    if names:  # the user asked for these entries: each has its own line
+        notices += [f"{name}: {error}" for name, error in skipped.items()]
+    else:
+        notices += _describe_skipped(skipped)
     return drafts
+
+
+def _describe_skipped(skipped: Mapping[str, MdsmixError]) -> Iterator[str]:
+    """Yield a line for each reason for which entries are skipped, with their number and first
+    names. LLaMA-Factory's own file has some ninety entries without a file.
+
+    Args:
+        skipped: entry -> why it is skipped.
+    """
+    names_of = defaultdict[str, list[str]](list)
+    for name, error in skipped.items():
+        reason = error.together if isinstance(error, OnHub | FileMissing) else str(error)
+        names_of[reason].append(name)
+    for reason, names in names_of.items():
+        if len(names) <= MOST_ALONE:
+            yield from (f"{name}: {skipped[name]}" for name in names)
+            continue
+        shown = join_names(names, MAX_SHOWN)
+        if isinstance(skipped[names[0]], OnHub | FileMissing):
+            yield f"{len(names):,} entries {reason} ({shown})"
+        else:
+            yield f"{len(names):,} entries ({shown}): {reason}"
 
 
 def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
@@ -201,7 +247,11 @@ def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
     source = _choose_shape(parsed.shape, columns, parsed.all_tags)
     shape = _add_images(SHAPES[source.shape], columns.get("images"))
     no_data: Notices = []
-    files = find_data([_locate_data(entry, folder)], base, no_data)
+    path = _locate_data(entry, folder)
+    try:
+        files = find_data([path], base, no_data)
+    except RecipeError as error:  # no file has this name
+        raise FileMissing(str(error)) from None
     if not files:
         raise RecipeError(f"{'; '.join(map(str, no_data))}.")
     if files[0].read_as.split_by:
@@ -285,9 +335,11 @@ def _locate_data(entry: Mapping[str, Any], folder: str) -> str:
     file.
     """
     file_name = entry.get("file_name") or entry.get("cloud_file_name")
+    if not file_name and not any(entry.get(key) for key in HUBS):
+        raise RecipeError("the entry names no file: set file_name.")
     if not file_name:
         repo = make_printable(str(entry.get("hf_hub_url", "ORG/NAME")))
-        raise RecipeError(
+        raise OnHub(
             "the data is on the Hub: download it and set file_name, or write a stream with "
             f"path: hf://datasets/{repo}/..."
         )
