@@ -84,11 +84,12 @@ class Ragged:
         return rows
 
     def _fill(self, parts: Sequence[Ragged]) -> None:
-        """Write the values of all parts into the rows of this object, for `zip`.
+        """Write the values of all parts into the empty rows of this object: row i gets row i of
+        each part, one after the other. Only `zip` calls it.
 
         Each part but the largest is written by the positions of its values. The positions that are
         then still free get the values of the largest part. In pairs of 70 to 670 bytes this takes
-        0.25 to 1 us a row, and joined slices take 1.3 to 2 us.
+        0.25 to 1 us a row. Joining slices of bytes, as for long rows, takes 1.3 to 2 us.
         """
         # Where the next part's values begin in each row.
         starts = self.offsets[:-1].copy()

@@ -237,7 +237,7 @@ REFUSED = {
         "the share of chat, 0.001%, is less than one sample of about 4 tokens: set a larger budget"
     ),
     "web chat | mix={web: {share: 0}} | budget=2 passes of web": (
-        "budget is 2 passes of web, and the share of web is 0"
+        "budget is 2 passes of web, but the share of web is 0"
     ),
     "web docs": (
         f"the tokens of docs {UNCOUNTED} its first samples suggest 4.0 a sample, which --estimate"

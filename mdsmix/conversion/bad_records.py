@@ -112,7 +112,9 @@ def _replace_image(match: re.Match[str]) -> str:
 
 class QuarantineFile(NamedTuple):
     """A quarantine file, which has the bad records of one window (a slice of a work unit's source).
-    Two fields serve to count lines from the start of the source file, not of the unit.
+
+    A worker counts lines from the start of its work unit. `place_key` and `count_before` serve to
+    publish line numbers that are counted from the start of the source file, as a user needs them.
     """
 
     name: str

@@ -423,8 +423,8 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
         )
     if dropped is None:
         yield (
-            "  the source must be read to find duplicates; a work unit is also converted if other "
-            "records than before are dropped from it"
+            "  the source must be read to find duplicates; a work unit is also converted again if "
+            "the duplicates to drop from it have changed"
         )
     # Why.
     if old is None:

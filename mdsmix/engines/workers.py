@@ -101,7 +101,9 @@ class WorkerChannel:
         return measure_rss(os.getpid()) > self._share
 
     def next_task(self) -> Any:
-        """Wait for the next task; return (task, attempt)."""
+        """Wait for the next task. Return it with its `Attempt`, which says whether an earlier
+        worker died on it and how many records to convert at a time now.
+        """
         while True:
             message = self._receive()
             if not isinstance(message, bool):

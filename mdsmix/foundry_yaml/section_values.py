@@ -197,7 +197,7 @@ def own_settings(loader: LoaderSection) -> Findings:
     if loader.is_mdsmix and loader.section.get("accept_changed") is True:
         yield Finding(
             "{loader} sets accept_changed: true.",
-            "remove accept_changed after the one start for which it was set.",
+            "accept_changed lets one start go on with changed data. Remove it after that start.",
             id="changed-accepted",
         )
 

@@ -154,11 +154,12 @@ def hash_grams(ids: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def _find_rows(rows: Ragged, positions: Int) -> tuple[Int, NDArray[np.bool_]]:
-    """Return two arrays: the row of each position, and whether a gram that begins at the position
-    ends in the same row.
+    """Return two arrays with a value for each position: the number of its row, and whether a gram
+    (13 tokens) that begins there ends in the same row.
 
     Args:
-        positions: positions in the joined values of the rows.
+        rows: token ids.
+        positions: indexes into the ids of all rows joined.
     """
     row = np.searchsorted(rows.offsets, positions, "right") - 1
     return row, positions + LENGTH <= rows.offsets[row + 1]

@@ -109,12 +109,14 @@ def list_ratios(max_seq_len: int, bins: int) -> dict[int, float]:
 
 
 def find_best_ratio(rows: Rows, ratios: Mapping[int, float], bins: int, max_seq_len: int) -> float:
-    """Pack all rows with each ratio, the smallest first, and return the largest ratio that was
-    tried before rows were left waiting. Return 1 if the smallest ratio already leaves rows waiting.
+    """Return the largest packing ratio with which every drawn row finds room in its batch; 1 if
+    none has this property. A ratio of 2.5 draws 2.5 rows for each packed row.
 
     Args:
+        rows: rows of the stream, as a sample.
         ratios: {rows that are drawn for a batch: ratio}, from `list_ratios`.
         bins: packed rows of a batch.
+        max_seq_len: tokens of a packed row.
     """
     best = 1.0
     for drawn, ratio in sorted(ratios.items()):

@@ -477,7 +477,8 @@ def split_by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
 
 def _make_loader_row(processor: LoadedProcessor, text: str, pieces: Sequence[Arrays]) -> Arrays:
     """Return the row that a loader makes of a text: the ids of the text, with each image token
-    replaced by the tokens of an image, and the other arrays that images have.
+    replaced by the tokens of its image, and the arrays that the images have besides ids, such as
+    token_type_ids.
 
     Raises ValueError if the text does not have one image token for each image.
 

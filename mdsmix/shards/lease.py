@@ -344,7 +344,8 @@ def publish_in_place(folder: Location, index: Index, manifest: bytes | None, lea
     except Overtaken:
         _restore_manifest(folder, old_manifest.content, manifest)
         raise
-    # Another run may have overwritten the manifest between the two writes of this run.
+    # This run's index is published. Another run may have overwritten the manifest between the two
+    # writes, so put the manifest of the published index back.
     if not new_manifest.is_current():
         _restore_manifest(folder, old_manifest.content, manifest)
 

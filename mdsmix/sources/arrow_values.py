@@ -173,7 +173,8 @@ def _map_decoder(keys: pa.DataType, inner: Decode | None) -> Decode:
     is_object = has_text_keys or pa.types.is_integer(kind)
 
     def decode(pairs: Any) -> Any:
-        """Return the pairs of one map as an object, or as a list of pairs.
+        """Return the pairs (key, value) of one map, with `inner` applied to the values: an object
+        if `is_object`, otherwise a list.
 
         Raises RecordRefused if a key of an object is repeated.
         """

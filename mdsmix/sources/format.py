@@ -194,6 +194,9 @@ class Block:
     def decode(self) -> Decoded:
         """Return the block's records, and index -> reason code for each line or item that is not a
         record (`Decoded`).
+
+        A block has either lines with a decoder (jsonl), or items that its format has decoded
+        already (parquet, tar).
         """
         if self.decoder and not self.items:
             return self.decoder(self.raws)

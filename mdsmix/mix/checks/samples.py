@@ -67,7 +67,7 @@ def _find_excess(loader: Loader, stream: StreamInMix) -> Excess | None:
     """Find samples of a stream that the loader truncates, or that conversion truncated. Return None
     if there are none.
     """
-    is_kept = _keeps_long_samples(loader, stream)
+    is_kept = _has_usable_long_samples(loader, stream)
     if is_kept and loader.is_text:
         return None  # the text loader reads no conversation: columns-loader reports that
     manifest = stream.trusted_manifest
@@ -129,14 +129,14 @@ def _find_longest(loader: Loader, stream: StreamInMix) -> int:
     return fixed_row_length(stream) or int(lengths.max(initial=0))
 
 
-def _keeps_long_samples(loader: Loader, stream: StreamInMix) -> bool:
-    """Check whether conversion kept conversations that are longer than a row. It keeps a
-    conversation if something is left to train on after the loader has truncated it.
+def _has_usable_long_samples(loader: Loader, stream: StreamInMix) -> bool:
+    """Check whether the converter of the stream kept only those conversations longer than a row
+    that still have something to train on after the loader has truncated them.
     """
     encoding = stream.encoding
     if encoding is None:
-        # LLM-Foundry's converter keeps turns by the same rule, and sample-unusable judges the first
-        # samples.
+        # The stream has no manifest, so LLM-Foundry's converter may have made it. That converter
+        # keeps conversations by the same rule; the check sample-unusable tests the first samples.
         return "turns" in stream.columns and not loader.is_text
     return kind_of(encoding).keeps_long and encoding.max_seq_len <= loader.row_limit
 

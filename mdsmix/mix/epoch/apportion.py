@@ -221,8 +221,9 @@ def compute_ideal_samples(
         position = [share.stream for share in shares].index(str(budget.stream))
         if not per_unit[position]:
             raise MixRefused(
-                f"budget is {budget}, and the share of {budget.stream} is 0, so its passes do not "
-                "set the size of the other streams: count passes of another stream."
+                f"budget is {budget}, but the share of {budget.stream} is 0, so passes of that "
+                "stream give no size of the epoch: write a budget in passes of another stream, or "
+                "in tokens."
             )
         units = budget.amount * shares[position].samples / per_unit[position]
     return [samples * units for samples in per_unit]

@@ -177,12 +177,15 @@ def split_batch(shares: Sequence[float], batch: int) -> list[int]:
 def _deliver_stratified(
     drawn: Sequence[int], portions: Sequence[int], machines: Machines
 ) -> list[int]:
-    """Count the samples of each stream that the method `stratified` delivers. The scarcest stream
-    sets the number of batches.
+    """Count the samples of each stream that reach the devices in an epoch, if Streaming's batching
+    method is `stratified`: every batch has the same number of samples of a stream. The epoch ends
+    when one stream cannot fill its portion of the next batch.
 
     Args:
         drawn: samples that the weights draw from each stream.
         portions: samples of each stream in a batch.
+        machines: the nodes and devices of the run. Streaming repeats samples until all of them get
+            the same number.
     """
     if min(portions) < 1 or not all(drawn):
         # Streaming cannot build batches; a stream without samples in a batch gets 0.

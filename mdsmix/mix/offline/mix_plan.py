@@ -193,10 +193,11 @@ def _refuse_different_settings(streams: Sequence[StreamInMix]) -> None:
                 raise MixRefused(
                     f"{first_name} has {key}: {first_value} and {stream.name} has {key}: {value}, "
                     "but one stream can have only one: convert both for the same loader with the "
-                    "same settings, or mix them while training (`mdsmix render-yaml`). In the "
-                    "recipe, columns: compact gives conversations the columns of pairs, layout: "
-                    "document gives text the columns of pairs, and images: {} gives a stream the "
-                    "columns of streams with images."
+                    "same settings, or mix them while training (`mdsmix render-yaml`). If their "
+                    "columns differ, set in the recipe what one of the streams is: columns: "
+                    "compact gives conversations the columns of pairs, layout: document gives text "
+                    "the columns of pairs, and images: {} gives a stream the columns of streams "
+                    "with images."
                 )
 
 
