@@ -31,7 +31,8 @@ class MixRefused(MdsmixError):
         """Keep the message.
 
         Args:
-            checked: the `CheckedMix` with the findings that refuse the mix; None if there is none.
+            checked: the result of all checks of the mix (a `CheckedMix`), whose findings refuse the
+                mix; None if it was refused for another reason.
         """
         super().__init__(message)
         self.checked = checked

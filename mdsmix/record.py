@@ -152,14 +152,20 @@ def canonical(record: Record) -> bytes:
 
 
 def _image_hash(value: Any) -> str:
-    """Return the hash of an image's bytes. Raises TypeError for any other value."""
+    """Return the hash of an image's bytes. orjson calls this for each value that is not JSON.
+
+    Raises TypeError for any other value than bytes, so that `canonical` falls back to Python's
+    json.
+    """
     if isinstance(value, bytes):
         return xxhash.xxh3_128_hexdigest(value)
     raise TypeError
 
 
 def _hash_or_text(value: Any) -> str:
-    """Return the hash of bytes, or any other value as a string."""
+    """Return the hash of bytes (an image), or any other value as a string. Python's json calls this
+    for each value that is not JSON.
+    """
     return _image_hash(value) if isinstance(value, bytes) else str(value)
 
 

@@ -112,7 +112,9 @@ class _Schema(NamedTuple):
 
 @functools.cache
 def _make_schema(cls: Any) -> _Schema:
-    """Return the fields of a dataclass with their readers. The result for each class is kept."""
+    """Return what `parse_mapping` needs of the dataclass `cls`: for each field the Reader of its
+    annotation, whether it is required, and its bound. Each class is examined only once (cached).
+    """
     fields = list_fields(cls)
     hints = typing.get_type_hints(cls)
     return _Schema(
@@ -189,7 +191,8 @@ class Reader:
     """Checks and converts the values of fields with one annotation, such as `list[str] | None`."""
 
     def __init__(self, hint: Any) -> None:
-        """Split the annotation into its options.
+        """Split an annotation into the types that it allows: `list[str] | None` into `list[str]`
+        and `None`.
 
         Args:
             hint: the annotation.

@@ -54,7 +54,9 @@ NOWHERE = b""
 
 
 class ImageFile(NamedTuple):
-    """The bytes of an image, with size and stamp of its file."""
+    """The bytes of an image, with size and stamp of its file. A stamp changes when the file is
+    written, such as its mtime.
+    """
 
     data: bytes
     stamp: tuple[int, str]

@@ -170,9 +170,10 @@ class BadImage(Exception):
         """Set the reason.
 
         Args:
-            reason: a reason code.
+            reason: a reason code, such as `image_truncated`.
             why: the detail, which the quarantine (the file of bad records) stores.
-            stamp: (size, stamp) of a file that is too large to be read; otherwise None.
+            stamp: for a file that is too large to be read: its size, and a value that changes when
+                the file is written, such as its mtime. The next run compares them. Otherwise None.
         """
         super().__init__(reason, why)
         self.reason = reason
@@ -257,12 +258,14 @@ def _decodes_small(image: Image) -> bool:
 
 
 def _swaps_sides(image: Image, data: bytes) -> bool:
-    """Return whether height and width of `image.size` must be swapped, because EXIF turns the
-    image.
+    """Return whether height and width of `image.size` must be swapped, because the image's EXIF
+    says that it is to be turned by 90 degrees.
 
     False for a TIFF in newer releases of Pillow, where `image.size` is already the size of the
-    turned image. Pillow decodes a whole PNG to find its EXIF, so a PNG without a mark of EXIF is
-    not searched.
+    turned image.
+
+    Pillow decodes a whole PNG to find its EXIF. So False is returned at once for a PNG whose bytes
+    do not contain the name of a chunk with EXIF.
 
     Args:
         image: the open image.

@@ -119,9 +119,11 @@ class Image:
 
 @dataclass(slots=True)
 class WindowImages:
-    """Digests and stamps of the images of a window (a slice of a work unit).
+    """Digests and stamps of the images of a window (a slice of a work unit). A stamp changes when a
+    file is written, such as its mtime.
 
-    They are a part of the window's key, and show the next run which images have changed.
+    The digests decide, with the window's records, whether its earlier rows can be used again. By
+    the stamps the next run finds the images that have changed, without reading the others.
     """
 
     results: list[str] = field(default_factory=list)
@@ -133,8 +135,10 @@ class WindowImages:
 
     @property
     def digest(self) -> str:
-        """xxh3_128 of `results`; "" if there are no images. Two windows with equal records and
-        equal digests of their images give equal rows.
+        """The xxh3_128 of the digests of all images in order; a bad image without a digest counts
+        with its reason code. "" if there are no images.
+
+        Two windows with equal records and equal digests of their images give equal rows.
         """
         if not self.results:
             return ""
@@ -192,9 +196,9 @@ class ImageReader:
         Args:
             records: conversations; and reason codes (str) in place of bad records, which are
                 returned unchanged.
-            folders: the folder of each record's file; used if the reader has no root. Without
-                folders and root no image is read, and each is assumed to be good, as when a few
-                records are only shown.
+            folders: the folder of each record's file, where relative paths of images begin; not
+                used if the reader has a `root` for all of them. Without folders and root no image
+                is read, and each is assumed to be good, as when a few records are only shown.
         """
         if not folders and self.root is None:
             return [_without_reading(record) for record in records]
@@ -246,7 +250,8 @@ class ImageReader:
         return record._replace(images=images)
 
     def weigh(self, size: int) -> None:
-        """Add a record to the running average `_record_bytes`, with a weight of one sixteenth.
+        """Add a record to the running average of image bytes per record, with a weight of one
+        sixteenth. The average decides how many records are read at once (`most_records`).
 
         Args:
             size: the bytes of all images of the record.
@@ -357,8 +362,9 @@ class ImageReader:
 
 
 def _without_reading(record: Any) -> Any:
-    """Return a conversation with an empty image in place of each of its images; a reason code (str)
-    unchanged.
+    """Return a conversation with an empty image in place of each of its images, which are then
+    taken as good. For records that are only shown, and whose images cannot be found. A reason code
+    (str) is returned unchanged.
     """
     if isinstance(record, str):
         return record

@@ -60,8 +60,9 @@ class Assembler:
         self._totals = Totals()
 
     def add(self, batch: Encoded) -> Iterable[Rows]:
-        """Add a batch. Return the rows of each shard that is full and can be written at once: none
-        here, and some in ImageRows.
+        """Add an encoded batch of samples. Return the rows of each shard that is full and can be
+        written before `finish`. Only ImageRows returns some, because rows with images are too large
+        to be kept.
         """
         self._totals += batch.totals
         self.keep(self.laid_out(batch))
@@ -87,7 +88,10 @@ class Assembler:
 
 class JoinedRows(Assembler):
     """Makes the rows of `layout: concat`: documents are joined, and split into rows of max_seq_len
-    tokens. The tokens after the last full row are left over. The count `largest_id` includes them.
+    tokens. The tokens after the last full row are left over.
+
+    The counts of rows and tokens are without the tokens that are left over. Only the largest token
+    id (`largest_id`) includes them.
     """
 
     def finish(self) -> Assembled:

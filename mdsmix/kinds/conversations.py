@@ -34,8 +34,9 @@ class Conversations(TemplateKind, Finetuning):
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields of Encoding that this kind sets: the fields that all finetuning kinds
-        set, and the settings of the chat template.
+        """Return the settings that this kind adds to the stream's Encoding (the settings that a
+        published stream stores), as field -> value: those of all finetuning kinds, and those of the
+        chat template.
         """
         settings = super().settings(recipe, stream, tokenizer)
         if stream.columns == "turns" and not stream.pack:

@@ -26,7 +26,9 @@ from mdsmix.tokenizer.card import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class RecordType:
-    """The shape and the kind of a recipe's stream that has a source."""
+    """The shape of a stream's records (how they are written, such as `alpaca`), and the kind of the
+    stream (how they become samples, such as conversations).
+    """
 
     shape: Shape | None
     "How the records are written. None if no shape fits the fields that the source names."
@@ -35,7 +37,13 @@ class RecordType:
 
 
 def find_record_type(stream: StreamSpec) -> RecordType:
-    """Find the shape and the kind of a stream that has a source."""
+    """Find the shape of a stream's records (how they are written, such as `alpaca`) and the kind of
+    the stream (how they become samples). Both follow from the recipe's `source:`, `kind:` and
+    `images:`.
+
+    Args:
+        stream: a stream that has a source.
+    """
     source = stream.source
     assert source is not None
     shape: Shape | None
@@ -67,8 +75,8 @@ def _record_word(stream: StreamSpec) -> str:
 
 
 def set_options(stream: StreamSpec) -> dict[str, Any]:
-    """Return the options of shapes that a stream sets to other values than their defaults, such as
-    `{"consecutive_roles": "merge"}`.
+    """Return the options that a stream sets to other values than their defaults. An option is a key
+    of the recipe that changes how records are read, such as `{"consecutive_roles": "merge"}`.
     """
     assert stream.source is not None
     default_stream = StreamSpec()
@@ -90,15 +98,15 @@ def set_options(stream: StreamSpec) -> dict[str, Any]:
 
 
 def resolve_stream(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> ResolvedStream:
-    """Find the shape and the kind of a stream that has a source, and all settings that its samples
-    depend on.
+    """Find the shape of a stream's records (how they are written), the stream's kind (how they
+    become samples), and all settings that its samples depend on.
 
     Raises RecipeError if the tokenizer lacks a token that the stream needs, or if the stream uses a
     function of the user whose file is missing.
 
     Args:
         recipe: a recipe that `open_recipe` has checked.
-        stream: one of its streams.
+        stream: one of its streams, with a source.
         tokenizer: the tokenizer of the recipe.
     """
     source = stream.source
@@ -154,8 +162,9 @@ def _loader_name(recipe: Recipe, kind: type[Kind]) -> str:
 
 
 def _sampling_settings(stream: StreamSpec) -> Mapping[str, Any]:
-    """Return the fields of Encoding that decide which records are in the stream: `sample`,
-    `holdout` and `held_out`, if the stream sets them.
+    """Return the settings that decide which records are in the stream, for its Encoding (the
+    settings that a published stream stores): `sample`, `holdout` and `held_out`, if the stream sets
+    them. Example: `{"sample": "1/20"}`.
     """
     settings = dict[str, Any]()
     is_share_known = stream.sample not in (None, BY_BUDGET)  # a budget's share is computed later
@@ -170,8 +179,11 @@ def _sampling_settings(stream: StreamSpec) -> Mapping[str, Any]:
 
 
 def find_raised_rules(encoding: Encoding, tokenizer: Tokenizer | None) -> dict[str, int]:
-    """Return rule -> current version, for each rule of version 2 or higher that applies to a
-    published stream. Rules of source formats are not included.
+    """Return the current version of each rule that applies to a published stream and has version 2
+    or higher, such as `{"shape.openai": 2}`. A rule is code that decides the content of rows, such
+    as how a shape reads records; its version rises if it begins to give other rows.
+
+    Rules of source formats are not included.
 
     Args:
         encoding: the settings of the stream.

@@ -36,8 +36,8 @@ Two workers convert 100 MB of chats in 2.6 s with this size, in 3.0 s with 32 Mi
 
 
 class Finetuning(Kind):
-    """The base of the kinds whose records have prompts and responses. The run's target policies
-    decide which of their tokens the model is trained on.
+    """The base of the kinds whose records have prompts and responses. The recipe's `target_prompts`
+    and `target_responses` decide which of their tokens the model is trained on.
     """
 
     word = "finetuning"
@@ -88,8 +88,9 @@ class Finetuning(Kind):
         return Labels(self.targets, _turns(tokens), None).cut()
 
     def make_samples(self, rows: TurnRows) -> Encoded:
-        """Return the rows that can be used for training, as samples in the stream's columns. A
-        record without a usable row gets a reason code in `Encoded.rejected`.
+        """Return the samples of all tokenized rows that can be used for training, in the columns
+        that the stream stores, such as `input_ids` and `labels`. A record without a usable row gets
+        a reason code in `Encoded.rejected`.
         """
         eos = self.tokenizer.eos_id
         positions = np.array(rows.positions, np.int64)
@@ -183,14 +184,16 @@ class Finetuning(Kind):
 
 
 def _turns(tokens: Tokens) -> Turns:
-    """Return the turns of stored samples."""
+    """Return the token ids of stored samples as turns: each a prompt and the response to it."""
     # The ids are in the order prompt, response, prompt, ...: put the lengths into the same order.
     lengths = np.stack([tokens.prompts, tokens.responses], axis=1).ravel()
     return Turns(Ragged.from_lengths(tokens.ids.values, lengths), np.diff(tokens.turns))
 
 
 def targets_of(encoding: Encoding) -> Targets:
-    """Return the target policies that a stream was converted with."""
+    """Return the settings that decide which tokens of a published stream the model is trained on:
+    `target_prompts`, `target_responses` and what belongs to them, such as `max_seq_len`.
+    """
     return Targets(**{field.name: getattr(encoding, field.name) for field in fields(Targets)})
 
 
@@ -202,8 +205,10 @@ class Pairs(Finetuning):
 
     @cached_property
     def targets(self) -> Targets:
-        """The stream's target policies. With `target_prompts: length>=N` and N above max_seq_len no
-        prompt is trained, because the loader first truncates a prompt and then measures it.
+        """The settings that decide which tokens the model is trained on.
+
+        With `target_prompts: length>=N` and N above max_seq_len they become `none`. The loader
+        truncates a prompt to max_seq_len and then measures it, so no prompt reaches N.
         """
         targets = super().targets
         is_reached = targets.least_trained_prompt <= targets.max_seq_len

@@ -49,10 +49,12 @@ True)`.
 
 
 class Kind(ABC):
-    """A kind of stream.
+    """A kind of stream: everything that depends on whether its records are texts, pairs,
+    conversations, conversations with images, or preferences. Each of these five is a subclass.
 
     The class methods check recipes. An object belongs to one stream, and is made from the stream's
-    encoding. It can encode records only if `open` has returned it.
+    settings (Encoding). Only an object that `open` returned can encode records, because it has a
+    tokenizer.
     """
 
     name: ClassVar[str]
@@ -149,8 +151,9 @@ class Kind(ABC):
     @classmethod
     @abstractmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields of Encoding that this kind sets: `columns` (name -> MDS encoding, such
-        as `{"tokens": "ndarray:uint16"}`), and settings that only this kind has.
+        """Return the settings that this kind adds to the stream's Encoding (the settings that a
+        published stream stores), as field -> value. One is `columns` (name -> MDS encoding), such
+        as `{"tokens": "ndarray:uint16"}`.
 
         Raises RecipeError if the tokenizer lacks a token that the stream needs.
         """
@@ -185,10 +188,11 @@ class Kind(ABC):
         return ""
 
     def open_rows(self, layout: ShardLayout, dtype: str) -> Assembler:
-        """Return an assembler, which joins encoded batches to the rows of a work unit.
+        """Return a new, empty Assembler, which collects encoded batches and makes the rows of one
+        work unit (the part of a source that one task converts) of them.
 
         Args:
-            layout: the columns of the shards, with their encodings.
+            layout: the columns of the shards (files of rows), with their encodings.
             dtype: the NumPy dtype of the stream's tokens, such as `uint16`.
         """
         if self.joins_units:

@@ -62,7 +62,9 @@ def fingerprints(records: Sequence[Any]) -> Iterator[bytes]:
 
 
 class SplitResults(NamedTuple):
-    """The results of a shape, split into records and the reason codes of refused records."""
+    """What a shape (which reads raw records) returned for some records, split in two: the records
+    that it could read, and the reason codes of those that it refused.
+    """
 
     positions: NDArray[np.int64]
     "int64 [n]: the position of each of `records` among the results."
@@ -73,10 +75,11 @@ class SplitResults(NamedTuple):
 
 
 def split_rejected(results: Sequence[Any]) -> SplitResults:
-    """Split the results of a shape into records and reason codes.
+    """Split what a shape (which reads raw records) returned into records and reason codes.
 
     Args:
-        results: records. A string in place of a record is the reason code of a refused record.
+        results: an entry for each raw record: the record as it was read, or a string, which is the
+            reason code of a refused record.
     """
     # Usually no record is refused: look at the few types of the results, not at each result.
     types = {*map(type, results)}
@@ -126,12 +129,13 @@ class Membership:
         )
 
     def select(self, records: Sequence[Any], results: list[Any], first: int) -> list[Any]:
-        """Return the results with a reason code in place of each record that is not in the stream.
+        """Return the results with a reason code in place of each record that is not in the stream:
+        one that is not sampled, is on the other side of the holdout, or is a duplicate.
 
         Args:
             records: some successive raw records of the window.
-            results: the shape's result for each raw record. A string is the reason code of a
-                refused record.
+            results: each of these records as the shape has read it. A string is the reason code of
+                a refused record.
             first: the position in the window of the first of these records.
         """
         if self.sample is not None:

@@ -72,8 +72,8 @@ class ConversationsWithImages(Conversations):
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields of Encoding that this kind sets: the fields that conversations set, and
-        the settings of images.
+        """Return the settings that this kind adds to the stream's Encoding (the settings that a
+        published stream stores), as field -> value: those of conversations, and those of images.
 
         Raises RecipeError if Pillow is not installed, or no image token is known.
         """

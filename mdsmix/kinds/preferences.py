@@ -142,7 +142,9 @@ class Preferences(TemplateKind):
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields of Encoding that this kind sets.
+        """Return the settings that this kind adds to the stream's Encoding (the settings that a
+        published stream stores), as field -> value: the columns, the chat template's variables, and
+        fixed values of settings that preferences do not have.
 
         Raises RecipeError if the tokenizer has no EOS, which ends each answer.
         """

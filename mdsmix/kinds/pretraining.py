@@ -41,8 +41,8 @@ KEYS = ("layout", "add_bos", "add_eos", "min_tokens", "max_tokens", "pack")
 
 
 class Pretraining(Kind):
-    """The kind of documents. The model is trained on all their tokens, whatever the run's target
-    policies are.
+    """The kind of documents. The model is trained on all their tokens: the recipe's
+    `target_prompts` and `target_responses` are for prompts and responses only.
     """
 
     name = "pretraining"
@@ -53,7 +53,8 @@ class Pretraining(Kind):
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the fields of Encoding that this kind sets.
+        """Return the settings that this kind adds to the stream's Encoding (the settings that a
+        published stream stores), as field -> value, such as `{"layout": "concat", ...}`.
 
         Raises RecipeError if the stream adds BOS or EOS, and the tokenizer has no such token.
         """
@@ -112,11 +113,14 @@ class Pretraining(Kind):
         return tokens.ids.lengths - 1
 
     def encode(self, documents: Sequence[Document]) -> Encoded:
-        """Encode documents.
+        """Tokenize documents, and return those that can be used; the others get reason codes in
+        `Encoded.rejected`.
 
-        With `layout: document` the result has finished rows. With `layout: concat` it has the
-        tokens of each document as one row of the column `tokens`. `JoinedRows` later joins these
-        rows, and splits the joined tokens into full rows.
+        With `layout: document`, a document is one row, or several if it is longer than max_seq_len.
+
+        With `layout: concat`, the result has each document as one row of any length. `JoinedRows`
+        later joins the documents of all batches, and splits the joined tokens into rows of
+        max_seq_len.
         """
         # Tokenize.
         texts = [*chain.from_iterable(documents)]
@@ -130,7 +134,8 @@ class Pretraining(Kind):
         positions = np.flatnonzero(keep)
         rejected = {position: verdicts[position] for position in np.flatnonzero(~keep).tolist()}
         rows = rows.take(keep)
-        # Split documents that are longer than a row.
+        # With `layout: document`, split documents that are longer than a row. With `layout: concat`
+        # they stay whole, since JoinedRows splits the joined documents.
         lost_tokens = 0
         if not self.joins_units:
             tokens_before = len(rows.values)
@@ -180,7 +185,10 @@ class Pretraining(Kind):
         return verdicts
 
     def _lay_out(self, rows: Ragged) -> Mapping[str, Ragged]:
-        """Return the rows in the stream's columns: name -> rows."""
+        """Return the same tokens in the columns that the stream's loader reads: name -> rows. For
+        packed rows this is `input_ids`, for the finetuning loader `input_ids` and `labels`,
+        otherwise `tokens`.
+        """
         if self.encoding.pack:
             return {"input_ids": rows}
         if self.joins_units or self.encoding.loader == "text":

@@ -70,17 +70,19 @@ image is refused.
 def find_difference(
     folder: Path, encoding: Encoding, tokenizer: Tokenizer, stream_rows: Iterable[StoredRow]
 ) -> str | None:
-    """Compare the batch that a loader makes of stored rows with the batch that the processor makes
-    of whole conversations.
+    """Check that training on stored rows equals training on the conversations themselves: compare
+    the batch that a loader makes of stored rows with the batch that the model's processor makes of
+    the whole conversations.
 
-    Return a message on the first difference. If there is no difference, return None, and write a
-    mark to the cache so that the same rows are not compared again.
+    Return a message on the first difference. If there is none, return None, and write an empty file
+    to the cache, so that the same rows are not compared again.
 
     Args:
         folder: the snapshot of the processor, with its tokenizer.
         encoding: the settings of the stream.
         tokenizer: the tokenizer of the stream.
-        stream_rows: rows of the stream; the first OWN_ROWS with images are compared.
+        stream_rows: rows of the stream; the first OWN_ROWS with images are compared, and made-up
+            rows (`make_rows`) too.
     """
     with_images = (row for row in stream_rows if row.images)
     rows = [*make_rows(encoding, tokenizer), *islice(with_images, OWN_ROWS)]
@@ -101,7 +103,8 @@ def find_difference(
 
 
 def make_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
-    """Yield made-up rows: one for each of CONVERSATIONS, and one for each image of ODD_DRAWINGS.
+    """Yield made-up rows, on which the processor is tested before the stream's own rows: one for
+    each of CONVERSATIONS, and one for each image of ODD_DRAWINGS (such as an image of one pixel).
 
     They are rendered by the stream's own chat template and encoded by the reference backend.
 
@@ -149,7 +152,9 @@ def _make_conversation(questions: Sequence[str]) -> Conversation:
 
 
 def list_stored_rows(name: str, encoded: Encoded) -> Iterator[StoredRow]:
-    """Yield each encoded sample as a StoredRow. All get the same name."""
+    """Yield each encoded sample as a StoredRow: its token ids, its images, and this name for
+    messages.
+    """
     for number, images in enumerate(encoded.images):
         turns = orjson.loads(encoded.columns["turns"][number].tobytes())
         sample = {"images": [image.content for image in images], "turns": turns}
@@ -157,7 +162,7 @@ def list_stored_rows(name: str, encoded: Encoded) -> Iterator[StoredRow]:
 
 
 def make_stored_row(name: str, sample: Sample) -> StoredRow:
-    """Return a stored sample as a StoredRow.
+    """Return a stored sample as a StoredRow: its token ids, its images, and a name.
 
     Args:
         name: the name of the row, for messages.

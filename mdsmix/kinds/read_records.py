@@ -97,8 +97,9 @@ class Diagnostics:
 
 @dataclass(frozen=True)
 class RecordReader:
-    """Turns the raw records of one work unit into samples: the shape reads each record, and the
-    kind encodes what the shape returns.
+    """Turns the raw records of one work unit (the part of a source that one task converts) into
+    samples, in two steps. The shape reads each raw record, for example as a Pair. The kind
+    tokenizes what the shape returns.
     """
 
     shape: Shape
@@ -161,8 +162,8 @@ class RecordReader:
         return self.images.read(results, folders) if self.images else results
 
     def _apply_shape(self, records: Sequence[Any]) -> list[Any]:
-        """Return the shape's result for each record. A str is a reason code: the record is bad or
-        left out.
+        """Read each raw record, and return a result for each: an object such as a Pair, or a str,
+        which is the reason code of a record that is bad or that `where` leaves out.
         """
         where = self.where
         derive = make_deriver(self.fields.values())

@@ -51,8 +51,9 @@ def _format_value(value: Any) -> str:
 
 
 def compare_encodings(published: Encoding, current: Encoding) -> list[KeyChange]:
-    """Return the settings that differ between two encodings, by the recipe's keys for them.
-    Versions of rules are not compared.
+    """Return the settings that differ between a published stream and the recipe, each under its key
+    in the recipe. The versions of the code's rules (`Encoding.rules`) are not compared here, since
+    no key sets them.
 
     Args:
         published: the settings that the stream was converted with.

@@ -61,7 +61,10 @@ def open_recipe(
 
 
 def _check_recipe(recipe: Recipe, path: str) -> None:
-    """Raise RecipeError if a recipe breaks a rule of its loader, or of a stream's kind or shape.
+    """Check a recipe's loader, and for each stream the keys that depend on its shape (how records
+    are written) or its kind (how they become samples).
+
+    Raises RecipeError with the first wrong setting.
 
     Args:
         path: the name of the recipe in messages.
@@ -110,7 +113,9 @@ def _unused_tokenizer_keys(recipe: Recipe, has_templates: bool) -> Iterator[str]
 
 
 def _contradictions(recipe: Recipe, stream: StreamSpec, record_type: RecordType) -> Iterator[str]:
-    """Yield a sentence for each rule of shapes and kinds that a stream with a source breaks.
+    """Yield a sentence for each wrong setting of a stream that depends on its shape (how records
+    are written) or its kind (how they become samples), such as a field that the shape does not
+    read.
 
     Args:
         recipe: the recipe.
@@ -166,12 +171,13 @@ def _shape_faults(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
 
 
 def _unreadable_fields(source: SourceSpec, shape: Shape | None) -> Iterator[str]:
-    """Yield a sentence on each template in place of a list, and on the first field or condition
-    that cannot be parsed.
+    """Yield a sentence on each template, such as `"{title}: {body}"`, that names a field which must
+    be a list: the value of a template is always text. Then yield a sentence on the first field or
+    condition that cannot be parsed.
 
     Args:
         source: the stream's source.
-        shape: the stream's shape; None if no shape fits.
+        shape: how the stream's records are written; None if no shape fits.
     """
     structured = shape.structured if shape else ()
     key = ""  # the key that is being parsed, for the message on an error
@@ -221,7 +227,9 @@ def _foreign_fields(source: SourceSpec, shape: Shape) -> Iterator[str]:
 
 
 def _foreign_options(stream: StreamSpec, shape: Shape) -> Iterator[str]:
-    """Yield a sentence for each option of other shapes that the stream sets."""
+    """Yield a sentence for each option that the stream sets although its records' shape (how they
+    are written) does not use it, such as `consecutive_roles` for plain texts.
+    """
     for key in set_options(stream):
         if key not in shape.options:
             shapes = [candidate.name for candidate in SHAPES.values() if key in candidate.options]

@@ -24,8 +24,8 @@ from mdsmix.shards.manifest import Encoding
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedStream:
-    """The settings of a stream with a source, and the shape, kind and fields that follow from
-    these settings.
+    """The settings of a stream with a source, and what follows from them: its shape (which reads
+    raw records), its kind (which makes samples of them), and the fields that are read.
     """
 
     encoding: Encoding
@@ -93,8 +93,8 @@ class ResolvedStream:
     def _extras(self) -> frozenset[str]:
         """The names of the fields that are read although no key of `source:` names them.
 
-        These are the extras of the shape, such as `loss_mask`, and the field that the option
-        `train_mark` names.
+        These are fields that change what is trained, such as `loss_mask` (`Shape.extras`), and the
+        field that the option `train_mark` names.
         """
         mark = self.encoding.shape_options.get(MARK)
         return frozenset([*self.shape.extras, mark] if mark else self.shape.extras)
@@ -125,7 +125,9 @@ def read_images_too(shape: Shape, encoding: Encoding) -> Shape:
 
 
 def resolve_encoding(encoding: Encoding) -> ResolvedStream:
-    """Return a stream with the shape and the kind that follow from its stored settings."""
+    """Return the stream with these stored settings, with its shape (which reads raw records) and
+    its kind (which makes samples of them).
+    """
     shape = find_shape(encoding.shape, encoding.fields)
     assert shape is not None, f"a stream of the unknown shape {encoding.shape}"
     shape = read_images_too(shape, encoding)

@@ -32,7 +32,9 @@ shapes whose own version was not increased when extras were first read.
 
 @dataclass(frozen=True, kw_only=True)
 class RuleChange:
-    """A rule whose version has changed since a stream was made."""
+    """A rule whose version has changed since a stream was made. A rule is code that decides the
+    content of rows, such as `shape.openai`; its version rises if it begins to give other rows.
+    """
 
     rule: str
     published: int
@@ -47,15 +49,18 @@ class RuleChange:
 def list_raised_rules(
     kind: Kind, shapes: Iterable[Shape], encoding: Encoding, tokenizer: Tokenizer | None
 ) -> dict[str, int]:
-    """Return rule -> version, for each rule of version 2 or higher that applies to a stream: for
-    example `{"shape.openai": 2}`. Rules of source formats are not included.
+    """Return the version of each rule that applies to a stream and has version 2 or higher, such as
+    `{"shape.openai": 2}`. A rule is code that decides the content of rows: of its kind, its shapes,
+    or its chat template.
+
+    Rules of source formats are not included.
 
     Args:
         kind: the kind of the stream.
         shapes: the shapes of its records.
         encoding: its settings.
-        tokenizer: its tokenizer; None if it is unknown. Then all template rules that may apply are
-            included.
+        tokenizer: its tokenizer; None if it is unknown. Then all rules on chat templates that may
+            apply are included.
     """
     versions = {f"kind.{kind.name}": kind.version}
     versions |= {f"shape.{shape.name}": shape.version for shape in shapes}
@@ -66,17 +71,18 @@ def list_raised_rules(
 
 
 def find_extras_rule(manifest: Manifest, shape: Shape | None) -> dict[str, int]:
-    """Return `{"record.extras": 2}` if the rule of this name applies to a published stream,
-    otherwise an empty dict.
+    """Return `{"record.extras": 2}` if version 2 of this rule gives a published stream other rows
+    than version 1, or the stream was made under version 2; otherwise {}.
 
-    The rule is that the extras of records, such as `loss_mask`, are read. It applies to a stream
-    that was made under version 2 of the rule, and to a stream whose manifest counts extras among
-    the unread fields.
+    Version 1 ignored the extras of records: fields such as `loss_mask`, which change what is
+    trained although no key of the recipe names them. Version 2 reads them. So the rule matters to a
+    stream whose manifest counts extras among the fields that were not read.
 
     Args:
         manifest: the manifest of the published stream.
         shape: the shape of the stream's records; None if the records have several shapes.
     """
+    # Fields that were decoded and not used, and columns of Parquet that were not even decoded.
     unread = {*manifest.records.unread, *manifest.records.unseen}
     has_unread_extras = shape is not None and not unread.isdisjoint(shape.extras)
     if has_unread_extras or EXTRAS_RULE in manifest.encoding.rules:
@@ -85,8 +91,9 @@ def find_extras_rule(manifest: Manifest, shape: Shape | None) -> dict[str, int]:
 
 
 def list_raised_formats(paths: Iterable[str]) -> dict[str, int]:
-    """Return rule -> version, for each rule of a source format that has version 2 or higher and
-    that reads one of the files: for example `{"format.parquet": 2}`.
+    """Return the version of each file format that has version 2 or higher and reads one of these
+    files: `{"format.parquet": 2}`. The version of a format rises if it begins to read other records
+    from the same file.
 
     Args:
         paths: the files. A file whose format does not follow from its suffix is left out.
@@ -106,7 +113,8 @@ def list_raised_formats(paths: Iterable[str]) -> dict[str, int]:
 
 
 def compare_rules(published: Mapping[str, int], current: Mapping[str, int]) -> list[RuleChange]:
-    """Return the rules whose versions differ.
+    """Return the rules (code that decides the content of rows, such as `shape.openai`) whose
+    versions differ.
 
     Args:
         published: rule -> version when the stream was made; a missing rule has version 1.

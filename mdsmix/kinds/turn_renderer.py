@@ -94,7 +94,9 @@ class TurnRenderer:
 
     @cached_property
     def suspicious_characters(self) -> set[str]:
-        """The first characters of control tokens and placeholders."""
+        """The first characters of all special tokens and placeholders, such as `<`. Only texts that
+        contain one of them are searched for special tokens and placeholders.
+        """
         return {token[0] for token in (*self.controls, *PLACEHOLDERS) if token}
 
     def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:

@@ -34,7 +34,9 @@ A_BUDGET = "above 0, with its unit: 2B tokens, 500M loss_tokens, 1M samples or 2
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The size of an epoch, all streams together: an amount of a unit, or passes of one stream."""
+    """The size of an epoch, all streams together: a number of tokens, loss tokens or samples; or a
+    number of passes over one stream.
+    """
 
     amount: Fraction
     unit: Unit | None = None

@@ -189,7 +189,9 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
 
 
 def _share_contradictions(recipe: Recipe) -> Iterator[str]:
-    """Yield sentences on the keys of a mix whose shares decide how often a stream is drawn."""
+    """Yield a sentence on each wrong key of a recipe whose shares decide how often a stream is
+    drawn: `mix.<stream>.share`, `budget`, and the loader's `epoch_size`.
+    """
     yield from _sum_contradictions(recipe)
     yield from _budget_contradictions(recipe)
     dataset = recipe.train_loader.get("dataset")
@@ -283,7 +285,10 @@ def find_budget(recipe: Recipe) -> Budget | None:
 
 
 def find_sample_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-    """Yield a sentence if the tokens for `sample: budget` of a stream are unknown."""
+    """Yield a sentence if a stream sets `sample: budget`, and the tokens of its share of the budget
+    are unknown before conversion. With `sample: budget` only as many records are converted as that
+    share needs.
+    """
     if stream.sample == BY_BUDGET:
         try:
             count_budget_tokens(recipe, stream)
@@ -324,10 +329,11 @@ def count_budget_tokens(recipe: Recipe, stream: StreamSpec) -> Fraction:
 
 
 def sample_streams_by_budget(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """Return the recipe with `sample: budget` on its training streams, and sentences on those that
-    keep a sample of their own.
+    """Return the recipe with `sample: budget` set for its training streams: only as many records
+    are converted as a stream's share of the budget needs. Also return a sentence on each stream
+    that is not sampled so, because it sets `sample` itself or is not trained on.
 
-    Raises RecipeError if a setting of a stream contradicts a sample.
+    Raises RecipeError if the tokens of a stream's share are unknown before conversion.
     """
     sampled = sample_by_budget(recipe)
     remarks = []
@@ -345,7 +351,8 @@ def sample_streams_by_budget(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 def sample_by_budget(recipe: Recipe) -> Recipe:
     """Return the recipe with `sample: budget` set for each stream that has a source, is used for
-    training, and sets no `sample`.
+    training, and sets no `sample`. Then only as many records are converted as the stream's share of
+    the budget needs.
     """
     trained = {stream.name for stream in recipe.trained}
     streams = dict(recipe.streams)

@@ -62,8 +62,8 @@ class TokenizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSpec:
-    """A stream's part of an epoch: a weight of Streaming's Stream, or a share. A recipe sets
-    exactly one of the four.
+    """A stream's part of an epoch. A recipe sets exactly one of the four keys: `repeat`,
+    `proportion` or `choose` of Streaming's Stream, or `share`.
     """
 
     SHORT_FORM: ClassVar = ShortForm(
@@ -195,8 +195,9 @@ class Recipe:
 
     @property
     def has_plain_rows(self) -> bool:
-        """Whether pretraining rows are written as plain tokens, which the finetuning loader does
-        not read.
+        """Whether pretraining rows that are not packed have the single column `tokens`. The text
+        loader and mdsmix's loader read it. The finetuning loader does not: for it, the columns are
+        `input_ids` and `labels`.
         """
         return self.loader in ("text", "mdsmix")
 

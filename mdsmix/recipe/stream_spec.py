@@ -24,7 +24,8 @@ FIELDS = (
 
 
 def must_be(words: str, test: Callable[[Any], object]) -> dict[str, Any]:
-    """Return the metadata that makes `key` test a value.
+    """Return dataclass metadata that makes a key of the recipe be checked: `key(2, must=must_be("1
+    at least", lambda value: value >= 1))`.
 
     Args:
         words: the allowed values, for the message: `key must be WORDS`.
@@ -67,7 +68,9 @@ POSITIVE = must_be("a number above 0", lambda value: 0 < value < math.inf)
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """The place of raw records, and the fields of a shape (mdsmix.shapes) in them."""
+    """The section `source:` of a stream: the files of its raw records, how they are read, and the
+    names of the fields in them.
+    """
 
     path: list[str] = key(MISSING, "paths", "file", "files", "glob", "url", "data")
     """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://` URL,
@@ -333,12 +336,12 @@ class StreamSpec:
 
 
 def find_foreign_keys(stream: StreamSpec, groups: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each key that the stream sets although the key does not apply to it.
+    """Yield a sentence for each key that the stream sets although the key does not apply to it. A
+    key may be for one group of streams only (`key(only_for=...)`), such as streams with a source.
 
     Args:
         stream: a stream of a recipe.
-        groups: the groups that the stream is in. A key may apply to one group only
-            (`key(only_for=...)`).
+        groups: the groups that the stream belongs to.
     """
     for key in dataclasses.fields(stream):
         group = key.metadata.get("only of")

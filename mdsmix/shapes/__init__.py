@@ -41,22 +41,27 @@ _OF = " of "
 
 
 def published_name(shape: Shape) -> str:
-    """Return the name of a shape in a published stream. For a shape that another package registers,
-    the name ends in the package and its version: `chatty of shapes-of-mine 1.2`.
+    """Return the name under which a published stream stores its shape (the way in which its records
+    are written), such as `alpaca`.
+
+    For a shape that another package registers, the package and its version follow: `chatty of
+    shapes-of-mine 1.2`.
     """
     version = "" if shape.name in SHAPES else describe_package(ENTRY_POINTS, shape.name)
     return f"{shape.name}{_OF}{version}" if version else shape.name
 
 
 def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
-    """Return a shape by its name, or, if the stream names no shape, by the keys of its source.
+    """Return the shape (the way in which records are written, such as `alpaca`) of this name.
+    Without a name, return the first shape whose fields fit the keys of the source: `prompt` and
+    `response` fit the shape prompt_response.
 
     Return None if no shape has this name, or the keys fit no shape.
 
     Args:
         name: a recipe's `shape:`, or a name that `published_name` returned; None if the stream
             names no shape.
-        keys: the keys of `source:` that name fields.
+        keys: the keys of the recipe's `source:` that name fields of a record, such as `prompt`.
     """
     if name is None:
         field_keys = set(keys)

@@ -31,7 +31,8 @@ RESULT_KEYS = frozenset({"type", "tool_use_id", "content", "cache_control"})
 
 
 def join_parts(parts: Sequence[Any]) -> str:
-    """Return the joined texts of a list of parts.
+    """Return the joined texts of a message's content that is a list of parts, such as `[{"type":
+    "text", "text": "Hi"}]`.
 
     Raises RecordRefused (content_not_text) if a part is not text.
     """
@@ -82,7 +83,9 @@ def result_to_text(content: Any) -> str:
 
 
 def _is_part(value: Any) -> bool:
-    """Check whether a value is a part of text or an image part."""
+    """Check whether a value is a text part or image part of a message's content, such as `{"type":
+    "text", "text": "Hi"}`.
+    """
     return isinstance(value, dict) and value.get("type") in (*TEXTS, "image", "image_url")
 
 

@@ -102,9 +102,10 @@ def make_conversation(
     their record.
 
     Args:
-        raw: the record. Its tools, marks and options are read here.
-        messages: all messages, with the keys that chat templates read: `{"role": "user",
-            "content": "Hi"}`. Marks are still in them.
+        raw: the record. Its tools are read here, its options, and its marks: keys or a list that
+            say which messages are used for training, such as `"weight": 0`.
+        messages: all messages, with the keys that chat templates read: `{"role": "user", "content":
+            "Hi"}`. Marks are still in them.
         leading: how many of the first messages come from a field of their own, such as `system`,
             not from the list of messages.
 
@@ -170,8 +171,9 @@ def check_roles(roles: tuple[Any, ...], repeatable: str = "") -> str | None:
 
 
 def read_trained(raw: RawRecord, messages: Sequence[Message], leading: int = 0) -> list[bool]:
-    """Return a flag for each message: whether it may be used for training. The marks of the message
-    and the record's list of marks decide this.
+    """Return a flag for each message: whether it may be used for training. Marks decide this: keys
+    of the message, such as `"weight": 0`, and the record's list of marks, such as `loss_mask`. A
+    message without marks may be used.
 
     Args:
         raw: the record.
@@ -215,14 +217,19 @@ def _flag_keys(raw: RawRecord) -> frozenset[str]:
 
 
 def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int) -> list[Any]:
-    """Return for each message its mark in the record's list of marks; None for a message without a
-    mark. Return an empty list if the record has no list of marks.
+    """Return the entry of each message in the record's list of marks, such as `"loss_mask": [0,
+    1]`: 1 or true means that the message is used for training. None for a message without an entry;
+    [] if the record has no such list.
 
-    Raises RecordRefused if two lists differ (bad_weight), or if the list does not have one entry
-    for each message or answer (bad_loss_mask).
+    The list is in the field `loss_mask`, or in the field that the recipe names as `train_mark`. It
+    has one entry for each message or for each answer.
+
+    Raises RecordRefused (bad_weight) if the record has both lists and they differ.
+    Raises RecordRefused (bad_loss_mask) if the list has another number of entries.
 
     Args:
-        leading: how many of the first messages come from a field of their own, such as `system`.
+        leading: how many of the first messages come from a field of their own, such as `system`,
+            not from the list of messages.
     """
     named = raw.extra(raw.options[MARK]) if MARK in raw.options else None
     values = [raw.extra(MASK), named if isinstance(named, list) else None]
@@ -249,10 +256,14 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
 
 
 def _is_trained(message: Message, keys: Sequence[str], listed_mark: Any = None) -> bool:
-    """Check whether a message may be used for training: it has no marks, or all its marks are true
-    or 1.
+    """Check whether a message may be used for training. A mark is a key of the message, such as
+    `"weight": 0`, or its entry in a list of the record. A message may be used if all its marks are
+    true or 1, or if it has none.
 
-    Raises RecordRefused (bad_weight, trained_prompt), as `read_trained` does.
+    Raises RecordRefused (bad_weight) if a mark is neither true nor false, or two marks differ, or
+    the message is marked only in part.
+    Raises RecordRefused (trained_prompt) if a message that is not the assistant's is marked for
+    training.
 
     Args:
         message: the message.

@@ -48,15 +48,20 @@ ARGUMENTS = frozenset(
 
 
 def with_extras(parse: Callable[[RawRecord], Any]) -> Callable[[RawRecord], Any]:
-    """Return a function that reads a record with `parse`, and then reads the record's extras.
+    """Return a function that reads a record with `parse`, and then its extras: the fields
+    `chat_template_kwargs` (variables of the chat template) and `objects`, which no key of the
+    recipe names.
 
     Args:
         parse: a function that returns a Conversation or a Preference.
     """
 
     def parse_with_extras(raw: RawRecord) -> Any:
-        """Read a record with `parse`, and add the variables of its `chat_template_kwargs`. Refuse
-        the record if its texts contain placeholders that its `objects` would replace.
+        """Read a record with `parse`, and add the variables of its field `chat_template_kwargs`.
+
+        Raises RecordRefused (objects_not_filled) if its texts contain `<ref-object>` or `<bbox>`
+        and it has the field `objects`: ms-swift would fill them in by the rules of one model, and
+        mdsmix cannot.
         """
         record = parse(raw)
         # Most records have no extras at the top, nor next to a field that is named by a path.

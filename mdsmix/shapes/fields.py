@@ -37,7 +37,9 @@ class BadField(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a recipe: a plain name, a path or a template."""
+    """One field of a record, as a recipe names it: by a plain name (`text`), by a path
+    (`meta.body`) or by a template (`"{title}: {body}"`).
+    """
 
     name: str
     "The field as the recipe writes it."

@@ -122,10 +122,11 @@ class FunctionName:
 
 @dataclass(frozen=True)
 class Function:
-    """A function with all files that its results depend on.
+    """A user's Python function that reads records, with its own file and the local files that it
+    imports.
 
-    When an object is created or unpickled, it registers itself in the process under its name, so
-    that `_parse` finds it.
+    When an object is created or unpickled, it registers itself in the process under its name. So a
+    worker that receives it can find it by the name in the stream's settings.
     """
 
     name: FunctionName
@@ -340,8 +341,8 @@ def _are_unchanged(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def function_shape(name: FunctionName) -> Shape:
-    """Return a shape that reads records with a user's function. The function is imported only when
-    the first record is read.
+    """Return a shape (the way in which a stream's records are read) that calls a user's function
+    for each record. The function is imported only when the first record is read.
     """
     return Shape(
         name=name.to_text(),
@@ -397,7 +398,8 @@ def _parse(name: FunctionName, raw: RawRecord) -> Any:
 
 
 def _read_answer(answer: Any, gives: str) -> Any:
-    """Return a record from what a function returned, and check it by the rules of its shape.
+    """Return a record from what a user's function returned, and check it like a record that was
+    read from a file: a pair by the rules of the shape prompt_response.
 
     Raises RecordRefused if the record breaks a rule, or is not of the type that the stream takes.
 

@@ -82,10 +82,11 @@ _FROM_URL_ALPHABET = str.maketrans("-_", "+/")
 
 
 def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
-    """Return the shape with a `parse` that also reads images.
+    """Return a copy of a shape of conversations (the way in which records are written) whose
+    `parse` reads images too.
 
     Args:
-        shape: a shape of conversations.
+        shape: the shape, which reads the texts.
         fields: the names of the record's fields with images. An empty list means FIELDS: `images`
             is read, and `image` only if a record has nothing in `images`. Images in messages are
             read in any case.
@@ -131,7 +132,9 @@ def _parse(shape: Shape, names: Sequence[str], raw: RawRecord) -> Conversation:
 
 
 def _prepend_marks(conversation: Conversation, marks: str) -> Conversation:
-    """Return the conversation with a string of marks before the text of its first question."""
+    """Return the conversation with these placeholders of images, such as `<image><image>`, before
+    the text of its first question.
+    """
     messages = [*conversation.messages]
     roles = [message["role"] for message in messages]
     first = roles.index("user")

@@ -103,7 +103,8 @@ def parse_openai(raw: RawRecord) -> Conversation:
 
 def parse_prompt_completion(raw: RawRecord) -> Conversation:
     """Read a record with two lists of messages, `prompt` and `completion`. Answers in the prompt
-    are not used for training, unless they have a mark themselves.
+    are not used for training, unless they have a key of their own that says so, such as `"train":
+    true`.
     """
     prompt = read_messages(raw, "prompt")
     completion = read_messages(raw, "completion")

@@ -80,9 +80,9 @@ def parse_preference(raw: RawRecord) -> Preference:
 def find_common_prompt(chosen: str, rejected: str) -> str:
     """Return the prompt that both texts begin with.
 
-    The prompt ends after the last BEGINS in their common beginning. If BEGINS is not in it, the
-    prompt ends where the texts differ, as in TRL. But it does not end inside a word, and not with a
-    space.
+    In a dialogue of the data set hh-rlhf, the prompt ends after the last "Assistant:" (BEGINS) of
+    the common beginning. In any other text it ends where the texts differ, as in TRL. But it does
+    not end inside a word, and not with a space.
 
     >>> begins = "\\n\\nHuman: Hi\\n\\nAssistant:"
     >>> find_common_prompt(begins + " No.", begins + " Now.") == begins

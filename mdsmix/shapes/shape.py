@@ -153,19 +153,31 @@ class Shape:
 
     @property
     def own_fields(self) -> dict[str, str]:
-        """Key -> field, for a source that names no field: each field has the name of its key."""
+        """The fields of a record if the recipe's `source:` names none: each has the name of its
+        key. Example: `{"prompt": "prompt", "response": "response"}`.
+        """
         return {key: key for key in (*self.fields, *self.optional)}
 
     def follows_from(self, keys: Set[str]) -> bool:
-        """Check whether a source has this shape if it sets these keys and no `shape:`."""
+        """Check whether a source that sets no `shape:` has this shape, because of the keys of
+        `source:` that it sets: all required fields of the shape, and otherwise only optional ones.
+
+        Args:
+            keys: the keys that name fields, such as `prompt` and `response`.
+        """
         return bool(self.fields) and set(self.fields) <= keys <= self.own_fields.keys()
 
     def read(self, record: Any, fields: Fields, **options: Any) -> Any:
-        """Return the record as an object of type `gives`, or a `NoRecord` with the reason why it
-        cannot be read.
+        """Return the record as a Document, Pair, Conversation or Preference (`gives`). If it cannot
+        be read, return a `NoRecord` (a str), which is the reason code.
 
-        A bare list of messages is read as the record's messages. A list of other objects is
-        refused as `json_array`: it is probably a whole file in one array.
+        A bare list of messages is read as the record's messages. A list of other objects is refused
+        as `json_array`: it is probably a whole file in one array.
+
+        Args:
+            record: the decoded JSON value.
+            fields: key of the recipe -> name of the record's field.
+            options: the recipe's options that change how the shape reads, such as `nulls="drop"`.
         """
         try:
             if isinstance(record, dict):
@@ -179,8 +191,9 @@ class Shape:
             return refused.why
 
     def read_plain(self, records: Sequence[Any], fields: Fields) -> list[Any] | None:
-        """Return the results of `read` for all records, read at once. Return None if a record must
-        be read by `read`.
+        """Return for all records what `read` would return, read at once. Return None if the shape
+        cannot do this, or if one of the records is not plain, such as one without a field. The
+        caller then calls `read` for each record.
 
         Fields are read as columns, in half the time of `read`. This saves a tenth of a conversion
         of short texts.

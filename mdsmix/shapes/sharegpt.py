@@ -98,8 +98,11 @@ def parse_sharegpt(raw: RawRecord) -> Conversation:
 
 
 def parse_sharegpt_items(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
-    """Return the items of a record's list as messages. The message in the field `system` comes
-    first, if the list does not begin with a system message, or if messages are merged.
+    """Return the items of a record's list as messages.
+
+    The text in the field `system` becomes the first message. If the list itself begins with a
+    system message, the field is ignored. With `consecutive_roles: merge` both are returned, to be
+    merged later.
 
     Raises RecordRefused if an item is not a message.
 
@@ -155,11 +158,13 @@ def _parse_message(
 
 
 def guess_options(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, Any]]:
-    """Yield sets of options for `mdsmix init` to try: TRIES, and the `tags` that fit the messages.
+    """Yield sets of options for `mdsmix init` to try on these records, such as `{"nulls": "drop"}`,
+    and with `tags` that fit the messages. Tags are LLaMA-Factory's names for keys and roles:
+    `{"role_tag": "speaker", "user_tag": "User"}`.
 
     Tags are guessed if the messages have exactly two keys with strings, and all values of one key
-    are in WORDS. This key is then the role_tag, the other key is the content_tag, and the values
-    name the roles.
+    are known words for roles (WORDS). This key is then the role_tag, the other key is the
+    content_tag, and the values name the roles.
     """
     yield from TRIES
     # Collect the strings under each key of all messages.

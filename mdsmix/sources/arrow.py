@@ -47,8 +47,11 @@ them.
 
 
 class Arrow(Format):
-    """The format of `*.arrow` and `*.feather`. The ordinal of a row, by which a file is cut into
-    splits, consists of its record batch and its number in the batch (`batch_ordinal`).
+    """The format of `*.arrow` and `*.feather`. A file is cut into splits (ranges of whole record
+    batches).
+
+    The ordinal of a row (a number that increases through the file) is made of the number of its
+    record batch and its number in the batch (`batch_ordinal`).
     """
 
     version = 2  # JSON texts and maps are decoded
@@ -60,15 +63,21 @@ class Arrow(Format):
         import pyarrow.ipc  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return the version that is hashed into the file's digests: 1, although `version` is 2.
+        """Return 1 as the format's version that is hashed into the digest of this file, although
+        `version` is 2. A file is converted again if its digest changes.
 
-        So a file without JSON strings or maps keeps its digests, and is not converted again. The
-        digests of all other files changed anyway, because version 2 hashes decoded values.
+        Version 2 hashes the decoded values of JSON strings and maps. The digests of files with such
+        values changed by that alone, so they need no new version. All other files keep their
+        digests, and are not converted again.
         """
         return 1
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        """Return splits of whole record batches, about `window_bytes` each; a stream is one split.
+        """Return the splits of the file as ranges (start, end) of ordinals (`batch_ordinal`). An
+        end of None is the end of the file.
+
+        A split has whole record batches, of about `window_bytes` bytes together. A file in Arrow's
+        stream format has no directory of its batches, so it is one split.
 
         Args:
             fields: the fields that are read of each record; empty: all.
@@ -219,14 +228,17 @@ def row_items(
     columns: tuple[str, ...],
     decoders: dict[str, Decode],
 ) -> Iterator[Item]:
-    """Yield rows as items. The raw bytes of an item are its record as a line of JSON; for a row
-    that cannot be read, the result of `_raw_bytes`. A bad row has a reason code.
+    """Yield rows as items. A row that is not a record has a reason code.
+
+    The raw bytes of an item are the record as a line of JSON. For a row that cannot be read at all,
+    they are its strings, or the row as Arrow serialises it (`_raw_bytes`).
 
     Args:
-        ordinal: the ordinal of the first row.
+        rows: consecutive rows of one record batch or row group.
+        ordinal: the ordinal (a number that increases through the file) of the first row.
         place: the place of the first row, such as `{"row": 12, "batch": 0}`.
         columns: the names of all columns of the file.
-        decoders: column -> decoder of its values.
+        decoders: column -> decoder of its values, for columns with JSON strings or maps.
     """
     # Read the records. The keys of `reasons` and `raws` are indexes of rows.
     rows = _with_python_times(rows)

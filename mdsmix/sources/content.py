@@ -23,7 +23,7 @@ from mdsmix.storage import CHANGED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A window (a slice of a work unit) in which at least one record starts."""
+    """The digests of one window (a slice of a work unit): of its records, and of their images."""
 
     number: int
     digest: str
@@ -69,13 +69,17 @@ class _FileInWindow:
 
 
 class Digests:
-    """Computes the digests of a work unit while its blocks are read.
+    """Computes the digests of a work unit while its blocks (about 4 MB of one file each) are read.
 
     `add` is called with each block in order; `window` and `content` return the digests.
     """
 
     def __init__(self, unit: Unit) -> None:
-        """Begin without blocks. `unit` is the work unit whose blocks will be added."""
+        """Start with nothing hashed.
+
+        Args:
+            unit: the work unit (files that are converted together) whose blocks will be added.
+        """
         self._unit = unit
         self._file_hashers = dict[int, Any]()
         """Position of a file in the unit -> hasher of all bytes of the file. In the file's first
@@ -88,7 +92,12 @@ class Digests:
         "Number of a window -> digest of its images."
 
     def add(self, position: int, block: Block) -> None:
-        """Add the next block. `position`: the position of the block's file in the unit."""
+        """Hash the next block (about 4 MB of one file).
+
+        Args:
+            position: the number of the block's file in `Unit.files`, from 0.
+            block: the block that follows the last one that was added.
+        """
         files = self._windows.setdefault(block.window, {})
         if position not in files:
             files[position] = self._begin_file(position, block)

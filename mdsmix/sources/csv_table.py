@@ -40,8 +40,11 @@ LONGEST_ROW = 2 * LONGEST_FIELD
 
 
 class CsvTable(Format):
-    """The format of `*.csv` and `*.tsv`. The ordinal of a row is the uncompressed byte at which the
-    row begins. Quotes decide which newlines end a row, so a file is not cut into splits.
+    """The format of `*.csv` and `*.tsv`. The ordinal of a row (a number that increases through the
+    file) is the uncompressed byte at which the row begins.
+
+    A file is never cut into splits that are converted separately: whether a newline ends a row
+    depends on all quotes before it.
     """
 
     name = "csv"
@@ -66,8 +69,10 @@ class CsvTable(Format):
         self._delimiter = delimiter
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        """Yield the table's rows as blocks. The first row names the fields, unless the recipe names
-        them.
+        """Yield all rows of the table as blocks of about 4 MB.
+
+        The first row names the fields, unless the recipe names them (`source.header`). If the first
+        line has `;` and lacks the format's own delimiter, `;` is the delimiter.
         """
         with opened(file, self.packing, span.memory) as stream:
             first_line = stream.readline(LONGEST_ROW)

@@ -170,7 +170,8 @@ def source_keys(
     paths: Iterable[str], base: str | os.PathLike[str], read_as: ReadAs
 ) -> dict[str, Any]:
     """Return recipe key -> value for the keys that decide which files are read, and how. Example:
-    `{"source.path": ["data/*.csv"], "source.header": ["text"]}`.
+    `{"source.path": ["data/*.csv"], "source.header": ["text"]}`. They are stored in the manifest,
+    so that a later change of the recipe is recognised.
 
     Paths are relative to `base`, so that recipe and files may be moved together.
 

@@ -40,7 +40,9 @@ Splits = Iterable[tuple[int, int | None]]
 
 
 class Item(NamedTuple):
-    """A record of a file; or bytes of a file that are not a record, with the reason code."""
+    """A part of a file that should be one record (a line, a row, an archive member), with its
+    place: the decoded record, or the reason code if it is not a record.
+    """
 
     ordinal: int
     """The item's number as its format counts: a byte offset or a row. Ordinals increase through the
@@ -205,7 +207,9 @@ class Block:
         return records, faults
 
     def origin(self, index: int) -> Item:
-        """Return the line or item with this index as an item that has the name of its file."""
+        """Return the line or item with this index as an Item that also names its file, as the
+        quarantine (the file of bad records) needs it.
+        """
         if self.items:
             item = self.items[index]
             # The length of a row counts a newline, which is not part of its bytes.
@@ -283,8 +287,9 @@ class Stretch(NamedTuple):
 
 
 def cut_splits(stretches: Iterable[Stretch], window_bytes: int) -> Splits:
-    """Yield the splits of a file as ranges (start, end) of record numbers, from 0 at the beginning
-    of the file. Example: stretches of 10, 10 and 5 records may become (0, 20), (20, 25).
+    """Yield the splits of a file (parts that are converted separately) as ranges (start, end) of
+    record numbers, from 0 at the beginning of the file. Example: stretches of 10, 10 and 5 records
+    may become (0, 20), (20, 25).
 
     A stretch is never divided. A split has at most `window_bytes` bytes, unless one stretch alone
     has more.
@@ -362,16 +367,15 @@ class Format(ABC):
 
     @property
     def rule(self) -> str:
-        """The name under which the version of this format is stored: `format.csv`."""
+        """The name, such as `format.csv`, under which a manifest stores this format's version."""
         return f"format.{self.name or type(self).__name__.lower()}"
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return the version that is hashed into the digests of a file's windows (slices of a work
-        unit).
+        """Return the version of this format that is hashed into the digests of a file's windows
+        (slices of a work unit). A window is converted again if its digest changes.
 
         Override this method if a change of the format concerns only some files, and return the
-        older version for all other files. The digests of these other files then stay the same, so
-        they are not converted again.
+        older version for all other files. These other files are then not converted again.
 
         Args:
             fields: the fields that are read of each record; empty: all.
@@ -402,7 +406,9 @@ class Format(ABC):
                 )
 
     def weight(self, file: SourceFile) -> int:
-        """Return the number of uncompressed bytes that the file is assumed to have."""
+        """Return about how many uncompressed bytes the file has: its stored size, times the usual
+        factor of the format if it is compressed (`size_factor`). Nothing is read.
+        """
         return file.stat.size * self.size_factor
 
     def records(self, file: SourceFile) -> int | None:
@@ -423,7 +429,9 @@ class Format(ABC):
         """
 
     def guess(self, file: SourceFile) -> Mapping[str, Any]:
-        """Return the settings that `mdsmix init` writes into a recipe for the file:
-        `{"split_by": "line"}`. Only settings in `heeds` are possible.
+        """Return the settings of `source:` that `mdsmix init` writes into a new recipe because of
+        this file's content, such as `{"split_by": "line"}`; {} if none is needed.
+
+        An override may only return settings that its format uses (`heeds`).
         """
         return {}

@@ -139,7 +139,7 @@ def _format_by_name(name: str, suffix: str) -> Format:
 
 
 def list_raised_versions(formats: Iterable[Format]) -> dict[str, int]:
-    """Return `Format.rule` -> version for the formats whose version is above 1. Example:
-    `{"format.parquet": 2}`.
+    """Return `Format.rule` -> version, such as `{"format.parquet": 2}`, for the formats whose
+    version is above 1. A format that is missing in the result has version 1, as every new format.
     """
     return {format.rule: format.version for format in formats if format.version > 1}

@@ -37,8 +37,8 @@ _DEPTH_CHANGES = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 
 class Json(Jsonl):
-    """The format of `*.json`. The ordinal of a record is the uncompressed byte at which the record
-    begins.
+    """The format of `*.json`: one array of records, or JSON Lines. The ordinal of a record (a
+    number that increases through the file) is the uncompressed byte at which it begins.
     """
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
@@ -147,11 +147,13 @@ def _element_item(index: int, element: BoundedBytes) -> Item:
 
 
 def _scan(data: bytes, depth: int, in_string: bool) -> _Scan:
-    """Find the array's own commas and brackets in the next bytes of a file. Example:
-    `_scan(b'[1,[2,3]]', 0, False)` has the edges 0, 2 and 8, and the depth 0.
+    """Find where the elements of a file's array begin and end in the next bytes of the file.
+
+    `_scan(b'[1,[2,3]]', 0, False)` returns the positions 0, 2 and 8 of the array's own brackets and
+    comma as `edges`, and the depth 0, since no bracket is open at the end.
 
     Args:
-        depth: the depth before these bytes, as in `_Scan`.
+        depth: how many brackets and braces are open before these bytes; 0 at the file's start.
         in_string: whether these bytes begin inside a string.
     """
     begin = 0

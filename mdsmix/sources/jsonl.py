@@ -151,7 +151,7 @@ def _without_mark(offset: int, piece: bytes) -> tuple[int, bytes]:
 def split_lines(
     pieces: Pieces, span: Span, file: SourceFile, format: str, decoder: Decoder
 ) -> Iterator[Block]:
-    """Yield the lines of a file, or of a split of it, as blocks.
+    """Yield the lines of a file, or of a split (a part that is converted separately), as blocks.
 
     A line belongs to the window (a slice of a work unit) that contains its first byte.
 
@@ -166,7 +166,7 @@ def split_lines(
     crossing = BoundedBytes()  # a line that began in an earlier piece
 
     def make_block(offset: int, raws: list[bytes], whole: memoryview | None = None) -> Block:
-        """Return the next lines as a block, and count them.
+        """Return the next lines as a block, and add their number to `next_line`.
 
         Args:
             offset: the byte of the file at which the first of these lines begins.
@@ -229,8 +229,8 @@ def split_lines(
 
 
 class Jsonl(Format):
-    """The format of `*.jsonl` and, compressed, `*.jsonl.gz` and others. The ordinal of a record is
-    the uncompressed byte at which the record begins.
+    """The format of `*.jsonl` and, compressed, `*.jsonl.gz` and others. The ordinal of a record (a
+    number that increases through the file) is the uncompressed byte at which it begins.
     """
 
     counted = "line"

@@ -24,8 +24,9 @@ from mdsmix.sources.units import SourceFile, Span
 
 
 class Mds(Format):
-    """The format of a stream's `index.json`. The ordinal of a record is its sample's number in the
-    stream, from 0.
+    """The format of MDS shards as a source: the file is a stream's `index.json`, and the samples of
+    its shards are the records. The ordinal of a record (a number that increases through the stream)
+    is its sample's number, from 0.
     """
 
     ordinals = "sample"

@@ -35,7 +35,9 @@ MOST_FOOTERS = 512
 
 
 class Parquet(Format):
-    """The format of `*.parquet`. The ordinal of a row is its number in the file, from 0."""
+    """The format of `*.parquet`. The ordinal of a row (a number that increases through the file) is
+    its number in the file, from 0.
+    """
 
     version = 2  # JSON texts and maps are decoded
     ordinals = "row"
@@ -50,10 +52,12 @@ class Parquet(Format):
         import pyarrow.parquet  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return the version that is hashed into the file's digests: 1, although `version` is 2.
+        """Return 1 as the format's version that is hashed into the digest of this file, although
+        `version` is 2. A file is converted again if its digest changes.
 
-        So a file without JSON strings or maps keeps its digests, and is not converted again. The
-        digests of all other files changed anyway, because version 2 hashes decoded values.
+        Version 2 hashes the decoded values of JSON strings and maps. The digests of files with such
+        values changed by that alone, so they need no new version. All other files keep their
+        digests, and are not converted again.
         """
         return 1
 

@@ -51,8 +51,11 @@ def decode_texts(texts: list[bytes]) -> Decoded:
 
 
 class Text(Jsonl):
-    """The format of `*.txt`. The ordinal of a record is the uncompressed byte at which the record
-    begins. A large file is cut into splits only if the recipe sets `split_by: line`.
+    """The format of `*.txt`. The ordinal of a record (a number that increases through the file) is
+    the uncompressed byte at which it begins.
+
+    The recipe's `split_by` says what a record is: the file, a paragraph or a line. Only with `line`
+    is a large file cut into splits that are converted separately.
     """
 
     version = 1  # set here, so that it stays when Jsonl's version is increased
@@ -148,8 +151,8 @@ def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
 def _paragraph_item(paragraph: BoundedBytes, first_line: int) -> Iterator[Item]:
     """Yield the paragraph as one item; nothing if no line was collected.
 
-    The item's text has no newline at its end. Its length counts one, even if the file ends without
-    a newline.
+    The item's text has no newline at its end, but its length always includes one. So a paragraph
+    has the same length whether or not the file ends in a newline.
 
     Args:
         paragraph: the collected lines of the paragraph.

@@ -56,7 +56,8 @@ def _fetch_small(file: SourceFile) -> SourceFile:
 class BadRecord(NamedTuple):
     """A record that is not converted, or bytes that are not a record, with the reason.
 
-    The first two fields give the position in the batch, by which bad records are sorted.
+    Bad records are sorted as tuples: `number` and `item` come first, since they are the position in
+    the batch.
     """
 
     number: int

@@ -24,15 +24,16 @@ Stamps = Counter[bytes]
 
 
 def stamp_of(file: SourceFile) -> bytes:
-    """Return a digest of a file's name, size and stamp. The name is without the folder, because the
-    folder may be moved.
+    """Return a digest of a file's name, size and stamp (a value that changes when the file is
+    written, such as its mtime). The folder is left out of the name, because it may be moved.
     """
     name = file.name.rpartition("/")[2]
     return xxhash.xxh3_64_digest(f"{name} {file.stat.size} {file.stat.stamp}")
 
 
 def remember_stamps(target: str, index_hash: str, files: Iterable[SourceFile]) -> None:
-    """Store in the cache of this machine which files a stream was converted from.
+    """Store digests (`stamp_of`) of the files that a stream was converted from, in this machine's
+    cache. `mdsmix check` later warns with them of files that were edited.
 
     Args:
         target: the location where the stream is published.
@@ -46,10 +47,11 @@ def remember_stamps(target: str, index_hash: str, files: Iterable[SourceFile]) -
 
 
 def recall_stamps(target: str, index_hash: str) -> Stamps | None:
-    """Return digests (`stamp_of`) of the files that the stream at `target` was converted from.
+    """Return the digests (`stamp_of`) that `remember_stamps` stored: of the names, sizes and write
+    times of the files that the stream at `target` was converted from.
 
-    None if this machine has stored no digests for the stream, or only the digests of another
-    version of the stream.
+    None if this machine has stored no digests for the stream, or only those of an earlier
+    conversion of it.
 
     Args:
         target: the location where the stream is published.

@@ -32,8 +32,11 @@ _MOST_MEMBERS = 1000
 
 
 class Tar(Format):
-    """The format of `*.tar`, packed or not. The ordinal of a record is the uncompressed byte at
-    which the record's first member (a file in the archive) begins.
+    """The format of `*.tar`, packed or not. A record is made of consecutive members (files in the
+    archive) of one name: `a/0001.jpg` and `a/0001.json`.
+
+    The ordinal of a record (a number that increases through the file) is the uncompressed byte at
+    which its first member begins.
     """
 
     version = 2  # hidden members are skipped
@@ -47,11 +50,12 @@ class Tar(Format):
     }
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return the version that is hashed into the file's digests: 1, although `version` is 2.
+        """Return 1 as the format's version that is hashed into the digest of this file, although
+        `version` is 2. A file is converted again if its digest changes.
 
-        So an archive without hidden members keeps its digests, and is not converted again. The
-        digests of all other archives changed anyway, because version 2 does not hash hidden
-        members.
+        Version 2 does not hash hidden members. The digests of files with such members changed by
+        that alone, so they need no new version. All other files keep their digests, and are not
+        converted again.
         """
         return 1
 
@@ -123,8 +127,8 @@ class _Member(NamedTuple):
 
 
 def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
-    """Yield the records of the archive in order, as items. A record consists of consecutive members
-    with the same key.
+    """Yield the records of the archive in order, as items. Consecutive members (files) whose names
+    differ only in their suffix make one record: `a/0001.jpg` and `a/0001.json`.
     """
     members = map(_member, _files(archive))
     for (key, reason), group in groupby(members, key=attrgetter("key", "reason")):

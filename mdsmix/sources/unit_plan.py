@@ -43,17 +43,18 @@ def plan_units(
     line_window: Callable[[SourceFile], int] | None = None,
     blobs: Iterable[str] = (),
 ) -> list[Unit]:
-    """Return the work units of these files, ordered by path, then offset. Empty files are in no
-    unit.
+    """Return the work units of these files (each a group of small files or a part of a large one),
+    ordered by path, then offset. Empty files are in no unit.
 
     Args:
         window_bytes: uncompressed bytes of a window (a slice of a unit).
         fields: the fields that are read of each record; empty: all.
-        parsed: fields whose values are lists or objects.
-        line_window: returns the bytes of a window for one file, in place of `window_bytes`. It is
-            called for files of formats that read whole records: a small record may name much
-            larger things, such as images.
-        blobs: fields whose values are bytes.
+        parsed: fields whose values are lists or objects; a format of strings, such as csv, has them
+            as JSON.
+        line_window: file -> bytes of its windows, in place of `window_bytes`. It is called only for
+            formats that read whole records. There a small record may name much larger things, such
+            as images, so that fewer records shall be in a window.
+        blobs: fields whose values are bytes, such as images in a tar archive.
     """
     # Choose the window of each file.
     filled = sorted((file for file in files if file.stat.size), key=sort_key)
@@ -130,8 +131,11 @@ def prepare_formats(units: Iterable[Unit]) -> None:
 
 
 def counted_key(unit: Unit) -> str:
-    """Return the key of a record's place (`Item.place`) that is counted from the unit's start, such
-    as `line`; "" if the unit's format counts nothing from there.
+    """Return the key of a record's place (`Item.place`) whose number starts anew in each work unit,
+    such as `line`; "" if the unit's format has no such key.
+
+    The number of lines before a unit is known only after the earlier units were read. A published
+    stream then gets the number from the file's start.
     """
     return format_of(unit.files[0]).counted
 
@@ -193,7 +197,8 @@ def _runs(
 
 
 def _priority(name: str) -> tuple[int, ...]:
-    """Return the key by which files whose names have equal hashes are compared.
+    """Return a sort key for file names whose last parts have equal hashes. A group of files that is
+    too large is cut at the file with the highest key.
 
     For the path `a/b/c.jsonl` this is (hash of `c.jsonl`, 2, hash of `b`, hash of `a`), where 2 is
     the number of folders. So a folder at the beginning of all paths never decides, and may be
@@ -215,7 +220,9 @@ SPLITS_AT_ONCE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """The first records of a split, from which a source is estimated."""
+    """The first records of one split (a part of a source's file). The size of the whole source is
+    estimated from a few such beginnings.
+    """
 
     records: Sequence[Any]
     "Only good records; `weight` also includes the bytes of bad records."
@@ -346,8 +353,8 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
 
 
 def _position(reader: BinaryIO, unit: Unit) -> int:
-    """Return the byte up to which the stored file was read. A closed reader has reached the end of
-    the unit.
+    """Return up to which stored byte of its file a split was read, for an estimate of the share
+    that was read. A closed reader has read the split to its end.
     """
     if not reader.closed:
         return reader.tell()

@@ -95,7 +95,9 @@ class SourceFile:
 
 
 def sort_key(file: SourceFile) -> str:
-    """Return the string by which the files of a source are sorted, usually the file's name."""
+    """Return the string by which a source's files are sorted: the file's name, or
+    `SourceFile.order` for a data set whose own list orders its files.
+    """
     return file.order or file.name
 
 
@@ -135,10 +137,12 @@ class Unit:
         return sort_key(self.files[0]), self.start
 
     def span(self, before: int = 0, memory: int = 4 << 30) -> Span:
-        """Return the range that this unit reads of one of its files.
+        """Return the range that this unit reads of the file whose turn it is: from `start` to
+        `end`, which are the whole file in a unit of several files.
 
         Args:
-            before: uncompressed bytes of the unit's earlier files, from which windows are counted.
+            before: uncompressed bytes of the unit's files before this file. Windows (slices of the
+                unit) are counted from the first of these files.
             memory: bytes of memory that the reading process may use.
         """
         return Span(self, self.start, self.end, before, memory)
@@ -157,10 +161,11 @@ class Span:
     "Bytes that the reading process may use; decompressing may take half of them."
 
     def window_of(self, position: int) -> int:
-        """Return the number of the window in which a record starts.
+        """Return the number of the window (a slice of the work unit, of `window_bytes` each) in
+        which a record starts.
 
         Args:
-            position: uncompressed bytes from the split's start to the record.
+            position: uncompressed bytes from the beginning of this range to the record.
         """
         return (self.before + position) // self.unit.window_bytes
 
@@ -169,9 +174,10 @@ class Span:
         return self.start <= ordinal and (self.end is None or ordinal < self.end)
 
     def next_edge(self, position: int) -> int:
-        """Return the position at which the window that contains `position` ends.
+        """Return where the window ends that contains `position`. A window is a slice of the work
+        unit of `window_bytes` bytes.
 
-        Args:
-            position: uncompressed bytes from the split's start, as the result.
+        Both numbers count uncompressed bytes from the beginning of this range of the file. Example:
+        with windows of 100 bytes, and 30 bytes in earlier files of the unit, `next_edge(10)` is 70.
         """
         return (self.window_of(position) + 1) * self.unit.window_bytes - self.before
