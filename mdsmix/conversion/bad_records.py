@@ -172,7 +172,7 @@ def delete_stale_files(folder: Location, names: Collection[str], held_lease: Lea
     Args:
         folder: the folder of the stream.
         names: names, without the suffix, of the files to keep.
-        held_lease: the stream's lease.
+        held_lease: this run's lease (a write lock) on the stream.
     """
     quarantine = folder / QUARANTINE
     stale = select_stale_files([file for file, _ in quarantine.list()], names)
@@ -208,11 +208,12 @@ class Tally:
         "Bad records of the current batch, in the batch's order."
 
     def add(self, batch: RecordBatch, piece: range, encoded: Encoded) -> None:
-        """Count some records of a batch that were encoded together.
+        """Count some records that were encoded together: written, filtered and bad. Bad records are
+        kept until `finish_batch` stores them.
 
         Args:
-            batch: the batch.
-            piece: the positions of these records in the batch.
+            batch: records that were read together; some of them were encoded.
+            piece: the positions of the encoded records in the batch.
             encoded: the result of encoding these records.
         """
         filtered = Counter[str]()

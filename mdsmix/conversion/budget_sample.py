@@ -32,12 +32,13 @@ from mdsmix.sources import SourceFile, Unit
 def set_budget_sample(
     recipe: Recipe, stream: StreamSpec, job: Job, files: Sequence[SourceFile]
 ) -> tuple[Job, BudgetShare | None]:
-    """Return the job with a sample that fills the stream's share of the token budget, and the
-    details of this share.
+    """Return (job, share): the job with a sample that is large enough for the stream's share of the
+    token budget, and a description of this share.
 
-    The details are None for a stream that is held out of another one. Without `sample: budget` the
-    job is returned unchanged, with None; also under `--limit`, since a small sample of a few
-    records could be empty.
+    The description is None for a stream whose records are held out of another stream, as an
+    evaluation set. If the recipe has no `sample: budget` for the stream, the result is the
+    unchanged job and None. So it is under `--limit`, since a sample of a few records could be
+    empty.
 
     Raises RecipeError if the records that were read give no token.
 
@@ -119,7 +120,9 @@ def _cache_path(job: Job, units: Sequence[Unit]) -> Path:
 
 
 def _recall_rates(path: Path) -> Rates | None:
-    """Return the rates that `_remember_rates` stored in this file; None if there is no file."""
+    """Return the rates (tokens per byte and per record) that `_remember_rates` stored in this file.
+    Return None if there is no file.
+    """
     cached: Mapping[str, Any] | None = recall(path)
     if cached is None:
         return None
@@ -133,7 +136,9 @@ def _recall_rates(path: Path) -> Rates | None:
 
 
 def _remember_rates(path: Path, rates: Rates) -> None:
-    """Store rates in the cache. The keys do not change, since existing cache files have them."""
+    """Store rates (tokens per byte and per record) in a file of the cache. The JSON keys differ
+    from the names of the fields, since existing cache files have these keys.
+    """
     cached = {
         "each": rates.tokens_per_byte,
         "error": rates.error,

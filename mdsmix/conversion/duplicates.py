@@ -69,18 +69,21 @@ def count_repeats(windows: Iterable[Fingerprints]) -> int:
     """Return the number of records whose fingerprint equals that of an earlier record.
 
     Args:
-        windows: the fingerprints of all windows of the stream, in the order of the plan.
+        windows: the fingerprints of each window (a slice of a work unit's source) of the stream, in
+            the order of the stream.
     """
     return sum(len(positions) for positions in _find_repeats(windows, [0]))
 
 
 def find_repeats(windows: Iterable[Fingerprints]) -> list[bytes]:
-    """Find the records whose fingerprint equals that of an earlier record of the stream. Return the
-    bits of each window: bit `n % 8` of byte `n // 8` is 1 if record n of the window is a repeat. If
-    records 0 and 9 of 12 are repeats, the bits are b"\\x01\\x02"; without repeats they are b"".
+    """Find the records whose fingerprint equals that of an earlier record of the stream. Return a
+    bit string for each window (a slice of a work unit's source).
+
+    Bit `n % 8` of byte `n // 8` is 1 if record n of the window is a repeat. If records 0 and 9 of
+    12 are repeats, the string is b"\\x01\\x02"; without repeats it is b"".
 
     Args:
-        windows: the fingerprints of all windows of the stream, in the order of the plan.
+        windows: the fingerprints of each window of the stream, in the order of the stream.
     """
     # The bits of all windows are in one array, where each window begins with a byte of its own:
     # windows of 12 and 3 records have the starts 0 and 16, and the last one ends at 24.
@@ -105,14 +108,19 @@ def _find_repeats(
     windows: Iterable[Fingerprints], starts: list[int]
 ) -> Iterator[NDArray[np.uint64]]:
     """Yield arrays with the positions of repeats, unordered. A repeat is a record whose fingerprint
-    equals that of an earlier record. If there are many rows, they are sorted in temporary files.
+    equals that of an earlier record. Many fingerprints are sorted in temporary files, few in
+    memory.
+
+    A position is a record's number in the stream, but the first record of each window (a slice of a
+    work unit's source) has a multiple of 8: windows of 12 and 3 records have the positions 0-11 and
+    16-18.
 
     Raises Unreachable if the disk for temporary files is full.
 
     Args:
-        windows: the fingerprints of all windows of the stream.
-        starts: [0]. For each window, the position after its last record is appended, rounded up
-            to a multiple of 8. The next window begins at this position.
+        windows: the fingerprints of each window of the stream.
+        starts: pass [0]. The start of each following window is appended, and the end of the last
+            window: [0, 16, 24] in the example.
     """
     # One array of rows is sorted in memory.
     batches = _batch_rows(windows, starts)
@@ -138,11 +146,12 @@ def _find_repeats(
 
 
 def _batch_rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[Rows]:
-    """Yield the rows of all windows in arrays of at least ROWS_AT_ONCE rows; the last array may be
-    smaller. Many small windows share an array, since each array is written to up to 256 files.
+    """Yield the rows (fingerprint and position of a record) of all windows (slices of the source)
+    in arrays of at least ROWS_AT_ONCE rows. The last array may be smaller. Many small windows share
+    an array, since each array is written to up to 256 files.
 
     Args:
-        windows: the fingerprints of all windows of the stream.
+        windows: the fingerprints of each window of the stream.
         starts: the start of each window is appended (see `_find_repeats`).
     """
     batch = list[Rows]()
@@ -162,12 +171,13 @@ def _batch_rows(windows: Iterable[Fingerprints], starts: list[int]) -> Iterator[
 
 
 def _make_rows(window: Fingerprints, start: int) -> Rows:
-    """Return a row for each fingerprint of a window. Records without a fingerprint (both halves are
-    0) have no row.
+    """Return a row for each record of a window (a slice of the source): the two halves of its
+    fingerprint, and its position in the stream. A record without a fingerprint (both halves are 0)
+    has no row.
 
     Args:
-        window: the fingerprints of a window.
-        start: the position of its first record in the stream.
+        window: the fingerprints of the window's records.
+        start: the position of the window's first record in the stream.
     """
     positions = np.arange(start, start + len(window), dtype=np.uint64)
     has_fingerprint = window[:, 0] | window[:, 1] > 0
@@ -175,8 +185,9 @@ def _make_rows(window: Fingerprints, start: int) -> Rows:
 
 
 def _append_to_buckets(folder: Path, rows: Rows) -> None:
-    """Append each row to the file of its bucket in this folder. The name of the file is the number
-    in the first BUCKET_BITS bits of the fingerprint. Rows of a bucket keep their order.
+    """Append each row (fingerprint and position of a record) to one of 256 files in this folder.
+    The name of the file is the number in the first BUCKET_BITS bits of the fingerprint, so equal
+    fingerprints are in the same file. Rows of a file keep their order.
     """
     # Sort the rows by bucket, so that the rows of each bucket are one slice.
     buckets = (rows[:, 0] >> np.uint64(64 - BUCKET_BITS)).astype(np.uint8)
@@ -188,7 +199,9 @@ def _append_to_buckets(folder: Path, rows: Rows) -> None:
 
 
 def _find_repeats_in_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
-    """Yield arrays with the positions of repeats in a bucket file, read block by block."""
+    """Yield arrays with the positions of the records in this bucket file whose fingerprint equals
+    that of an earlier row of the file. The file is read block by block.
+    """
     firsts = _NO_ROWS  # the first row of each fingerprint so far
     with bucket.open("rb") as file:
         block = np.fromfile(file, np.uint64, 3 * ROWS_AT_ONCE)
@@ -202,10 +215,11 @@ def _find_repeats_in_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
 
 def _is_later(rows: Rows) -> NDArray[np.bool_]:
     """Return for each row whether an earlier row has the same fingerprint: fingerprints a, b, a
-    give False, False, True.
+    give [False, False, True].
 
-    Sorting whole rows takes 200 ns a row, sorting only their first halves 30 ns. So the first
-    halves are sorted to find the rows that may be equal, and only those rows are sorted whole.
+    A fingerprint has two halves. Sorting by both takes 200 ns a row, sorting by the first half 30
+    ns. So the first halves are sorted to find the rows that may be equal, and only those rows are
+    sorted by both.
     """
     # Find the first halves that occur twice: in sorted order they equal the one before. Flag their
     # last 16 bits.
@@ -225,8 +239,9 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
 
 
 def find_dropped(work: Work) -> Work:
-    """Return the work with its field `dropped` set: the duplicates to drop from each unit. Without
-    `duplicates: drop` the work is returned unchanged.
+    """Find the duplicates that `duplicates: drop` drops from each work unit. Return a copy of the
+    work with these in its field `dropped`. Without `duplicates: drop` the work is returned
+    unchanged.
 
     Raises Unreachable if stored fingerprints are damaged.
     """
@@ -251,8 +266,9 @@ def find_dropped(work: Work) -> Work:
 
 
 def _read_fingerprints(work: Work) -> list[Content]:
-    """Return the contents of all units of the stream. Units with unknown content, or without stored
-    fingerprints, are read first.
+    """Let the engine read the work units whose fingerprints are not stored yet, or whose content is
+    not known to this machine. Return the contents (hashes of the source) of all units of the
+    stream.
     """
     job = work.job
     unread = list[Unit]()

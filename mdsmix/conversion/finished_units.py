@@ -67,25 +67,29 @@ class DoneWindow(NamedTuple):
 
     @property
     def bad_records_name(self) -> str:
-        """The name of its bad records, `<key>-<place>`."""
+        """The name of its bad records, `<key>-<place>`. The place is a hash of the window's file
+        and offset.
+        """
         return bad_records_name(self.record.key, self.window)
 
     @property
     def file(self) -> str:
-        """The name of the unit file that its worker wrote, `<key>-<place>.unit`."""
+        """The name of the file that its worker wrote with the window's result:
+        `<key>-<place>.unit`.
+        """
         return unit_file_name(self.record.key, self.window)
 
     @property
     def base(self) -> str:
-        """The key that names its fingerprints: the `lines_key` of the window. It is the record's
-        own key if the record has no `base`.
+        """The key by which its fingerprints are stored: the `lines_key` of the window. The record
+        stores it in `base` only if it differs from the record's own key.
         """
         return self.record.base or self.record.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitResult:
-    """A work unit that was converted, by this run or an earlier one."""
+    """The result of a work unit that was converted, by this run or an earlier one."""
 
     content: Content
     records: list[UnitRecord]
@@ -100,14 +104,16 @@ class UnitResult:
 
     @property
     def windows(self) -> Iterator[DoneWindow]:
-        """The unit's windows, in order."""
+        """The unit's windows (slices of its source) with their records, in order."""
         for record, window in zip(self.records, self.content.windows, strict=True):
             yield DoneWindow(record, window, window.number not in self.reused)
 
 
 @dataclass(frozen=True)
 class StoredUnits:
-    """The finished units and the shards at a target, as they were listed."""
+    """What is stored where a stream is published: the results of finished work units, and the
+    shards. It is a snapshot of one listing.
+    """
 
     files: Mapping[str, str] = field(default_factory=dict)
     """Name of an item -> the newest unit file or segment that contains it. An item is a record
@@ -149,7 +155,8 @@ class StoredUnits:
     def find_records(
         self, job: Job, windows: Iterable[Window], dropped: Dropped
     ) -> dict[int, UnitRecord]:
-        """Return the records of a unit's finished windows: number of the window -> record.
+        """Return the stored records of a unit's finished windows: number of the window -> record. A
+        window is a slice of the unit's source. Windows that must be converted are left out.
 
         Args:
             job: the job of the stream.
@@ -164,13 +171,14 @@ class StoredUnits:
         return records
 
     def find_file(self, key: str, window: Window) -> str:
-        """Return the name of the unit file or segment that contains the record with this key; empty
-        if there is none. Windows with equal content have the same key; then the file of this window
-        is preferred.
+        """Return the name of the file that contains the record with this key: a unit file, which
+        has one record, or a segment, which has many. Return "" if there is none.
+
+        Windows with equal content have the same key; then the file of this window is preferred.
 
         Args:
             key: the key of the record.
-            window: the window.
+            window: the window (a slice of a work unit's source).
         """
         file_of_this_window = self.files.get(bad_records_name(key, window))
         if file_of_this_window:
@@ -178,17 +186,19 @@ class StoredUnits:
         return self.files.get(key, "")
 
     def find_hashes_file(self, base: str) -> str:
-        """Return the name of the file or segment with a window's fingerprints; empty if there is
-        none.
+        """Return the name of the file that contains a window's fingerprints: a file of this window
+        or a segment (a file of many windows). Return "" if there is none.
 
         Args:
-            base: the `lines_key` of the window.
+            base: the `lines_key` of the window (a slice of a work unit's source).
         """
         return self.files.get(hashes_file_name(base), "")
 
 
 def list_stored(job: Job) -> StoredUnits:
-    """List the finished units at a job's target, and the shards that the job may reuse."""
+    """List what earlier runs have stored where the stream is published: the results of finished
+    work units, and all shards in the target and in its published versions.
+    """
     # List the unit files, and the shards in the target and in its versions.
     target, *versions = job.shard_folders
     folders = [target / FOLDER, target, *versions]
@@ -209,12 +219,12 @@ def list_stored(job: Job) -> StoredUnits:
 
 
 def _map_names_to_own_files(file_names: Iterable[str]) -> dict[str, str]:
-    """Return the names of the items in these files: name of an item -> name of its file. No file is
-    read, since a file's name contains the names of its items.
+    """Return what these files contain: name of an item -> name of its file. No file is read, since
+    a file's name contains the names of its items.
 
-    `<key>-<place>.unit` contains two items: the record `<key>` and the bad records `<key>-<place>`.
-    `<key>.hashes` contains one, the fingerprints, which have the name of the file. Names of other
-    files are ignored.
+    `<key>-<place>.unit` contains two items: the record of a converted window, named `<key>`, and
+    its bad records, named `<key>-<place>`. `<key>.hashes` contains one item, the fingerprints of a
+    window, named like the file. Other files are ignored.
     """
     files = dict[str, str]()
     for file_name in file_names:
@@ -229,7 +239,8 @@ def _map_names_to_own_files(file_names: Iterable[str]) -> dict[str, str]:
 
 
 def read_hashes(folder: Location, refs: Sequence[BlobRef]) -> Iterator[Fingerprints]:
-    """Yield the fingerprints of each window: an array uint64 [n, 2] for its n records.
+    """Yield the fingerprints of each window (a slice of a work unit's source): an array uint64 [n,
+    2] for its n records.
 
     Raises Unreachable if fingerprints are damaged.
 
@@ -257,7 +268,9 @@ exceed this.
 
 
 class Joined(NamedTuple):
-    """The units at a target after their files were joined."""
+    """The result of `join_unit_files`: where results are stored now, and which files are no longer
+    needed.
+    """
 
     stored: StoredUnits
     obsolete: list[str]
@@ -267,16 +280,18 @@ class Joined(NamedTuple):
 def join_unit_files(
     folder: Location, stored: StoredUnits, windows: Sequence[DoneWindow], drops: bool
 ) -> Joined:
-    """Join the files of finished windows into segments, so that the next run reads a few files
-    instead of one per window.
+    """Join the small files with the results of finished windows (slices of work units) into a few
+    large files, the segments. The next run then reads a few files instead of one per window. The
+    joined files are not deleted here.
 
-    If a run is killed before it deletes the joined files, the next run joins them again. A unit is
-    converted again if its file is damaged, or if a job of an array (`--part`) listed the file
-    before it was joined. No published byte depends on any of this.
+    If a run is killed before it deletes them, the next run joins them again. If one of them is
+    damaged, its window is converted again. A job of an array (`--part`) also converts a window
+    again if it listed the window's file before the file was joined and deleted. No published byte
+    depends on this.
 
     Args:
         folder: the folder of the stream.
-        stored: the units that were at the target when the run began.
+        stored: what was stored when the run began.
         windows: all windows of the stream.
         drops: whether fingerprints have files of their own (`duplicates: drop`).
     """
@@ -306,8 +321,8 @@ def join_unit_files(
 
 
 def _batch_for_segments(contents: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yield the contents of files in lists, one for each segment. A list ends with the file that
-    fills the segment.
+    """Yield lists of file contents; each list becomes one segment (a file that joins many). A list
+    ends with the file that brings it to MOST_BYTES or MOST_FILES.
     """
     batch = list[bytes]()
     fill = 0.0  # 1 when full; each file takes its share of the bytes or of the files
@@ -323,13 +338,13 @@ def _batch_for_segments(contents: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def delete_joined(folder: Location, files: Sequence[str], held_lease: Lease) -> None:
-    """Delete files whose content is in segments now. Errors of the store are ignored, since a file
-    that stays only takes the next run some time.
+    """Delete the files that `join_unit_files` has joined into segments. Errors of the store are
+    ignored: a file that stays costs the next run some time, and nothing else.
 
     Args:
         folder: the folder of the stream.
         files: the names of the files (`Joined.obsolete`).
-        held_lease: the stream's lease.
+        held_lease: this run's lease (a write lock) on the stream.
     """
     with suppress(Unreachable):
         if held_lease.is_held_recently():  # otherwise another run may use these files
@@ -344,20 +359,20 @@ _CHECKED = re.compile("|".join([*_NAMED_BY_HASH, UNIT_FILE_NAME.pattern, FINGERP
 
 
 def delete_damaged(job: Job, held_lease: Lease, say: Say) -> str:
-    """Delete the damaged files at the target, call `say` for each, and return a sentence: `9 files
-    at the target read and hashed: none damaged`.
+    """Read all files where the stream is published, and delete the damaged ones. Return a sentence:
+    `9 files at the target read and hashed: none damaged`.
 
-    A run trusts an existing shard of the right size. Here every shard that the run might reuse is
-    read and hashed, including the shards of older versions. The unit of a deleted shard is
-    converted again, because its record names a missing shard. A shard that only an older version
-    has is not made again. A reader of this version then fails, since the shard is missing, instead
-    of training on damaged data.
+    This is `--verify-target`; without it, a run trusts an existing shard of the right size. Shards
+    of older versions are read too, since a run may reuse them. The work unit of a deleted shard is
+    converted again, because its stored result names a missing shard. A shard that only an older
+    version has is not made again. A reader of this version then fails, instead of training on
+    damaged data.
 
     Raises Unreachable if a file cannot be read.
 
     Args:
         job: the job of the stream.
-        held_lease: the stream's lease.
+        held_lease: this run's lease (a write lock) on the stream.
         say: called with a sentence on each damaged file.
     """
     # Read and hash all files.
@@ -378,9 +393,11 @@ def delete_damaged(job: Job, held_lease: Lease, say: Say) -> str:
 
 
 def is_intact(file: Location) -> bool:
-    """Return whether a file is undamaged: its bytes have the hash that its name begins with. Names
-    of unit files and fingerprint files do not contain a hash of the bytes: these files are
-    undamaged if they have content and all of it can be decompressed.
+    """Return whether a file is undamaged.
+
+    A file whose name begins with a hash of its bytes is undamaged if the bytes have this hash.
+    Names of unit files (`.unit`) and fingerprint files (`.hashes`) contain no such hash: these
+    files are undamaged if they have content and all of it can be decompressed.
     """
     if not file.name.endswith((".unit", ".hashes")):
         return file.name.startswith(hash_file(file))

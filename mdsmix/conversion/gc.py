@@ -82,7 +82,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """A file, a version, a tokenizer or a processor that may be deleted."""
+    """A file or folder that may be deleted: an unused file, an old version of the stream, a
+    tokenizer or a processor.
+    """
 
     kind: str
     name: str
@@ -97,7 +99,9 @@ class Garbage:
 
     @property
     def key(self) -> str:
-        """The hash with which its name begins, of 32 or 8 digits: `6a739...` of `6a739....mds`."""
+        """The hash with which its name begins: `6a739...` of `6a739....mds`. It has 32 hex digits;
+        in the name of a version's mark (`.replaced`), 8.
+        """
         file_name = self.name.rpartition("/")[2]
         return re.split(r"[-.]", file_name)[0]
 
@@ -135,8 +139,9 @@ def find_folder(url: str) -> Location:
 
 
 def find_garbage(folder: Location, older_than: float, keep: int | None = None) -> list[Garbage]:
-    """Return the files that nothing refers to, and the versions that need not be kept. Younger
-    files and versions than `older_than` are left out.
+    """Return the files that nothing refers to, and the old versions of the stream that need not be
+    kept. (`publish: versioned` keeps a folder for each published version.) Files and versions
+    younger than `older_than` are left out.
 
     Args:
         folder: the folder of a split of a stream, such as `mix/web/train`.
@@ -228,7 +233,9 @@ def _make_file_item(kind: str, folder: Location, name: str, stat: Stat) -> Garba
 
 
 def _list_named_files(folder: Location) -> Iterator[Garbage]:
-    """Yield the files in this folder and below that have names which mdsmix gives."""
+    """Yield the files in this folder and below whose names mdsmix gives to its files, such as
+    `<hash>.mds`. Other files are never deleted.
+    """
     for name, stat in folder.list(recursive=True):
         for kind, pattern in _KINDS.items():
             if re.fullmatch(pattern, name):
@@ -350,7 +357,9 @@ def delete_garbage(
     with hold_lease(folder, say) as held_lease:
 
         def discard(item: Garbage) -> None:
-            """Delete an item, if this process still has the lease."""
+            """Delete an item. Raise Unreachable if this process has lost its lease (write lock) on
+            the stream.
+            """
             if not held_lease.is_held_recently():
                 held_lease.confirm()
             item.discard()

@@ -100,18 +100,26 @@ class Job:
 
     @property
     def shard_folders(self) -> list[Location]:
-        """The folders with shards that may be reused, the target first."""
+        """The folders with shards that this run may reuse: the target (where the stream is
+        published), then its published versions.
+        """
         return [self.folder, *map(locate, self.versions)]
 
     def place(self, index_hash: str) -> Location:
-        """Return the folder where the index with this hash is, or would be, published: a version's
-        folder if the stream is published as versions, otherwise the target.
+        """Return the folder where an index (index.json) is, or would be, published. If the stream
+        is published as versions, it is the folder of the version with this index, otherwise the
+        target.
+
+        Args:
+            index_hash: the hash of the index.
         """
         return locate_version(self.folder, index_hash) if self.is_versioned else self.folder
 
     @property
     def rules(self) -> dict[str, int]:
-        """All rules above version 1 by which the stream is made: name of the rule -> version."""
+        """The versioned rules of mdsmix by which the stream is made: name of the rule -> version.
+        Rules in version 1 are left out.
+        """
         return {**self.encoding.rules, **self.formats}
 
     @property
@@ -145,9 +153,9 @@ class Job:
         )
 
     def _line_window(self, file: SourceFile) -> int:
-        """Return how many bytes of a file of lines make a work unit, for a stream with images. The
-        fewer of the first records have images, the larger the units are, up to 16 MiB, the size of
-        units of chats.
+        """Return how many bytes of a file of lines (such as JSON lines) make a work unit, for a
+        stream with images. It is 1 MiB (LINE_BYTES) if most of the first records have images. The
+        fewer have images, the larger the unit is, up to 16 MiB.
         """
         if file.stat.size <= LINE_BYTES:
             return LINE_BYTES
@@ -198,11 +206,11 @@ class Job:
 
     @cached_property
     def settings_hash(self) -> str:
-        """The hash of every setting and version on which the bytes of a unit depend.
+        """The hash of every setting and version on which the bytes of a converted work unit depend.
 
-        Mix weights and the backend are left out. So is `duplicates`, since the key of a unit
-        contains the records that are dropped from it. The hash is cached, since thousands of keys
-        need it.
+        Mix weights and the tokenizer backend are left out. So is `duplicates`: which records are
+        dropped from a unit is added to the key of the unit itself. The hash is cached, since
+        thousands of keys need it.
         """
         # The chat templates count only for a stream that uses them.
         tokenizer = self.tokenizer
@@ -287,8 +295,9 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
 
 
 def with_versions(job: Job, published: Manifest | None) -> Job:
-    """Return the job with the stream's published versions, whose shards are reused. A stream that
-    is published in place now may have been published as versions before.
+    """Return the job with the folders of the stream's published versions, whose shards are reused.
+    Versions are looked for even if the recipe does not ask for them (`publish: versioned`) now,
+    since an earlier recipe may have.
 
     Args:
         job: the job of the stream.

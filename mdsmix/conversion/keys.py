@@ -14,8 +14,9 @@ from mdsmix.sources import Content, Window
 
 
 def window_key(job: Job, window: Window, dropped: bytes) -> str:
-    """Return the key of the record of a window (a slice of a work unit's source). If no record of
-    the window is dropped, it is the same key as under `duplicates: keep`.
+    """Return the key of a window (a slice of a work unit's source): a hash of its content, of the
+    settings, and of which records are dropped. If no record is dropped, it is the same key as under
+    `duplicates: keep`.
 
     Args:
         job: the job of the stream.
@@ -27,20 +28,31 @@ def window_key(job: Job, window: Window, dropped: bytes) -> str:
 
 
 def lines_key(job: Job, window: Window) -> str:
-    """Return the key of a window's lines alone, which names its fingerprints. It equals the
-    window's key unless a record of the window is dropped or names an image.
+    """Return the key under which the fingerprints of a window (a slice of a work unit's source) are
+    stored. It depends only on the lines of the window and the settings.
+
+    It equals `window_key`, unless records of the window are dropped or name images. `window_key`
+    depends on these too; fingerprints are needed before it is known which records are dropped.
     """
     return job.key(window.digest)
 
 
 def lines_keys(job: Job, content: Content) -> list[str]:
-    """Return the `lines_key` of each window of a unit."""
+    """Return the `lines_key` of each window of a work unit, in order. A window is a slice of the
+    unit's source.
+
+    Args:
+        job: the job of the stream.
+        content: the content of the unit, which lists its windows.
+    """
     return [lines_key(job, window) for window in content.windows]
 
 
 def bad_records_name(key: str, window: Window) -> str:
-    """Return the name of a window's bad records, `<key>-<place>`. Windows with equal content at two
-    places have two names, because a bad record is stored with its file and line.
+    """Return the name of the bad records of a window (a slice of a work unit's source):
+    `<key>-<place>`. The place is a hash of file name and offset. It is part of the name because a
+    bad record is stored with its file and line, so windows with equal content have different bad
+    records.
     """
     return f"{key}-{window.place}"
 
@@ -51,7 +63,8 @@ def unit_file_name(key: str, window: Window) -> str:
 
 
 def hashes_file_name(lines_key: str) -> str:
-    """Return the name of the file with a window's fingerprints (`duplicates: drop`).
+    """Return the name of the file with the fingerprints of a window (a slice of a work unit's
+    source). Such files exist only under `duplicates: drop`.
 
     Args:
         lines_key: the `lines_key` of the window.

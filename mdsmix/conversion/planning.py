@@ -80,8 +80,8 @@ class Watcher(ReadingWatcher, Protocol):
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """One job of an array of jobs that share a conversion, as `--part 3/64` states it: number 3,
-    from 1, of 64.
+    """The value of `--part`. An array of jobs shares a conversion: with `--part 3/64` a job
+    converts the third of 64 parts of the work units.
     """
 
     number: int
@@ -149,8 +149,8 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPlan:
-    """What a conversion knows about a stream before it begins. `plan_streams` makes it, for a run,
-    a part, a dry run or a repair.
+    """What a conversion knows about a stream before it begins. `plan_streams` makes it for every
+    command that needs it: `convert`, with or without `--part`, a dry run, and `repair`.
     """
 
     job: Job
@@ -188,8 +188,9 @@ class StreamPlan:
 
     @cached_property
     def cache(self) -> KnownSources:
-        """What is known of the content of the sources, from this machine's cache and from the note
-        next to the stream. It is empty under `--verify-source`, so that all sources are read again.
+        """What is known of the content of the source files, so that they need not be read: from
+        this machine's cache, and from the file `.mdsmix/sources.zst` next to the stream. It is
+        empty under `--verify-source`, so that all sources are read again.
         """
         if self.options.verify_source:
             return KnownSources.empty(self.job.target)
@@ -201,8 +202,9 @@ class StreamPlan:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether no source file has changed, by sizes and stamps, and exactly the units and bad
-        records of these sources are published.
+        """Whether nothing remains to be done. Two conditions must be true: no source file has
+        changed (by its size and its time or ETag), and the stream is published with exactly the
+        work units and bad records of these files.
         """
         # The content of all sources must be known.
         contents = self.cache.contents(self.units)
@@ -238,7 +240,9 @@ class _Draft:
 
     @property
     def published_tokenizers(self) -> list[PublishedTokenizer]:
-        """A list with the tokenizer of the published stream; empty if there is no such stream."""
+        """A list of one, the tokenizer of the published stream; an empty list if no stream is
+        published.
+        """
         return [PublishedTokenizer(self.old.tokenizer, self.job.root)] if self.old else []
 
 
@@ -337,7 +341,8 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options) -> StreamPl
 
 
 def _source_keys(job: Job, old: Manifest | None) -> dict[str, Any]:
-    """Return the `source` keys for the job's manifest.
+    """Return the value of `source` in the job's manifest: the recipe's settings on which files are
+    read, such as {"source.path": "a/*.jsonl"}.
 
     If a budget decided the sample of the published stream, its manifest has `sample: budget`. This
     key stays when the recipe now gives the same share as a number, so that a repair makes the same
@@ -449,12 +454,13 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
 
 
 def _find_unfinished(plan: StreamPlan, dropped: Iterable[Dropped]) -> list[Unit]:
-    """Return the units that a run would convert, as far as is known without reading sources. They
-    include all units with unknown content.
+    """Return the work units that a run would convert, as far as is known without reading sources. A
+    unit whose content is unknown on this machine counts as unfinished.
 
     Args:
         plan: the plan of the stream.
-        dropped: the duplicates to drop from each unit with known content, in order.
+        dropped: for each unit with known content, in order, the duplicates that are dropped from
+            it.
     """
     job = with_versions(plan.job, plan.old)
     stored = StoredUnits() if plan.target.is_empty else list_stored(job)

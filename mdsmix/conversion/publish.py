@@ -67,18 +67,18 @@ def publish(
     held_lease: Lease,
     repeats: Records,
 ) -> tuple[Manifest, Index]:
-    """Publish the content of a stream, and return its manifest and index. Nothing is written if
-    nothing has changed.
+    """Publish a stream whose work units are converted, and return its manifest and index. Nothing
+    is written if nothing has changed.
 
     Raises MdsmixError if counts don't add up.
     Raises TooManyBadRecords if too many records are bad, or the stream would be empty.
 
     Args:
         job: the job of the stream.
-        units: the records of all its units, in the order of the plan.
+        units: the stored results of all its work units, in the order of the plan.
         sources: an entry for each source file.
-        held_lease: the stream's lease.
-        repeats: the count of duplicates in the stream; all its other counts are zero.
+        held_lease: this run's lease (a write lock) on the stream.
+        repeats: the number of duplicates in the stream, as Records whose other counts are zero.
     """
     # Add up the units, and refuse a stream that may not be published.
     if job.kind.joins_units:
@@ -128,12 +128,15 @@ def publish(
 
 
 def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[str]) -> bool:
-    """Return whether exactly the units with these keys are published. They are if the manifest
-    lists them, and the index and all shards are listed with their right sizes.
+    """Return whether exactly the windows with these keys are published. A window is a slice of a
+    work unit's source; its key is a hash of its content and of the settings.
+
+    They are published if the manifest lists them, and the index and all shards exist with their
+    right sizes.
 
     Args:
         job: the job of the stream.
-        manifest: the manifest at the target.
+        manifest: the manifest at the target (where the stream is published).
         target: the files at the target.
         keys: the keys of all windows of the stream, in the order of the plan.
     """
@@ -157,20 +160,22 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
 
 
 def leftovers_key(job: Job, keys: list[str]) -> str:
-    """Return the key of the record of the leftovers: the tokens after each unit's last full row.
-    The leftovers follow from the units, so their key is made of the units' keys.
+    """Return the key under which the manifest lists the shards of joined leftovers. (Leftovers are
+    the tokens after each work unit's last full row, under `layout: concat`.) They follow from the
+    units, so their key is a hash of the units' keys.
     """
     return job.key("leftovers " + " ".join(keys))
 
 
 def _join_leftovers(job: Job, units: Sequence[UnitRecord]) -> UnitRecord | None:
-    """Join the leftovers of the units (the tokens after the last full row of each) to rows, and
-    store these as the last shards of the stream. Return the record of these shards; None if there
-    are no leftovers. The tokens of the last partial row are dropped and counted.
+    """Join the leftovers of all work units (the tokens after the last full row of each) into new
+    rows, and store these rows as the last shards of the stream. Return the record of these shards;
+    None if there are no leftovers. Tokens that do not fill the last of these rows are dropped, and
+    counted as `lost_tokens`.
 
     Args:
         job: the job of the stream.
-        units: the records of all its units, in the order of the plan.
+        units: the stored results of all its work units, in the order of the plan.
     """
     joined = JoinedRows(job.layout, job.encoding.max_seq_len, job.tokenizer.dtype)
     for unit in units:
@@ -232,8 +237,8 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
 
 
 def write_publication(job: Job, index: Index, manifest: Manifest, held_lease: Lease) -> None:
-    """Write the manifest and the index of a stream whose shards are in their place. Nothing is
-    written if they are published already.
+    """Write the manifest and the index of a stream whose shards are already in the folder where it
+    is published. Nothing is written if the same manifest and index are published already.
 
     Raises Unreachable if this run has lost the lease and another run has published since then.
 
@@ -241,7 +246,7 @@ def write_publication(job: Job, index: Index, manifest: Manifest, held_lease: Le
         job: the job of the stream.
         index: the index to publish.
         manifest: the manifest, which names the index.
-        held_lease: the stream's lease.
+        held_lease: this run's lease (a write lock) on the stream.
     """
     folder = job.place(index.hash)
     if not job.is_versioned:
@@ -257,16 +262,18 @@ def write_publication(job: Job, index: Index, manifest: Manifest, held_lease: Le
 
 
 def _tidy_target(folder: Location, index: Index, held_lease: Lease) -> None:
-    """Delete the files of the target that are not needed after a version was published.
+    """Delete what is no longer needed in the target (the stream's folder) after a version was
+    published in a folder of its own, `train-0f3a9c21` for the target `train`.
 
-    These are shards that the version contains too, and the index of a stream that was published in
-    place before. A copy of this index is kept, since running jobs may use it. If the lease was
-    lost, the files stay for the next run.
+    Two sorts of files are deleted: shards that the version's folder contains too, and the index of
+    a stream that was published in the target itself before. A copy of this index is kept, and so
+    are the shards that a kept index names, since running jobs may use them. If the lease was lost,
+    the files stay for the next run.
 
     Args:
         folder: the target.
         index: the index of the version.
-        held_lease: the stream's lease.
+        held_lease: this run's lease (a write lock) on the stream.
     """
     # Delete the index that was published in place.
     old_index = Revision.read(folder / INDEX)
@@ -285,16 +292,19 @@ def _tidy_target(folder: Location, index: Index, held_lease: Lease) -> None:
 
 
 def _fill_version(version: Location, index: Index, manifest: Manifest, target: Location) -> None:
-    """Write the manifest and the index into a version's folder, which has its shards already.
+    """Write the manifest and the index into the folder of a version, such as `train-0f3a9c21`. Its
+    shards are there already. Files that the manifest names (lists of sources, names of records) are
+    copied from the target.
 
-    A manifest may be there already, because other sources gave the same shards before. It is kept
-    if it names this index and the same rules; then only the target's manifest changes.
+    The version may have a manifest already, if other source files gave the same shards before. This
+    manifest is kept, with its sources, if it names the same index and the same versions of rules.
+    The target's manifest then names the new sources.
 
     Args:
         version: the folder of the version.
         index: the index of the version.
-        manifest: its manifest.
-        target: the folder from which the side files that the version lacks are copied.
+        manifest: the manifest to write.
+        target: the folder of the split, such as `train`, next to the version.
     """
     existing: Manifest | None = None
     with suppress(Unreachable):  # a damaged manifest is written again
@@ -313,8 +323,9 @@ def _fill_version(version: Location, index: Index, manifest: Manifest, target: L
 
 
 def _mark_replaced(job: Job, folder: Location) -> None:
-    """Write a mark that the current version is replaced now, unless it is the version in `folder`.
-    `mdsmix gc` counts the age of a version from its mark.
+    """Write a small file (`<hash>.replaced`) which marks that the current version of the stream is
+    replaced now. Its time is the age of the version for `mdsmix gc`. Nothing is written if the
+    current version is published again.
 
     Args:
         job: the job of the stream. If it has no versions, nothing is read or written.

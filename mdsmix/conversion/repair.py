@@ -89,7 +89,8 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
 
 
 def _refuse_other_stream(plan: StreamPlan, folder: Location) -> str:
-    """Return the hash of the published stream's index. Nothing is written.
+    """Check that the plan would make the stream that is published. Return the hash of the published
+    index, with which the result of the repair is compared. Nothing is written.
 
     Raises RecipeError if the plan would make another stream.
 

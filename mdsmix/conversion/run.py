@@ -77,7 +77,9 @@ OutcomeT = TypeVar("OutcomeT")
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOutcome:
-    """The fields that are common to the result of a run and the result of a part of an array."""
+    """The result of a run for one stream: the fields that `Outcome` (a whole stream) and
+    `PartOutcome` (one `--part` of a stream) share.
+    """
 
     stream: str
     target: str
@@ -99,7 +101,9 @@ class StreamOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class PartOutcome(StreamOutcome):
-    """The result of a part of an array for one stream. Nothing is published."""
+    """The result of `--part 3/64` for one stream: some of its work units are converted. Nothing is
+    published.
+    """
 
     part: ArrayPart
     units_in_all: int
@@ -164,8 +168,9 @@ def convert(
 def convert_part(
     recipe: Recipe, options: Options, watcher: Watcher, engine: Engine | None = None
 ) -> Iterator[PartOutcome]:
-    """Convert one part of the work units of each stream, without publishing, and yield a
-    PartOutcome for each stream. Streams are chosen and errors are raised as in `convert`.
+    """Convert some work units of each stream (`--part 3/64`: each 64th unit, from the third on),
+    and yield a PartOutcome for each stream. Nothing is published. Streams are chosen and errors are
+    raised as in `convert`.
 
     Args:
         recipe: the recipe with the streams.
@@ -291,10 +296,12 @@ def _remember_files(plan: StreamPlan, manifest: Manifest) -> None:
 
 
 def _convert_part_of_stream(plan: StreamPlan, engine: Engine, watcher: Watcher) -> PartOutcome:
-    """Convert the units of one part of an array, and leave a note on the content of their sources.
+    """Convert the work units of one part of an array (`--part 3/64`). Store a note at the target
+    with the hashes of their sources, so that the run that publishes (`--finish`) does not read them
+    again.
 
     Which records are dropped as duplicates depends on all units of the stream. So each part also
-    reads units of other parts, unless another part has already read them to find duplicates.
+    reads units of other parts, except those whose fingerprints another part has stored already.
     Whether too many records are bad depends on all units too, so `--finish` decides this.
 
     Args:

@@ -69,7 +69,9 @@ among these are requested one by one.
 
 @dataclass(slots=True)
 class KnownSources:
-    """What is known of the contents of a stream's work units (parts of its source)."""
+    """What is known of the content of a stream's work units (parts of its source), so that
+    unchanged source files are not read again. Content here means hashes, not text.
+    """
 
     path: Path
     "The file in the cache of this machine."
@@ -80,8 +82,8 @@ class KnownSources:
 
     @staticmethod
     def empty(target: str) -> KnownSources:
-        """Return an empty cache for the stream that is published at `target`. The cache file is not
-        read here, but lines can be added to it.
+        """Return a cache without content for the stream that is published at `target`. Its path is
+        that of the stream's cache file: the file is not read, but `note` and `save` write to it.
         """
         name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
         return KnownSources(cache_folder() / "seen" / name)
@@ -95,8 +97,8 @@ class KnownSources:
         return cache
 
     def learn_lines(self, content: bytes) -> None:
-        """Add lines that `format_lines` has made on this machine or another. Damaged lines are left
-        out.
+        """Add what lines of `format_lines` contain: JSON lines with the hashes of one work unit's
+        source each, from this machine or another. Damaged lines are ignored.
         """
         for line in content.splitlines():
             # A line that was being written when the machine went down is cut off.
@@ -107,11 +109,14 @@ class KnownSources:
                 self.learn(entry["unit"], Content(windows=windows, files=files))
 
     def learn(self, stamp: str, content: Content) -> None:
-        """Add content of the unit with this `unit_stamp`.
+        """Add content (hashes of the source) of the work unit with this stamp.
+
+        If the unit was read to its end, `content` has all of it. Otherwise the `files` of `content`
+        are empty, and its windows (slices of the unit's source) are added to those that are known.
 
         Args:
             stamp: the `unit_stamp` of the unit.
-            content: the content of the whole unit; if its `files` are empty, one more window of it.
+            content: the content to add.
         """
         earlier = self.units.get(stamp, UNKNOWN)
         if content.files:
@@ -120,15 +125,23 @@ class KnownSources:
             self.units[stamp] = replace(content, windows=earlier.windows + content.windows)
 
     def learn_objects(self, folder: Location, units: Iterable[Unit]) -> None:
-        """Add the lines of the note next to the stream, if some of these units are files in a store
-        whose content this machine does not know.
+        """Read the file `.mdsmix/sources.zst` next to the stream, and add what it contains. It has
+        the hashes of source files that are in a store, from any machine. It is read only if some of
+        these work units have files in a store whose content this machine does not know.
+
+        Args:
+            folder: the folder of the stream.
+            units: the work units of the stream.
         """
         if any(_is_object(unit) and not self.content(unit) for unit in units):
             self.learn_lines(decompress_frame(read_if_exists(folder, NOTE)) or b"")
 
     def learn_parts(self, folder: Location) -> int:
-        """Add the lines of the notes that the parts of an array left at the target. Return the
-        number of notes; a damaged note does not count.
+        """Add what the notes contain that the jobs of an array (`--part`) have stored next to the
+        stream. Return the number of these notes; damaged notes are not counted.
+
+        Args:
+            folder: the folder of the stream.
         """
         notes = map_threads(lambda note: decompress_frame(note.read()), list_part_notes(folder))
         intact = [lines for lines in notes if lines is not None]
@@ -137,8 +150,8 @@ class KnownSources:
         return len(intact)
 
     def forget(self, gone: Set[Window]) -> None:
-        """Remove these windows. A unit with one of them no longer counts as read to its end, so it
-        is read again.
+        """Remove these windows (slices of a work unit's source). A unit that loses a window no
+        longer counts as read to its end, so it is read again.
         """
         for stamp, content in self.units.items():
             if not gone.isdisjoint(content.windows):
@@ -146,26 +159,34 @@ class KnownSources:
                 self.units[stamp] = Content(windows=windows, files=())
 
     def content(self, unit: Unit) -> Content | None:
-        """Return the content of a unit; None if the unit was not read to its end."""
+        """Return the content of a work unit: the hashes of its windows (slices of its source) and
+        files. Return None if the unit was not read to its end.
+        """
         content = self.units.get(unit_stamp(unit), UNKNOWN)
         return content if content.files else None
 
     def contents(self, units: Iterable[Unit]) -> list[Content]:
-        """Return the contents of those units that were read to their ends."""
+        """Return the contents (hashes of the source) of these work units, in order. Units that were
+        not read to their ends are left out.
+        """
         return list(filter(None, map(self.content, units)))
 
     def windows_of(self, unit: Unit) -> dict[int, Window]:
-        """Return all known windows of a unit: number of the window -> window."""
+        """Return all known windows (slices of the source) of a work unit: number of the window,
+        from 0 -> window.
+        """
         content = self.units.get(unit_stamp(unit), UNKNOWN)
         return {window.number: window for window in content.windows}
 
     def note(self, unit: Unit, content: Content) -> None:
-        """Store what is known of a unit in the cache of this machine. The line is added by one
-        write, since workers and their run append to the same file.
+        """Add what is known of a work unit, here and as a line in the cache file of this machine.
+        The line is added by one write, since the worker processes and the main process append to
+        the same file.
 
         Args:
             unit: the unit.
-            content: the content of the finished unit, or of one window that is finished.
+            content: the hashes of the whole unit, or of one window (a slice of the unit) that is
+                finished.
         """
         self.learn(unit_stamp(unit), content)
         with suppress(OSError):  # without the line, the source is read once more
@@ -174,11 +195,13 @@ class KnownSources:
                 file.write(_format_line(unit, content))
 
     def save(self, contents: Mapping[Unit, Content], folder: Location | None = None) -> None:
-        """Store the contents of these units on this machine, and forget all others.
+        """Store the contents (hashes of the source) of these work units in the cache file of this
+        machine, in place of all earlier lines.
 
         Args:
             contents: the content of each unit of the stream.
-            folder: the stream's folder; the contents of objects in a store are written there too.
+            folder: the stream's folder. What is known of source files in a store is written there
+                too, for other machines. None: only this machine.
         """
         objects = dict[Unit, Content]()
         for unit, content in contents.items():
@@ -198,25 +221,30 @@ def describe_finished_parts(count: int) -> str:
 
 
 def write_part_note(folder: Location, part: str, contents: Mapping[Unit, Content]) -> None:
-    """Write the note of a part of an array at the target.
+    """Write a note next to the stream with the hashes of the source that one job of an array
+    (`--part`) has read. The run that publishes (`--finish`) reads it.
 
     Args:
         folder: the stream's folder.
         part: the part, such as `3-of-64`.
-        contents: the content of each of its units.
+        contents: the hashes of each work unit of the part.
     """
     note = folder / FOLDER / f"part-{part}"
     note.write(compress_with_checksum(format_lines(contents)))
 
 
 def list_part_notes(folder: Location) -> list[Location]:
-    """Return the notes that the parts of an array left at the target."""
+    """Return the notes (files) that the jobs of an array (`--part`) have left next to the stream in
+    `folder`.
+    """
     notes = folder / FOLDER
     return [notes / name for name, _ in notes.list() if PART.fullmatch(name)]
 
 
 def format_lines(contents: Mapping[Unit, Content]) -> bytes:
-    """Return a line of JSON for each unit, as `KnownSources.learn_lines` reads them."""
+    """Return a line of JSON for each work unit, with the hashes of its source.
+    `KnownSources.learn_lines` reads such lines.
+    """
     return b"".join(_format_line(unit, content) for unit, content in contents.items())
 
 
@@ -226,8 +254,9 @@ def _format_line(unit: Unit, content: Content) -> bytes:
 
 
 def unit_stamp(unit: Unit) -> str:
-    """Return the hash by which the cache knows a unit: of the URLs, sizes and stamps of its files,
-    and of all settings that decide how the files are read.
+    """Return a hash that changes if the source of a work unit has changed: of the URLs, sizes and
+    stamps (time or ETag) of its files, and of all settings that decide how the files are read. The
+    files themselves are not read.
     """
     files = [[file.location.url, file.stat.size, file.stat.stamp] for file in unit.files]
     read_as = asdict(unit.files[0].read_as)  # a recipe sets it for all files of a stream
@@ -266,12 +295,14 @@ def recall(path: Path) -> Any:
 def recall_dropped(
     job: Job, contents: Sequence[Content], cache: KnownSources
 ) -> list[Dropped] | None:
-    """Return the duplicates to drop from each unit; None if this machine has not stored them.
-    Without `duplicates: drop` there are no duplicates to drop: `[{}, {}, ...]`.
+    """Return the duplicates to drop from each work unit, as an earlier run on this machine stored
+    them. Return None if none has, or if the source has changed since then.
+
+    Without `duplicates: drop` nothing is dropped, and the result is an empty mapping for each unit.
 
     Args:
         job: the job of the stream.
-        contents: the contents of its units.
+        contents: the hashes of each unit's source.
         cache: the cache of the stream.
     """
     if not job.drops:
@@ -287,23 +318,25 @@ def recall_dropped(
 
 
 def remember_dropped(cache: KnownSources, keys: Sequence[str], bits: Sequence[bytes]) -> None:
-    """Store the duplicates of a stream on this machine, for `recall_dropped`.
+    """Store on this machine which records of a stream are duplicates. `recall_dropped` reads this.
 
     Args:
         cache: the cache of the stream.
-        keys: the `lines_key` of each window.
-        bits: the bits of each window, from `find_repeats`; b"" if it has no duplicate.
+        keys: the `lines_key` of each window (a slice of a work unit's source).
+        bits: for each window a bit per record, from `find_repeats`; b"" if it has no duplicate.
     """
     entries = [[key, window_bits.hex()] for key, window_bits in zip(keys, bits, strict=True)]
     remember(cache.path.with_suffix(DROPPED), entries)
 
 
 def group_dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) -> list[Dropped]:
-    """Return the duplicates to drop from each unit: number of a window -> the bits of the window.
+    """Return the duplicates to drop from each work unit: number of a window (a slice of the unit's
+    source) -> a bit for each record of the window. Windows without duplicates are left out.
 
     Args:
-        bits: the bits of each window of these units, from `find_repeats`, in order.
-        contents: the contents of the units.
+        bits: the bits of each window of these units in order, from `find_repeats`; b"" if it has no
+            duplicate.
+        contents: the contents of the units, which list their windows.
     """
     iterator = iter(bits)
     dropped_by_unit = list[Dropped]()
@@ -318,8 +351,13 @@ def group_dropped_by_unit(bits: Iterable[bytes], contents: Sequence[Content]) ->
 
 
 def remember_image_stamps(job: Job, window: Window, stamps: Stamps) -> None:
-    """Store the stamps of the images that a window (a slice of a unit's source) names, on this
-    machine.
+    """Store on this machine the sizes and stamps (time or ETag) of the images that the records of a
+    window name. A window is a slice of a work unit's source.
+
+    Args:
+        job: the job of the stream.
+        window: the window.
+        stamps: URL of an image -> its size and stamp.
     """
     if window.images:
         remember(_stamps_path(job, window), {window.full_digest: stamps})
@@ -412,9 +450,12 @@ def _stat_image(url: str) -> Stat | None:
 
 
 def _stamps_path(job: Job, window: Window) -> Path:
-    """Return the cache file of a window's image stamps. Its name is a hash of the window's place,
-    because relative image paths are resolved from there. When the window changes, the new stamps
-    overwrite the file.
+    """Return the cache file with the sizes and stamps of the images that a window (a slice of a
+    work unit's source) names. The name of the file is a hash of the window's place, its file and
+    offset, and not of its content: when the window changes, the new stamps overwrite the file.
+
+    Windows with equal content at two places have two files, because relative image paths are
+    resolved from the place.
     """
     folder = KnownSources.empty(job.target).path.with_suffix(".images")
     return folder / xxhash.xxh128_hexdigest(f"{window.place} {job.images}")
