@@ -342,7 +342,7 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options) -> StreamPl
 
 def _source_keys(job: Job, old: Manifest | None) -> dict[str, Any]:
     """Return the value of `source` in the job's manifest: the recipe's settings on which files are
-    read, such as {"source.path": "a/*.jsonl"}.
+    read, such as {"source.path": ["a/*.jsonl"]}.
 
     If a budget decided the sample of the published stream, its manifest has `sample: budget`. This
     key stays when the recipe now gives the same share as a number, so that a repair makes the same

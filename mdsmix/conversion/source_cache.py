@@ -296,7 +296,7 @@ def recall_dropped(
     job: Job, contents: Sequence[Content], cache: KnownSources
 ) -> list[Dropped] | None:
     """Return the duplicates to drop from each work unit, as an earlier run on this machine stored
-    them. Return None if none has, or if the source has changed since then.
+    them. Return None if none has, or if the source or the settings have changed since then.
 
     Without `duplicates: drop` nothing is dropped, and the result is an empty mapping for each unit.
 

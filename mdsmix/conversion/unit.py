@@ -113,7 +113,9 @@ class ReadTask(_UnitOfJob):
         return lambda: content
 
     def _read_records(self, reporter: Reporter) -> Content:
-        """Read all records of the unit, window by window, and return the unit's content."""
+        """Read all records of the unit, window by window (slices of its source), and return the
+        unit's content: the hashes of its windows and files.
+        """
         # The batches of a window are consecutive.
         digests = Digests(self.unit)
         numbers = set[int]()
@@ -131,13 +133,16 @@ class ReadTask(_UnitOfJob):
     def _read_window(
         self, number: int, batches: Iterator[RecordBatch], digests: Digests, reporter: Reporter
     ) -> None:
-        """Read the records of a window. Store their fingerprints if `is_hashed`; otherwise hash the
-        images that they name.
+        """Read the records of one window (a slice of the unit's source), without encoding them.
+
+        With `is_hashed`, the records' fingerprints are stored at the target. Otherwise the images
+        that the records name are hashed; their hash is added to `digests`, and their sizes and
+        stamps are stored on this machine.
 
         Args:
             number: the number of the window in its unit.
-            batches: the batches of this window only.
-            digests: the hashes of the unit; the hash of the window's images is added.
+            batches: the batches of records of this window, and of no other.
+            digests: the hashes of the unit.
             reporter: the connection to the engine.
         """
         # Open what reads the records.
@@ -164,12 +169,13 @@ class ReadTask(_UnitOfJob):
 
 
 def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Iterator[range]:
-    """Split ranges of positions, so that the images of each range have about AIM_BYTES together.
-    The average size of the images so far decides how many records a range has.
+    """Split ranges of records, so that the images of each new range have about AIM_BYTES together.
+    The average size of the images so far decides how many records a range has. Without images the
+    ranges are yielded unchanged.
 
     Args:
-        pieces: the ranges.
-        pictures: reads the images, and knows their average size; None: nothing is split.
+        pieces: ranges of the positions of records in a batch.
+        pictures: reads the images, and knows their average size; None: no images are read.
     """
     for piece in pieces:
         while piece:
@@ -179,14 +185,23 @@ def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Ite
 
 
 def _store_hashes(job: Job, window: Window, fingerprints: bytes) -> None:
-    """Write the file with the fingerprints of a window."""
+    """Write the file `<key>.hashes` with the fingerprints of the records of a window (a slice of a
+    work unit's source).
+
+    Args:
+        job: the job of the stream.
+        window: the window.
+        fingerprints: 16 bytes for each record.
+    """
     key = lines_key(job, window)
     content = pack_unit_file((), {key: compress_with_checksum(fingerprints)})
     (job.folder / FOLDER / hashes_file_name(key)).write(content)
 
 
 class _BatchSlice(NamedTuple):
-    """Some records of a batch: the arguments of `RecordReader.read` and `encode`."""
+    """Some records of a batch (records that were read together). Its fields are, in order, the
+    arguments of `RecordReader.read` and `encode`.
+    """
 
     records: Sequence[Any]
     first: int
@@ -216,7 +231,9 @@ def _slice_batch(
 
 @dataclass(frozen=True, kw_only=True)
 class UnitTask(_UnitOfJob):
-    """An engine's task that converts a work unit window by window (slices of its source)."""
+    """An engine's task that converts a work unit, window by window. A window is a slice of the
+    unit's source.
+    """
 
     windows: dict[int, Window] = field(default_factory=dict)
     "The unit's windows that are known before it is read: number -> window."
@@ -235,8 +252,9 @@ class UnitTask(_UnitOfJob):
         return UnitResult(content=content, records=records, reused=frozenset(self.records))
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], UnitResult]:
-        """Convert the unit's unfinished windows. The last window is stored by the returned
-        function, which returns the result of the unit.
+        """Convert the unit's windows (slices of its source) that no earlier run has converted.
+        Return a function that stores the last window and returns the result of the unit. The engine
+        calls this function in a thread, while the worker does the next task.
 
         The bytes of the source are hashed while they are read; the hashes give the keys of windows.
         """
@@ -262,7 +280,12 @@ class UnitTask(_UnitOfJob):
             open_window = self._encode(0, iter(()), attempt, reporter)
 
         def finish() -> UnitResult:
-            """Store the last window, and return the result of the whole unit."""
+            """Store the last window (slice of the source), and return the result of the whole work
+            unit.
+
+            Raises Unreachable if the source has changed since an earlier run whose result is
+            reused.
+            """
             if open_window:
                 records[open_window.number] = self._store(open_window, digests)
             content = digests.content()
@@ -280,11 +303,15 @@ class UnitTask(_UnitOfJob):
     def _refuse_stale(
         self, content: Content, windows: Mapping[int, Window], reused: frozenset[int]
     ) -> None:
-        """Raise Unreachable if the content of a reused window has changed. Under `duplicates: drop`
-        all known windows are checked, since they decided which records are dropped.
+        """Raise Unreachable if the source has changed although its size and time have not, so that
+        the results of earlier runs do not fit it.
+
+        Checked are the windows (slices of the unit's source) that are reused, not converted again.
+        Under `duplicates: drop` all windows that were known before are checked, since their records
+        decided which records are dropped.
 
         Args:
-            content: the content of the unit as it was read now.
+            content: the hashes of the unit's source as it was read now.
             windows: the windows that were known before: number -> window.
             reused: the numbers of the windows that are not converted again.
         """
@@ -295,16 +322,24 @@ class UnitTask(_UnitOfJob):
                 raise Unreachable(STALE.format(url=self.unit.files[0].location.url))
 
     def _find_finished_after_death(self) -> tuple[dict[int, Window], dict[int, UnitRecord]]:
-        """Return the known windows of the unit and the records of the finished ones, including the
-        windows that workers of this machine stored before they died: (number -> window, number ->
-        record). The target is listed again, since the shards of an older record may be gone.
+        """Find out which windows (slices of the unit's source) need not be converted, after a
+        worker has died on this unit. Return (windows, records): number -> each known window, and
+        number -> the stored record of each finished one.
+
+        The windows that the dead worker stored are included. The target is listed again, since the
+        shards of an older record may be gone.
         """
         windows = self.windows | KnownSources.load(self.job.target).windows_of(self.unit)
         stored = list_stored(self.job)
         return windows, stored.find_records(self.job, windows.values(), self.dropped)
 
     def _store(self, open_window: _OpenWindow, digests: Digests) -> UnitRecord:
-        """Store the last shards of a window that was read to its end, and then its record.
+        """Store the result of a window (a slice of the unit's source) that was encoded to its end:
+        its last shards, and then the unit file `<key>-<place>.unit` with its record, fingerprints
+        and bad records. Return the record.
+
+        The hash of the window's images is added to `digests`. The window is also noted in the cache
+        of this machine.
 
         Args:
             open_window: the window.
@@ -360,14 +395,16 @@ class UnitTask(_UnitOfJob):
     def _encode(
         self, number: int, batches: Iterator[RecordBatch], attempt: Attempt, reporter: Reporter
     ) -> _OpenWindow:
-        """Encode the batches of a window, and store each shard as soon as it is full.
+        """Encode the records of a window (a slice of the unit's source), and store each shard as
+        soon as it is full. Return the window with the rows that fill no shard; `_store` stores
+        these.
 
-        Batches are encoded in pieces. The pieces have fewer records when memory is short, or when
-        workers have died on the unit.
+        The records of a batch are encoded in several steps. A step has fewer records when memory is
+        short, when their images are large, or when workers have died on the unit.
 
         Args:
             number: the number of the window in its unit.
-            batches: the batches of this window only.
+            batches: the batches of records of this window, and of no other.
             attempt: how to convert the unit after workers have died on it.
             reporter: the connection to the engine.
         """
@@ -402,18 +439,21 @@ class UnitTask(_UnitOfJob):
 
 
 class _OpenWindow:
-    """A window (a slice of a work unit's source) while it is encoded, and until it is stored."""
+    """The state of one window (a slice of a work unit's source) from the first encoded record until
+    it is stored: its rows, shards, counts and bad records so far.
+    """
 
     assembled: Assembled
     "The rows that are in no shard yet; set by `finish`."
 
     def __init__(self, job: Job, number: int, dropped: bytes) -> None:
-        """Open the window.
+        """Start without records, and open the tokenizer backend that encodes them.
 
         Args:
             job: the job of the stream.
             number: the number of the window in its unit.
-            dropped: a bit for each record of the window, as in `job.Dropped`.
+            dropped: a bit for each record of the window (see `job.Dropped`): 1 drops it as a
+                duplicate.
         """
         self.number = number
         self.dropped = dropped
@@ -431,7 +471,8 @@ class _OpenWindow:
         self._unwritten = list[int]()
 
     def note_unwritten(self, encoded: Encoded, first: int) -> None:
-        """Note the records that became no sample, except for dropped duplicates.
+        """Collect the numbers of the records that became no sample, for `pack_unwritten`. Dropped
+        duplicates are left out.
 
         Args:
             encoded: the result of encoding some records of the window.
@@ -442,7 +483,10 @@ class _OpenWindow:
                 self._unwritten.append(first + position)
 
     def pack_unwritten(self) -> str:
-        """Return the value of `UnitRecord.unwritten`: a bit for each record, in base64."""
+        """Return the value of `UnitRecord.unwritten`, in base64: a bit for each record of the
+        window. It is 1 if the record has a fingerprint but became no sample, so that no later
+        record counts as its duplicate. Return "" if no bit is 1.
+        """
         if not self._unwritten:
             return ""
         # A fingerprint is two numbers; both are 0 if the record has none.
@@ -454,7 +498,9 @@ class _OpenWindow:
         return pack_array(np.packbits(bits, bitorder="little")) if bits.any() else ""
 
     def finish(self) -> None:
-        """Lay out the remaining rows, and the names of records for each row."""
+        """Collect the rows that are in no shard yet, in `assembled`. If rows are packed from
+        several documents, turn the names of the documents into one list of names per row.
+        """
         self.assembled = self.rows.finish()
         if self.names and self.assembled.documents is not None:
             self.names = group_names(self.names, self.assembled.documents)

@@ -95,7 +95,8 @@ class UnitRecord:
     """
 
     def hashes_of_written(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return the fingerprints of the window with zeros for the records that became no sample.
+        """Return the fingerprints of the window's records, with zeros (no fingerprint) in place of
+        those whose record became no sample. So they are not counted as duplicates.
 
         Args:
             hashes: uint64 [n, 2], the fingerprints of all n records of the window.
@@ -108,7 +109,11 @@ class UnitRecord:
         return np.where(bits[:, None] > 0, np.uint64(0), hashes)
 
     def leftover_tokens(self, dtype: str) -> NDArray[Any]:
-        """Return the tokens of `leftover`, an array of the stream's token dtype."""
+        """Return the tokens after the window's last full row (`leftover`), as an array.
+
+        Args:
+            dtype: the dtype of the stream's tokens, such as "uint16".
+        """
         return np.frombuffer(base64.b64decode(self.leftover), dtype)
 
 
@@ -119,7 +124,9 @@ def pack_array(array: NDArray[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """The parsed head of a unit file or segment; empty if the file is damaged or truncated."""
+    """The head of a file in `.mdsmix/`: its records, and the positions of its fingerprints and bad
+    records. Both mappings are empty if the file is damaged or truncated.
+    """
 
     records: Mapping[str, bytes] = field(default_factory=dict)
     "Key of a window -> its record as JSON."
@@ -130,7 +137,9 @@ class UnitFile:
 
 
 class BlobRef(NamedTuple):
-    """A reference to a blob (the fingerprints or bad records of a window) in a file."""
+    """Where the fingerprints or the bad records of one window (a slice of a work unit's source) are
+    stored: the name of these bytes, and the file that contains them.
+    """
 
     name: str
     file: str
@@ -138,16 +147,19 @@ class BlobRef(NamedTuple):
 
 
 def parse_record(line: bytes) -> UnitRecord | None:
-    """Parse the JSON of a record. Return None if it does not have the fields of a UnitRecord."""
+    """Parse a UnitRecord (the stored result of a converted window) from JSON. Return None if the
+    JSON does not have the fields of a UnitRecord.
+    """
     return schema.parse_json_if_fit(UnitRecord, line)
 
 
 def pack_unit_file(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> bytes:
-    """Return the bytes of a unit file, fingerprint file or segment.
+    """Return the bytes of a file in `.mdsmix/`: first the head (records, names and sizes of the
+    blobs), then the blobs. A unit file has one record, a segment many, and a fingerprint file none.
 
     Args:
-        records: the records in it, as JSON.
-        blobs: name of a blob -> its bytes.
+        records: UnitRecords as JSON.
+        blobs: name -> bytes of fingerprints and bad records.
     """
     sizes = orjson.dumps([(name, len(blob)) for name, blob in blobs.items()])
     head = compress_with_checksum(b"\n".join([sizes, *records]), level=3)
@@ -156,11 +168,11 @@ def pack_unit_file(records: Iterable[bytes], blobs: Mapping[str, bytes]) -> byte
 
 
 def parse_unit_file(content: bytes) -> UnitFile:
-    """Parse the head of a file. A damaged head gives an empty UnitFile.
+    """Parse the head of a file in `.mdsmix/`. A damaged head gives an empty UnitFile.
 
     Args:
-        content: the bytes of the file. Bytes after the head may be missing, since the positions of
-            blobs are returned, not their bytes.
+        content: the bytes of the file, or only its beginning with the whole head. The blobs
+            (fingerprints and bad records) come after the head; only their positions are returned.
     """
     head_end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
     head = decompress_frame(content[LENGTH_BYTES:head_end]) or b""
@@ -177,8 +189,8 @@ def parse_unit_file(content: bytes) -> UnitFile:
 
 
 def read_unit_file(folder: Location, name: str) -> UnitFile:
-    """Read and parse the head of a unit file, fingerprint file or segment. A missing file counts as
-    empty.
+    """Read the head of the file `name` in the stream's folder `.mdsmix/`: a unit file, a
+    fingerprint file or a segment. A missing file counts as empty.
     """
     location = folder / FOLDER / name
     try:
@@ -195,9 +207,10 @@ def read_unit_file(folder: Location, name: str) -> UnitFile:
 
 
 def map_names_to_file(unit_file: UnitFile, file_name: str) -> dict[str, str]:
-    """Return the names of all items in a file: name of an item -> `file_name`.
+    """Return what a file in `.mdsmix/` contains: name of an item -> `file_name`.
 
-    Items are records, named by their keys, bad records, and fingerprints, named `<key>.hashes`.
+    An item is the record of a window, named by its key; the bad records of a window, named
+    `<key>-<place>`; or the fingerprints of a window, named `<key>.hashes`.
 
     Args:
         unit_file: the parsed head of the file.
@@ -210,9 +223,11 @@ def map_names_to_file(unit_file: UnitFile, file_name: str) -> dict[str, str]:
 
 
 def write_segment(folder: Location, contents: Iterable[bytes]) -> dict[str, str]:
-    """Join the contents of files into a segment, and return its items: name of an item -> name of
-    the segment. If a segment of this name exists but is damaged, it is written again, since the
-    joined files are deleted later.
+    """Write a segment: one file that contains what many small files contain. Return its items: name
+    of a record, of bad records or of fingerprints -> name of the segment.
+
+    If a segment of this name exists but is damaged, it is written again, since the joined files are
+    deleted later.
 
     Args:
         folder: the folder of the stream.
@@ -253,7 +268,13 @@ def read_blobs(folder: Location, refs: Sequence[BlobRef]) -> Iterator[bytes]:
 
 
 def make_lost_error(folder: Location, file: str) -> Unreachable:
-    """Return the error of a unit file, fingerprint file or segment that cannot be read."""
+    """Return the error for the user about a file in `.mdsmix/` with results of finished work units
+    that is missing or damaged.
+
+    Args:
+        folder: the folder of the stream.
+        file: the name of the file.
+    """
     return Unreachable(
         f"the file {folder / FOLDER / file} with results of finished work units is damaged or "
         "missing: run the same command with --verify-target, which converts these units again"

@@ -63,10 +63,11 @@ class Work:
 
     @staticmethod
     def prepare(plan: StreamPlan, engine: Engine, watcher: Watcher) -> Work:
-        """Return the work of a plan. List the finished units at the stream's target, and let the
-        watcher say why published units are converted again.
+        """Return the work of a planned stream: its work units, with the results that earlier runs
+        have stored at the target. The watcher gets sentences on why published units are converted
+        again, if rules of mdsmix have changed.
 
-        Raises RecipeError if the stream's processor makes other batches than a loader.
+        Raises RecipeError if a loader would make other batches than the stream's processor makes.
 
         Args:
             plan: the plan of the stream.
@@ -118,7 +119,9 @@ class Work:
         prepare_formats(self.units)
 
     def read_sources(self, tasks: Sequence[ReadTask]) -> None:
-        """Let the engine read these units, and store their contents in the cache."""
+        """Let the engine do these tasks, which read work units without encoding them. Store the
+        contents (hashes of the source) in the cache.
+        """
         prepare_formats(self.units)
         with closing(self.run(tasks)) as finished:
             for position, content in finished:
@@ -126,7 +129,9 @@ class Work:
 
 
 class DoneWork(NamedTuple):
-    """The result of `do_units`: the converted units of a stream."""
+    """The result of `do_units`: the results of all work units of a stream, and how they were
+    converted.
+    """
 
     work: Work
     "The work as it was done: its job has the tokenizer backend that was used in the end."
@@ -232,13 +237,15 @@ def _convert_first_records(work: Work, limit: int) -> list[UnitResult]:
 
 
 def _read_unknown_units(work: Work) -> None:
-    """Read the units with unknown content, if that may show that they are converted already.
+    """Read work units whose content this machine does not know, if their results may be stored at
+    the target already. Their hashes are stored in the cache, so that the results are found.
 
-    It may if the target has a record that does not belong to a unit with known content, for example
-    after a file was moved. At a first conversion, or when a killed one continues, every record
-    belongs to a known unit, so nothing is read. Under `duplicates: drop`, `find_dropped` has read
-    all units. But units with images are read here too, since equal images may be in another place
-    now.
+    This may be if the target has a result that belongs to no known unit, for example after a source
+    file was moved. At a first conversion, or when a killed one continues, every result belongs to a
+    known unit, so nothing is read.
+
+    Under `duplicates: drop`, `find_dropped` has read all units before, so only units of streams
+    with images are read here: for these, the hashes of their images are needed too.
     """
     job = work.job
     has_images = job.kind.has_images
@@ -263,8 +270,12 @@ def _read_unknown_units(work: Work) -> None:
 
 
 def _refuse_nearly_all_bad(work: Work, results: Mapping[int, UnitResult]) -> None:
-    """Raise TooManyBadRecords if the first units of a longer plan are converted, and nearly all of
-    their records are bad. The bad records are published first, so that the user can read them.
+    """Raise TooManyBadRecords if the first FIRST_UNITS work units are converted, and nearly all of
+    their records are bad: the recipe probably names a wrong file or field. The bad records are
+    published first, so that the user can read them.
+
+    Nothing is checked before these units are converted, or if the stream has no more units than
+    these.
 
     Args:
         work: the work of the stream.
