@@ -30,8 +30,8 @@ from mdsmix.messages import Say
 
 @dataclass(frozen=True, kw_only=True)
 class SideProcess:
-    """Describes a process that counts the tokens of images for all workers and is not a worker
-    itself. The description can be pickled.
+    """Describes an extra process of a run, which counts the tokens of images for all workers. It
+    does no work units itself. The description can be pickled.
     """
 
     memory: int
@@ -152,8 +152,9 @@ class LocalEngine:
         stop_workers(idle)
 
     def _assign_tasks(self) -> None:
-        """Give tasks to as many workers as memory allows. All other workers are paused: they wait
-        before they convert their next records.
+        """Give waiting tasks to workers, to as many as the memory budget allows now, and start
+        workers if there are too few. All other workers are paused: they wait before they convert
+        their next records.
         """
         allowed = self.budget.allowed_workers(self._size)
         # A worker that stores the output of its last task does the next one meanwhile.
@@ -194,9 +195,11 @@ class LocalEngine:
                 self._replace(worker, WorkerEnd(how=worker.join()))
 
     def _after_task(self, worker: Worker) -> None:
-        """Find out what a worker does after its output was stored. If it has no other task, it
-        becomes idle, or ends if it has grown too much (`needs_restart`); ending takes 30 ms. Also
-        warn if the run used more memory than the cap.
+        """Decide what happens to a worker that has stored the output of a task. If it does another
+        task already, nothing. Otherwise it becomes idle; if it has grown too much
+        (`needs_restart`), its process is ended, which takes 30 ms.
+
+        Also warn the user if the run has used more memory than `--memory` allows.
         """
         self.budget.on_finished_unit(self._pids, worker.needs_restart)
         if not worker.current:

@@ -84,7 +84,9 @@ def parse_size(text: str) -> int | None:
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """Measures how much of `cap` (bytes) a run uses, and decides how many workers may be active."""
+    """Measures how much memory a run uses, and decides how many workers may convert records at the
+    same time, so that the run stays below `cap` bytes.
+    """
 
     cap: int
     reserved: int = 0

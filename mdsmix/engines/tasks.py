@@ -56,7 +56,7 @@ class ActiveRecords:
     "An upper bound of the bytes of all these records."
 
     def __str__(self) -> str:
-        """Return the records for people: `the 8 records from byte 345 of a.jsonl on`."""
+        """Return a phrase for messages: `the 8 records from byte 345 of a.jsonl on`."""
         if self.records == 1:
             return f"the record at {self.where} of {self.file} ({self.length} bytes)"
         return f"the {self.records:,} records from {self.where} of {self.file} on"
@@ -73,8 +73,9 @@ class WorkerEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """How to try a unit next: with how few records at a time, and without which records. It also
-    contains the deaths of the earlier attempts. The first attempt of a unit has the defaults.
+    """How to do a work unit the next time, after workers have died on it: with fewer records at a
+    time, and without records that killed workers. The first attempt of a unit has the defaults:
+    whole batches, all records.
     """
 
     deaths: int = 0

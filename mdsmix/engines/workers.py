@@ -110,8 +110,9 @@ class WorkerChannel:
                 return message
 
     def _receive(self) -> Any:
-        """Wait for a message and return it. If it is a bool (True: wait, False: continue), it also
-        takes effect. The process ends if its parent has ended.
+        """Wait for a message of the engine and return it: (task, attempt), or a bool. A bool also
+        takes effect here: True pauses the worker, False lets it continue. The process ends if its
+        parent has ended.
         """
         while not self._pipe.poll(1):
             self._end_with_parent()
@@ -198,13 +199,13 @@ def _do_tasks(channel: WorkerChannel, storing_thread: ThreadPoolExecutor) -> Non
 
 
 def _finish(channel: WorkerChannel, limit: int, store: Callable[[], Any]) -> None:
-    """Store the output of the last task, and send its result.
+    """Store the output of a task, and send the task's result to the engine.
 
     Args:
         channel: the connection to the engine.
-        limit: a process with more resident bytes than this returns freed memory to the system, so
-            that the engine sees only memory in use when it decides about a restart. A smaller
-            process keeps freed memory for the next task, which saves time.
+        limit: bytes of resident memory. A process that has more returns freed memory to the system,
+            so that the engine sees only memory in use when it decides about a restart. A process
+            that has less keeps freed memory for the next task, which saves time.
         store: stores the output and returns the result.
     """
     try:
@@ -276,8 +277,8 @@ class Worker:
 
     @property
     def tasks(self) -> list[QueuedTask]:
-        """The worker's tasks that have not ended: the one that it does, then the one that it
-        stores.
+        """The worker's tasks that have not ended, at most two: the one that it does, and the one
+        before, whose output it still stores.
         """
         return [queued for queued in (self.current, self.storing) if queued]
 

@@ -55,7 +55,7 @@ class SourceEstimate:
 
 
 class SamplingShare(NamedTuple):
-    """The share of a source's records that is sampled."""
+    """The share of a source's records that is put into the sample, as a fraction such as 3/200."""
 
     share: Fraction
     "Above 0, at most 1."
@@ -64,7 +64,9 @@ class SamplingShare(NamedTuple):
 
     @property
     def setting(self) -> str | None:
-        """The share as `Encoding.sample` stores it, such as `3/200`; None if it is all records."""
+        """The share as a string, such as `3/200`, the form in which manifests store it
+        (`Encoding.sample`). None if the share is all records.
+        """
         return None if self.share == 1 else str(self.share)
 
 
@@ -90,7 +92,9 @@ def choose_sampling_share(
 
 
 def round_up_share(share: float) -> Fraction:
-    """Return a share above 0, rounded up to one of STEPS times a power of ten: 0.0123 to 0.015."""
+    """Return a share above 0, rounded up to a number with few digits: 0.0123 to 0.015. The result
+    is one of STEPS (10, 12, 15, 18, ...) times a power of ten.
+    """
     # 0.0123 is 12.3 * 10^-3: STEPS are from 10 to 100, so the exponent is one less than usual.
     exponent = math.floor(math.log10(share)) - 1
     steps = [step * Fraction(10) ** exponent for step in STEPS]
@@ -115,8 +119,8 @@ class BudgetShare:
 
     @property
     def explanation(self) -> str:
-        """A sentence for the user: the stream's share of the budget, the estimate of its source,
-        and the share of the records that was chosen by it.
+        """A phrase for the user: `its share of 4,000 tokens is 1,000 tokens; its source has about
+        9,000 tokens (...), so 15% of the records are taken, ...`.
         """
         if self.share < 1:
             records = (
@@ -141,8 +145,9 @@ class BudgetShare:
         return max(0, self.tokens - manifest.totals.seen_tokens)
 
     def next_share(self, manifest: Manifest) -> Fraction:
-        """Return the share of records that would have been enough for the budget, plus 2 %. It is
-        computed from the tokens that the converted stream really has.
+        """Return the share of records that would have been just enough for the budget, plus 2 %,
+        for a stream whose sample was too small. It is computed from the tokens of the converted
+        stream, not from the estimate.
 
         Args:
             manifest: the manifest of the converted stream.

@@ -127,11 +127,19 @@ def _survey(
     tokenizer: Tokenizer,
     files: Sequence[SourceFile],
 ) -> list[SplitSample]:
-    """Read and encode the beginnings of splits (parts of the source's files).
+    """Read and encode the first records of some splits (parts of the source's files). Return the
+    encoded records of each split.
 
     All records at the beginning of a split are read, even if the stream takes only a sample of
     them, since a small sample of a few records may be empty. If the sample's size comes from a
     budget, the same splits are read as by the conversion, so that both choose the same share.
+
+    Args:
+        recipe: the recipe, which names the tokenizer backend.
+        spec: the stream as the recipe describes it.
+        stream: the stream's settings after all defaults are filled in.
+        tokenizer: the recipe's tokenizer.
+        files: all files of the source.
     """
     # Read records that are not in the stream's sample too.
     stream = stream.with_settings(sample=None)
@@ -237,13 +245,15 @@ def _scale_index(
     scale: float,
     size: int,
 ) -> Index:
-    """Return the index of the whole stream. Its shards are equal, and as many as the stream's
-    bytes, samples and work units (parts of the source, converted one by one) require.
+    """Return the forecast index (index.json) of the whole stream. Its shards are equal, and as many
+    as the stream's bytes, samples and work units (parts of the source, converted one by one)
+    require.
 
     Args:
-        kind: the stream's kind.
-        layout: its columns.
-        assembled: the rows of the splits that were read.
+        kind: how the stream's records become rows; it has the row length and the size of a work
+            unit.
+        layout: the stream's columns and compression.
+        assembled: the rows of the splits that were read, and the tokens that filled no row.
         body: the bytes of these rows as they are stored.
         scale: the size of the stream divided by the size of the splits.
         size: bytes of the whole source.
@@ -269,10 +279,10 @@ def _scale_index(
 
 
 def _scale_totals(kind: Kind, totals: Totals, index: Index, scale: float) -> Totals:
-    """Return the totals of the whole stream.
+    """Return the forecast counts of samples and tokens for the whole stream.
 
     Args:
-        kind: the stream's kind.
+        kind: how the stream's records become rows.
         totals: the counts of the splits that were read. They are multiplied by `scale`.
         index: the forecast index of the whole stream, for the number of its samples.
         scale: the size of the stream divided by the size of the splits.

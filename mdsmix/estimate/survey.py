@@ -67,7 +67,9 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """A stream and the settings with which its source is surveyed."""
+    """Reads and encodes small parts of a stream's source, to estimate its tokens. The fields are
+    the stream and how it is encoded.
+    """
 
     stream: ResolvedStream
     tokenizer: Tokenizer
@@ -85,7 +87,8 @@ class Survey:
     def choose_units(
         self, files: Sequence[SourceFile], least_window: int = sources.LEAST_WINDOW
     ) -> list[Unit]:
-        """Choose up to 32 splits (parts of files) whose beginnings are read.
+        """Choose up to 32 splits (parts of files) whose first records will be read. Hashes of the
+        files' names decide, so the same files give the same splits.
 
         Args:
             files: all files of the source.
@@ -128,7 +131,7 @@ def read_splits(
     finds_images_by_file: bool,
     size: int | None = None,
 ) -> list[SplitSample]:
-    """Read and encode the beginnings of splits.
+    """Read and encode the first records of each split (part of a source file).
 
     Args:
         units: the splits.

@@ -42,15 +42,17 @@ not fix the dtype. A column of plain numbers has one of these dtypes as its enco
 
 
 def _as_bytes(rows: Ragged) -> list[Ragged]:
-    """View the values of each row as bytes (uint8), without a shape in front of the values. Return
-    a list of one Ragged, as `Codec.lay_out` does.
+    """Return the rows as bytes (uint8), without a copy. For encodings that store only the values,
+    and no shape in front of each value. The result is a list of one Ragged, the form that
+    `Codec.lay_out` returns.
     """
     return [Ragged(rows.values.view(np.uint8), rows.offsets * rows.values.itemsize)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """One encoding with its settings.
+    """How the values of a column with one MDS encoding, such as `ndarray:uint16:2048`, become bytes
+    and are decoded.
 
     The defaults are for encodings that mdsmix does not know: values stay bytes.
     """
@@ -89,10 +91,14 @@ def _array_codec(dtype: str = "", shape: str = "") -> Codec:
 
 
 def _lay_out_arrays(rows: Ragged) -> list[Ragged]:
-    """Return the bytes of 1-d arrays as two Raggeds: their heads, made by `lay_out_lengths`, and
-    their values.
+    """Return how arrays are stored whose column fixes no shape, as a list of two Raggeds of bytes.
+    The first has the head of each array (its number of dimensions and its length, from
+    `lay_out_lengths`), the second has its values.
 
     Raises ValueError if an array is empty.
+
+    Args:
+        rows: 1-d arrays.
     """
     lengths = rows.lengths
     has_empty_row = len(lengths) > 0 and lengths.min() == 0
@@ -104,7 +110,8 @@ def _lay_out_arrays(rows: Ragged) -> list[Ragged]:
 
 
 def lay_out_lengths(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -> Ragged:
-    """Return the heads of 1-d arrays, one uint8 row per array.
+    """Return the heads of 1-d arrays: the bytes in front of each stored array which state its
+    length.
 
     A head is one byte, `dimensions << 2 | log_width` with 1 dimension, and then the array's length.
     For example, the head of an array of 7 values is the bytes 4, 7 if the log width is 0.
@@ -122,7 +129,7 @@ def lay_out_lengths(lengths: NDArray[np.int64], log_widths: NDArray[np.int64]) -
 
 
 def _decode_array(dtype: str, shape: str, data: bytes) -> NDArray[Any]:
-    """Decode an array.
+    """Decode one stored value of an encoding `ndarray`, `ndarray:DTYPE` or `ndarray:DTYPE:SHAPE`.
 
     Args:
         dtype: the dtype that the encoding fixes; "": the first byte of `data` is the dtype's code.
@@ -145,7 +152,11 @@ def _decode_array(dtype: str, shape: str, data: bytes) -> NDArray[Any]:
 
 
 def _number_codec(dtype: str) -> Codec:
-    """Return the codec of a column of plain numbers of this dtype."""
+    """Return the codec of a column with one number per sample, such as the MDS encoding `uint16`.
+
+    Args:
+        dtype: the dtype of the numbers.
+    """
     return Codec(
         dtype=dtype,
         size=np.dtype(dtype).itemsize,

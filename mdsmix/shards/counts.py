@@ -153,8 +153,8 @@ class Totals(Counts):
 
     @property
     def is_eos_counted(self) -> bool:
-        """Whether `given_eos` was counted. Manifests of earlier commits of mdsmix lack this
-        count.
+        """Whether `given_eos` (samples to which the loader appends EOS) was counted. Manifests of
+        earlier commits of mdsmix lack this count.
         """
         return self.given_eos + self.not_given_eos == self.samples
 

@@ -91,8 +91,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A file as it was read or written. A conditional write (`put`) succeeds only if the file is
-    still the same.
+    """The content of a file at one moment, and its stamp. `put` replaces the file only if nobody
+    has changed it since then.
     """
 
     file: Location
@@ -141,8 +141,9 @@ class Revision:
 
 
 class Lease:
-    """A lease that this run holds on a stream, as `hold_lease` gives it. A thread renews it every
-    five seconds.
+    """The right to write to a stream, which only one run has at a time: a file in the stream's
+    folder. `hold_lease` gives it to a run. A thread renews it every five seconds; other runs take
+    it over if it is not renewed.
     """
 
     def __init__(self, holder: Holder, written: Revision, renewed_at: float) -> None:
@@ -218,7 +219,7 @@ class Lease:
                     self._file.delete()
 
     def _renew_regularly(self) -> None:
-        """Renew the lease once per beat until it is released."""
+        """Renew the lease every BEAT_SECONDS until it is released. The lease's thread runs this."""
         while not self._ended.wait(BEAT_SECONDS):
             with suppress(Unreachable):  # the next beat may succeed, and confirm() does raise
                 self.renew()
@@ -226,9 +227,14 @@ class Lease:
 
 @contextmanager
 def hold_lease(folder: Location, say: Say) -> Iterator[Lease]:
-    """Hold the lease of the stream in `folder` during a `with` block.
+    """Hold the lease (write lock) of the stream in `folder` during a `with` block, so that no other
+    run writes to the stream.
 
-    Raises Unreachable if another run holds it; the message names that run.
+    Raises Unreachable if another run has the lease; the message names that run.
+
+    Args:
+        folder: the folder of the stream.
+        say: called with sentences for the user, while this run waits.
     """
     lease = _take_lease(folder / LEASE_PATH, say)
     try:

@@ -38,7 +38,9 @@ _SEAL = re.compile(rb'\{\n  "hash": "([0-9a-f]{32})",(?=\n)')
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerCard:
-    """The tokenizer that made the ids. Two streams can be mixed only if `hash` is equal."""
+    """What a manifest stores of the tokenizer that made the token ids: name, hash and special ids,
+    not its files. Two streams can be mixed only if `hash` is equal.
+    """
 
     name: str
     """The name on a hub. For a local folder only the last part of its path, since the path means
@@ -73,7 +75,12 @@ class TokenizerCard:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> TokenizerCard:
-        """Return the card of an opened tokenizer (`mdsmix.tokenizer.card.Tokenizer`)."""
+        """Return what a manifest stores of an opened tokenizer, a
+        `mdsmix.tokenizer.card.Tokenizer`.
+
+        Args:
+            tokenizer: the opened tokenizer.
+        """
         card = cls(**{field_.name: getattr(tokenizer, field_.name) for field_ in fields(cls)})
         name = card.name.rstrip("/")
         if name.startswith("/"):
@@ -150,8 +157,8 @@ class Encoding:
 
     @property
     def non_defaults(self) -> dict[str, Any]:
-        """The settings that are not at their defaults, as they are written in a manifest and enter
-        a unit's key.
+        """The settings that are not at their defaults: name -> value. Only these are written in a
+        manifest, and only on these do the keys of finished work units depend.
         """
         return _non_default_fields(self)
 
@@ -175,7 +182,9 @@ def name_processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitShards:
-    """The entry of one work unit in a manifest. The entries are in the order of the index."""
+    """What a manifest stores of one work unit (a part of the source): its key, and how many shards
+    and samples it has. The manifest lists the units in the order of their shards in the index.
+    """
 
     key: str
     "A hash of all that decides the unit's bytes; a unit with the same key is not converted again."
@@ -187,7 +196,9 @@ class UnitShards:
 
 @dataclass(frozen=True, kw_only=True)
 class MixedStream:
-    """One of the streams that `mdsmix mix` drew this one from."""
+    """What a manifest of `mdsmix mix` stores of one of its input streams: from which stream how
+    many samples were taken.
+    """
 
     name: str
     "The stream's name in the recipe."
@@ -243,7 +254,9 @@ class Manifest:
 
     @property
     def rules(self) -> dict[str, int]:
-        """Name -> version of all rules above version 1 that made the stream."""
+        """The versioned rules of mdsmix that made the stream: name -> version. Rules in version 1
+        are left out.
+        """
         return self.encoding.rules | self.formats
 
     @property

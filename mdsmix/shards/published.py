@@ -70,7 +70,7 @@ class StreamFault:
 
 
 class ShardRow(NamedTuple):
-    """The place of a sample: its shard, and its number there."""
+    """Where a sample is stored: its shard, and its number in the shard."""
 
     shard: Shard
     row: int
@@ -238,10 +238,11 @@ def _find_wrong_counts(index: Index, manifest: Manifest) -> Iterator[str]:
 
 def open_published(folder: Location) -> PublishedStream | None:
     """Open the stream published at `folder`, or return None if no stream is published there. This
-    takes two small reads, or three if the stream is published as versions.
+    takes two small reads, or three for a stream with versions.
 
-    If the stream is published as versions, the manifest in the split's folder is used. It names the
-    newest sources, which the manifest in the version's own folder may not.
+    With versions (`publish: versioned`), the index is in the folder of the current version, such as
+    `train-0f3a9c21` next to `train`. The manifest is read from `train`: it names the newest
+    sources, which the manifest in the version's folder may not.
     """
     index = find_index(folder)
     manifest = read_manifest(folder)
@@ -254,7 +255,8 @@ def open_published(folder: Location) -> PublishedStream | None:
 
 
 def open_stream_in(folder: Location) -> PublishedStream:
-    """Open the stream whose index is in this folder itself. Versions are not looked for.
+    """Open the stream whose index.json is in this folder itself. Unlike `open_published`, this does
+    not follow a manifest to the folder of a version, such as `train-0f3a9c21`.
 
     Raises Unreachable if the folder has no index.
     """
@@ -263,13 +265,15 @@ def open_stream_in(folder: Location) -> PublishedStream:
 
 def locate_version(split: Location, index_hash: str) -> Location:
     """Return the folder of the version with this index, such as `train-0f3a9c21` for the split
-    `train`. The folder may be missing.
+    `train`. The digits are the first of the index's hash. The folder may be missing.
     """
     return split.parent / f"{split.name}-{index_hash[:8]}"
 
 
 def list_versions(split: Location) -> Iterator[Location]:
-    """Yield the folders of the split's versions, finished or not."""
+    """Yield the folders of the versions of a split, such as `train-0f3a9c21` for `train`. A version
+    whose publication was interrupted is included.
+    """
     for name in split.parent.folders():
         match = VERSION_NAME.fullmatch(name)
         if match and match[1] == split.name:
@@ -277,8 +281,8 @@ def list_versions(split: Location) -> Iterator[Location]:
 
 
 def find_working_folder(folder: Location) -> Location:
-    """Return the folder in which `convert` works: for a version `train-0f3a9c21` the folder of its
-    split, `train`.
+    """Return the folder that `convert` writes to for the stream in `folder`. For a version such as
+    `train-0f3a9c21` it is the folder of its split, `train`.
 
     A folder that is not a version is returned unchanged, and so is a version whose split has no
     manifest.
@@ -289,8 +293,9 @@ def find_working_folder(folder: Location) -> Location:
 
 
 def find_named_version(split: Location) -> Location | None:
-    """Return the folder of the version that the manifest in the split's folder names. Return None
-    if the stream is published in place, or not at all.
+    """Return the folder of the current version, such as `train-0f3a9c21`: the manifest in the
+    split's folder names it. Return None if the split has no versions (the index is in its folder),
+    or is not published at all.
     """
     if (split / INDEX).stat():
         return None
@@ -300,7 +305,8 @@ def find_named_version(split: Location) -> Location | None:
 
 def find_current(folder: Location) -> Location | None:
     """Return the folder that contains the index of the stream published at `folder`: `folder`
-    itself or its current version. Return None if no stream is published there.
+    itself, or its current version, such as `train-0f3a9c21` for `train`. Return None if no stream
+    is published there.
     """
     if (folder / INDEX).stat():
         return folder
@@ -336,7 +342,9 @@ def find_published(folder: Location) -> Location:
 
 
 def list_limited(stream: Location) -> list[Location]:
-    """Return the folders that `convert --limit` has published in a stream's folder."""
+    """Return the folders in a stream's folder that `convert --limit N` has published, such as
+    `limit-100`, sorted by name.
+    """
     names = sorted(name for name in stream.folders() if LIMITED_NAME.fullmatch(name))
     return [stream / name for name in names if find_current(stream / name)]
 

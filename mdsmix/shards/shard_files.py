@@ -120,8 +120,9 @@ def lay_out_samples(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragge
 
 
 def _lay_out_interleaved(codec: Codec, cells: Ragged, columns: int) -> Ragged:
-    """Lay out samples whose cells are in one Ragged: the cells of the first sample, then the cells
-    of the second sample, and so on.
+    """Return the bytes of each sample, for samples whose columns have the same encoding. The cells
+    (values of one column in one sample) of all samples are in one Ragged: first those of the first
+    sample, then those of the second, and so on.
 
     Args:
         codec: the codec of every column.
@@ -138,7 +139,8 @@ def _lay_out_interleaved(codec: Codec, cells: Ragged, columns: int) -> Ragged:
 
 
 def lay_out_sample(cells: Sequence[bytes | memoryview]) -> bytes:
-    """Return the bytes of one sample whose columns have no fixed size.
+    """Return the bytes of one sample whose columns have no fixed size: the sizes of all values,
+    then the values.
 
     This takes a twentieth of the time of a call of `lay_out_samples` with one sample.
 
@@ -199,10 +201,15 @@ def _find_last_edge(start: int, ends: NDArray[np.int64]) -> int:
 
 
 def make_shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview]:
-    """Return the bytes of an uncompressed shard as a list: first all bytes before the rows, then
-    the arrays of the rows, which are not copied.
+    """Return the bytes of an uncompressed shard as a list of parts, to be written one after the
+    other. The first part is everything before the samples (count, offsets, settings); the other
+    parts are the arrays of `rows`, which are not copied.
 
     Raises ValueError if the shard exceeds 4 GiB.
+
+    Args:
+        layout: the settings of the stream.
+        rows: the bytes of each sample.
     """
     settings = json.dumps(layout.settings, sort_keys=True).encode()
     # In front of the rows are the count (4 bytes), the offsets (4 bytes each) and the settings.

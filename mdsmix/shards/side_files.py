@@ -90,8 +90,8 @@ class SideFile(NamedFile):
 
 
 def _write_lines(folder: Location, lines: bytes | bytearray, suffix: str) -> dict[str, Any]:
-    """Write lines to a file whose name is its hash and `suffix`. Return the fields of a NamedFile:
-    name, bytes and hash.
+    """Write lines to a compressed file. Its name is the hash of its bytes, and `suffix`. Return its
+    name, bytes and hash as a dict with these keys, the arguments of `NamedFile`.
     """
     # Level 1 compresses paths and hashes to fewer bytes than level 3, four times as fast.
     content = compress_zstd(lines, "zstd:1")

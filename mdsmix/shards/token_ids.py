@@ -125,29 +125,37 @@ def _decode_stored_turns(sample: Sample, _: str) -> list[Turn]:
 
 
 def decode_preference(sample: Sample) -> list[Ids]:
-    """Return the ids of a preference's prompt, chosen answer and rejected answer."""
+    """Return three arrays of ids: the prompt, the chosen answer and the rejected answer of a sample
+    of a preference stream (`PREFERENCE_COLUMNS`).
+    """
     return [decode_ids(sample[name], "<i8") for name in PREFERENCE_COLUMNS]
 
 
 def _preference_turns(sample: Sample, _: str) -> list[Turn]:
-    """Return two turns: prompt and chosen answer; nothing and rejected answer."""
+    """Return a preference as two turns, so that its prompt occurs once: the prompt with the chosen
+    answer, and an empty prompt with the rejected answer.
+    """
     prompt, chosen, rejected = decode_preference(sample)
     return [Turn(prompt, chosen), Turn(NO_IDS, rejected)]
 
 
 def _pair_turns(sample: Sample, dtype: str) -> list[Turn]:
-    """Return the turn of a finetuning sample with the columns SIDES."""
+    """Return the turn of a finetuning sample with the columns `input_ids` (prompt) and `labels`
+    (response), as a list of one.
+    """
     prompt, response = (decode_ids(sample[side], dtype) for side in SIDES)
     return [Turn(prompt, response)]
 
 
 def _plain_turns(sample: Sample, dtype: str) -> list[Turn]:
-    """Return the turn of a row of plain text."""
+    """Return a row of plain text as a list of one turn with an empty prompt."""
     return [Turn(NO_IDS, decode_ids(sample["tokens"], dtype))]
 
 
 def _packed_turns(sample: Sample, _: str) -> list[Turn]:
-    """Return a turn for each document of a packed row."""
+    """Return a turn with an empty prompt for each document of a packed row (a row of several
+    documents).
+    """
     return [Turn(NO_IDS, document.ids) for document in split_documents(sample)]
 
 

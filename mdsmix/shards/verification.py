@@ -86,7 +86,9 @@ class VerifyReport:
     "Faults of a first read that a second read did not find, so the stored files are whole."
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as `--json` prints it; `unchecked` has the key `blind` there."""
+        """Return the report as `--json` prints it: field -> value. The field `unchecked` keeps its
+        earlier key `blind` there.
+        """
         tree = asdict(self)
         return {"blind" if key == "unchecked" else key: value for key, value in tree.items()}
 

@@ -54,7 +54,10 @@ class HubPath(Location):
         return _make_stat(info) if info["type"] == "file" else None
 
     def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
-        """Return Stat and bytes of this file, as `Location.fetch` does."""
+        """Return (Stat, bytes) of the same version of this file. Return None if it is missing, or
+        if it is a folder. If it has more than `max_bytes`, no bytes are read, and the result is
+        (Stat, b"").
+        """
         stat = self.stat()
         if stat is None:
             return None
@@ -89,7 +92,10 @@ class HubPath(Location):
             return cast(BinaryIO, file)
 
     def list(self, recursive: bool = False, beginning: str = "") -> Listing:
-        """Yield (relative path, Stat) of the files in this folder, as `Location.list` does."""
+        """Yield (path relative to this folder, Stat) of the files in this folder, sorted by path;
+        with `recursive` also those in inner folders. Nothing for a missing folder. `beginning` is
+        not used.
+        """
         depth = None if recursive else 1
         with _explained(self.url):
             try:

@@ -87,7 +87,9 @@ class LocalPath(Location):
         return None
 
     def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
-        """Return Stat and bytes of the file as `Location.fetch` does; None also for a folder."""
+        """Return (Stat, bytes) of the file. Return None if it is missing, or if it is a folder. If
+        it has more than `max_bytes`, no bytes are read, and the result is (Stat, b"").
+        """
         with (
             explained("read", self.path),
             _IGNORE_MISSING,
@@ -100,7 +102,13 @@ class LocalPath(Location):
         return None
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        """Return a reader from byte `start` on, as `Location.open` does. `until` is not used."""
+        """Return a reader of the file from byte `start` on.
+
+        `until`, the likely end of reading, is a hint for stores, and not used here.
+
+        Raises Unreachable if the file is missing, or has another stamp than `stamp` ("": any
+        stamp).
+        """
         with explained("read", self.path):
             file = self._open_binary(1 << 20)
             if stamp and _stat_of_open(file).stamp != stamp:
@@ -122,10 +130,10 @@ class LocalPath(Location):
             os.replace(temporary, self.path)
 
     def create(self, content: bytes) -> Stat | None:
-        """Write a new file as `Location.create` does.
+        """Write a new file and return its Stat. If the file exists, write nothing and return None.
 
         A temporary file is written first. Then a link with the file's name is made, which fails if
-        the name exists.
+        the name exists. So only one of several writers succeeds.
         """
         with (
             explained("write", self.path),
@@ -144,7 +152,9 @@ class LocalPath(Location):
         return None
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
-        """Replace the file as `Location.replace` does, under a lock of the file."""
+        """Write `content` over the file and return the new Stat. If the file is missing or has
+        another stamp than `stamp`, write nothing and return None. The file is locked meanwhile.
+        """
         with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
             with Path(self.path).open("r+b") as file:
                 # Only the process with the lock replaces the file, and only if the file still has
@@ -164,7 +174,7 @@ class LocalPath(Location):
         return True
 
     def copy_to(self, target: Location) -> None:
-        """Copy the file as `Location.copy_to` does.
+        """Copy this file to `target`.
 
         If the target is on a disk too, the file is copied without reading it whole into memory:
         sixteen shards, which are copied at a time, would take a gigabyte.
@@ -180,7 +190,9 @@ class LocalPath(Location):
             os.replace(temporary, target.path)
 
     def link_to(self, target: Location) -> None:
-        """Make a hard link, or a copy, as `Location.link_to` does."""
+        """Make this file also available as `target`: by a hard link if that is possible, otherwise
+        by a copy.
+        """
         if isinstance(target, LocalPath):
             # Linking fails between two file systems, on one without links, or if the target exists.
             with suppress(OSError):
@@ -220,7 +232,9 @@ class LocalPath(Location):
             folder.parent.flush()
 
     def flush(self) -> None:
-        """Flush this folder as `Location.flush` does, if the file system can flush a folder."""
+        """Flush this folder to the disk, so that links and deletions in the folder survive a power
+        cut. Some file systems cannot flush a folder; there nothing is done.
+        """
         with explained("write", self.path):
             folder = os.open(self.path, os.O_RDONLY)
             try:

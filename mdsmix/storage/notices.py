@@ -22,13 +22,15 @@ _say: Say = _print_to_stderr
 
 
 def show_notice(sentence: str) -> None:
-    """Show a sentence to the user now, by the function that is set."""
+    """Show a sentence to the user now: on stderr, or by the function that `redirect_notices` has
+    set.
+    """
     _say(sentence)
 
 
 @contextmanager
 def redirect_notices(say: Say) -> Iterator[None]:
-    """Set the function that shows notices during the `with` block.
+    """Let `show_notice` call `say` during the `with` block, instead of printing to stderr.
 
     Args:
         say: called with each sentence, by any thread.

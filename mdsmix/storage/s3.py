@@ -89,7 +89,7 @@ class S3Path(Location):
         return self.path.partition("/")[2]
 
     def _object(self) -> Object:
-        """Return the parameters by which a request names this object."""
+        """Return the parameters of boto3 that name this object: {"Bucket": ..., "Key": ...}."""
         return {"Bucket": self.bucket, "Key": self.key}
 
     def fetch_command(self, folder: str) -> list[str]:
@@ -101,7 +101,10 @@ class S3Path(Location):
         return ask(self.url, partial(_stat, self._object())) if self.key else None
 
     def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
-        """Return Stat and bytes of this object, as `Location.fetch` does, by one request."""
+        """Return (Stat, bytes) of the same version of this object, by one request. Return None if
+        the object is missing. If it has more than `max_bytes`, no bytes are read, and the result is
+        (Stat, b"").
+        """
         answer = ask(self.url, partial(_get, self._object()))
         if answer is None:
             return None
@@ -115,7 +118,11 @@ class S3Path(Location):
         return io.BufferedReader(reader, buffer_size=1 << 20)
 
     def open_random(self, stat: Stat, ahead: int = 1 << 20) -> BinaryIO:
-        """Return a reader of this object that can seek, as `Location.open_random` does."""
+        """Return a reader of this object that can seek. It reads the version whose size and stamp
+        are `stat`; a request asks for at least `ahead` bytes.
+
+        Raises Unreachable at a read if the object has another stamp.
+        """
 
         def fetch(start: int, end: int) -> bytes:
             """Return the bytes from `start` on and before `end`."""

@@ -92,8 +92,9 @@ def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> St
 
 
 def keeps_conditions(trial: Location, bucket: str) -> bool:
-    """Return whether the store respects conditions. A store is tested once a run; AWS is not
-    tested.
+    """Return whether the store respects conditions of writes, If-Match and If-None-Match: whether
+    only one of several writers succeeds. An unknown store is tested once in a process; AWS is known
+    to respect them.
 
     Args:
         trial: an object that does not exist. The test writes it and deletes it again.
@@ -115,8 +116,9 @@ def keeps_conditions(trial: Location, bucket: str) -> bool:
 
 
 def _passes_trial(trial: Location, store: Store) -> bool:
-    """Return whether the store passes the test: exactly one of 3 writers creates an object if they
-    try at the same moment, and then exactly one of 3 writers replaces the object.
+    """Test whether a store respects conditions of writes. It does if exactly one of 3 writers
+    creates an object when they try at the same moment, and then exactly one of 3 writers replaces
+    it.
 
     Args:
         trial: the object, which does not exist before.
