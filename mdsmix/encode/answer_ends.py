@@ -235,10 +235,11 @@ def is_ended_by_next(encoding: Encoding) -> bool:
 
 
 def find_lead(end: AnswerEnd, stops: Stops) -> str | None:
-    """Return the white space, usually "", in front of the stop token that begins the next message.
+    """Return the white space, usually "", that the template prints between an answer and the stop
+    token that begins the next message, such as `<|user|>`.
 
-    Return None if the next message does not begin with a stop token, or if the template prints a
-    stop token after the answer.
+    Return None if the next message does not begin with a stop token, or if the template already
+    prints a stop token after the answer.
     """
     following = end.following or ""
     stripped = following.lstrip()
@@ -258,8 +259,8 @@ def make_end_notes(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[EndNote
 
 
 class OpenEnd(NamedTuple):
-    """The two tokens at the boundary between an answer that has no stop token and the next
-    message.
+    """The tokens on both sides of the boundary between an answer and the next message, if the
+    template prints no stop token after the answer.
     """
 
     last_token: str

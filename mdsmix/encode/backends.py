@@ -69,8 +69,8 @@ class Backend(ABC):
         """
 
     def begin(self, stream: str) -> None:  # noqa: B027
-        """Prepare for the texts of a stream. A backend that compares texts with the reference
-        starts to count them from 0.
+        """Prepare for the texts of a stream. A backend that compares some of its texts with the
+        reference (Hugging Face `tokenizers`) starts to count the texts of the stream from 0.
 
         Args:
             stream: the name of the stream.
@@ -78,7 +78,9 @@ class Backend(ABC):
 
 
 class Unequal(Exception):
-    """A fast backend and the reference give other ids for `text`."""
+    """Raised if a fast backend gives other ids for `text` than the reference: Hugging Face
+    `tokenizers`.
+    """
 
     def __init__(self, label: str, text: str) -> None:
         """Keep the name and version of the fast backend, and the text."""
@@ -91,7 +93,7 @@ class Unequal(Exception):
 
 
 class Reference(Backend):
-    """Hugging Face `tokenizers`."""
+    """The backend whose ids count as right: Hugging Face `tokenizers`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Read the tokenizer.json of the tokenizer's snapshot."""
@@ -161,7 +163,9 @@ def fill_id_gaps(content: bytes) -> str | None:
 
 
 class CheckedBackend(Backend):
-    """A fast backend. Its ids of some texts are compared with the ids of the reference."""
+    """A fast backend that encodes all texts, and is checked on some of them: their ids must be
+    those of the reference (Hugging Face `tokenizers`).
+    """
 
     def __init__(self, tokenizer: Tokenizer, fast: Backend, reference: Backend, name: str) -> None:
         """Keep both backends, and make the hard strings on which they are compared first.
@@ -295,8 +299,8 @@ def _try_fastokens(tokenizer: Tokenizer) -> Any:
 
 
 def store_difference(tokenizer: Tokenizer, unequal: Unequal) -> None:
-    """Store a difference between a fast backend and the reference in the cache, so that later runs
-    with this tokenizer find it.
+    """Store in the cache that a fast backend gives other ids than the reference (Hugging Face
+    `tokenizers`), so that later runs with this tokenizer use the reference at once.
 
     Args:
         tokenizer: the tokenizer.
@@ -332,8 +336,8 @@ def _difference_file(tokenizer: Tokenizer, label: str) -> Path:
 
 
 def make_hard_strings(tokenizer: Tokenizer) -> list[str]:
-    """Return texts on which tokenizer libraries have been seen to differ: white space, control
-    characters, scripts, long runs, special tokens.
+    """Return texts on which tokenizer libraries have been seen to differ, to test a fast library:
+    white space, control characters, scripts, long runs of a character, special tokens.
     """
     spaces = [character for character in map(chr, range(0x3001)) if character.isspace()]
     spaces += ["\u200b", "\ufeff"]
@@ -393,11 +397,13 @@ class EncodedTexts(NamedTuple):
 def encode_texts(
     backend: Backend, texts: Sequence[str], rule: str, tokenizer: Tokenizer
 ) -> EncodedTexts:
-    """Encode texts and find the texts that contain a special token.
+    """Encode texts, and find the texts that contain a special token, such as `<|im_start|>`.
 
-    A text contains a special token if it gets other ids when it is encoded as ordinary text, or if
-    even its ordinary ids contain the control token. The rule decides what happens to such a text:
-    - escape: it gets its ordinary ids, but is refused if they contain the control token.
+    A text can be encoded in two ways: special ids (`<|im_start|>` becomes the control token) or
+    ordinary ids (it becomes several ordinary tokens). A text contains a special token if the two
+    differ, or if even the ordinary ids contain a control token. The rule decides what happens to
+    such a text:
+    - escape: it gets its ordinary ids, but is refused if they contain a control token.
     - allow: it gets its special ids.
     - reject: it is refused.
 
@@ -427,9 +433,10 @@ def encode_texts(
 
 
 def _find_stuck_rows(plain: Ragged, texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """Return the numbers of the texts whose ids contain a control token although they were encoded
-    as ordinary text. This happens because vocabularies of Unigram and WordLevel models contain
-    `</s>` like any word. The unknown token does not count, since any text may be encoded to it.
+    """Return the numbers of the texts whose ids contain a special token, such as `</s>`, although
+    they were encoded as ordinary text. This happens because vocabularies of Unigram and WordLevel
+    models contain `</s>` like any word. The unknown token does not count, since any text may be
+    encoded to it.
 
     Args:
         plain: the ids of the texts, encoded as ordinary text.

@@ -180,13 +180,17 @@ class ChatTemplate:
 
 
 def _require_prefix(printed: str, later: str) -> None:
-    """Raise RecordRefused (not_prefix_stable) if `later` does not begin with `printed`."""
+    """Raise RecordRefused (not_prefix_stable) if `later` does not begin with `printed`: the
+    template has changed the text of earlier messages after more messages were added.
+    """
     if not later.startswith(printed):
         raise RecordRefused("not_prefix_stable", **show_difference(printed, later))
 
 
 class SideLayout(NamedTuple):
-    """A prompt or a response, with %s in the place of each message's content."""
+    """The text of one side of a turn, a prompt or a response, with %s in the place of each
+    message's content.
+    """
 
     text: str
     contents: slice
@@ -203,8 +207,9 @@ class PrintedContent(NamedTuple):
 
 
 class TemplateLayout(NamedTuple):
-    """The text that a template prints for all conversations with the same roles and without blank
-    contents.
+    """What a chat template prints around the contents of messages. It is the same for all
+    conversations with the same roles (such as user, assistant) and without blank contents, so they
+    need no rendering.
     """
 
     sides: list[SideLayout]
@@ -237,9 +242,10 @@ function that strips a content in the same way.
 
 @lru_cache(maxsize=256)
 def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> TemplateLayout | None:
-    """Return the layout of all conversations with these roles. It is found by rendering
-    placeholders in the place of contents. Return None if the template does more with a content than
-    strip and print it.
+    """Return what the template prints around the contents of messages with these roles, such as
+    ("user", "assistant"). It is found by rendering placeholders in the place of contents.
+
+    Return None if the template does more with a content than strip and print it.
     """
     from mdsmix.encode import template_code as code
 

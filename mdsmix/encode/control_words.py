@@ -18,8 +18,8 @@ EXCERPT = 60
 
 
 class ControlWords:
-    """Finds control words of a tokenizer that are split between two texts. Made by
-    `open_control_words`.
+    """The control words of a tokenizer: the strings of its added tokens, such as `</think>`. Finds
+    control words that are split between two texts. Made by `open_control_words`.
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
@@ -79,5 +79,7 @@ class ControlWords:
 
 @lru_cache(maxsize=16)
 def open_control_words(tokens: tuple[str, ...]) -> ControlWords:
-    """Return the control words of a tokenizer with these added tokens."""
+    """Return the ControlWords of a tokenizer with these added tokens. Control words are the strings
+    of added tokens, such as `</think>`.
+    """
     return ControlWords(tokens)

@@ -79,11 +79,11 @@ def make_encoded(
             are the rows i of all Raggeds, for example of the contexts and of the targets.
         positions: the position of each sample's record in the batch.
         loss_tokens: positions that give a loss in training, after the shift by one.
-        lost_tokens: tokens of these records that are in no sample.
-        cut: int64 [n], the tokens of each sample that the loader cuts off.
+        lost_tokens: tokens of these records that conversion stores in no sample.
+        cut: int64 [n], the tokens of each sample that are stored, and that the loader will cut off.
         specials: records whose text contains the string of a special token.
-        truncated: int64 [n], the tokens of each sample that were cut off, which are among
-            `lost_tokens`.
+        truncated: int64 [n], the tokens of each sample that conversion has cut off already. They
+            are among `lost_tokens`.
         appended: bool [n], whether the loader appends EOS to each sample; None if this is not
             counted.
         fields: other fields of Encoded.
@@ -129,7 +129,7 @@ def make_encoded(
 
 def lay_out_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
     """Return samples with the column `turns`: the JSON `[{"input_ids": [...], "labels": [...]},
-    ...]`.
+    ...]` with an object for each turn (a prompt and its response).
 
     Args:
         labels: the samples as turns, with the rules on which tokens are trained.
@@ -223,7 +223,8 @@ def _split_at_last_response(turns: Turns, dtype: str) -> Ragged:
 
 
 def _end_contexts(halves: Ragged, is_cut: Flags, eos: int) -> None:
-    """Replace the last token of each truncated context by EOS, as the collator does.
+    """Replace the last token of each truncated context by EOS, as the collator does. A context is
+    what an encoder reads: all tokens before the last response, which is the target.
 
     Args:
         halves: rows of ids: context, target, context, target ... Changed in place.

@@ -73,7 +73,9 @@ whether the message is trained.
 
 
 class CallForm(NamedTuple):
-    """A form of a message with a call of a tool."""
+    """One way to write a message that calls a tool: how its arguments are written, as an object or
+    as JSON text, and what is in the place of its content, such as null.
+    """
 
     arguments: str
     "The form of the call's arguments, a key of ARGUMENTS."
@@ -92,7 +94,9 @@ class Rendering(NamedTuple):
 
 @dataclass(frozen=True)
 class Forms:
-    """What a chat template takes and prints of tools and their calls. Made by `find_forms`."""
+    """Which messages with calls of tools a chat template prints correctly, and what it prints of
+    tools and their results. Made by `find_forms`.
+    """
 
     calls: tuple[CallForm, ...]
     "Forms of a message with a call that the template prints correctly, also in earlier messages."
@@ -118,13 +122,16 @@ class Forms:
 
 @lru_cache(maxsize=16)
 def find_forms(template: ChatTemplate) -> Forms:
-    """Find what the template takes and prints of tools and their calls.
+    """Find the forms of a call that the template takes, and what it prints of tools and their
+    results. A form is a way to write the message: arguments as an object or as JSON text; empty,
+    absent or null content, or text.
 
-    A form of a call counts as taken if the template prints it without any of FAULTS and with the
-    fewest `None`. Each form is tried in the last message, and again with a result and an answer
-    after it: QwQ's template takes null content only in the last message. If the template prints
-    the same arguments in two ways, as text and as an object, the model writes calls as the template
-    prints objects, so forms with arguments as text are left out.
+    The template takes a form if it prints the call without a fault (FAULTS: arguments that are
+    escaped twice, or printed as a Python dict) and with the fewest `None`. Each form is tried in
+    the last message, and again with a result and an answer after it: QwQ's template takes null
+    content only in the last message. If the template prints the same arguments in two ways, as text
+    and as an object, the model writes calls as the template prints objects, so forms with arguments
+    as text are left out.
     """
     # A call as the last message, in every form.
     tried = {
@@ -163,8 +170,8 @@ def find_forms(template: ChatTemplate) -> Forms:
 
 
 def _keep_printed_earlier(template: ChatTemplate, forms: Sequence[CallForm]) -> list[CallForm]:
-    """Return the forms that also work in a message before the last: there the template does not
-    fail on the form, and prints the fewest `None`.
+    """Return the forms (ways to write a call of a tool) that also work if the call is not the last
+    message: the template then does not fail, and prints the fewest `None`.
 
     If no form works there, for example because the template fails on results, return all forms.
     """
@@ -259,8 +266,9 @@ def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> 
     """Yield the name of each part of the messages that the template does not print: `messages.KEY`
     for a key, and `messages.content beside tool_calls` for the content of messages with calls.
 
-    A mark is a key that says whether a message is trained. A key may be a mark if an answer has it
-    and all its values are 0 or 1 (or false or true). Its name is then `messages.KEY as 0 or 1`.
+    A key that says whether a message is trained is called a mark. If an answer has the key, and all
+    its values are 0 or 1 (or false or true), the key may be a mark, and `messages.KEY as 0 or 1` is
+    yielded.
     """
     # Key -> (role, value) of each message with this key.
     unread = dict[str, list[tuple[str, Any]]]()

@@ -50,7 +50,9 @@ class Targets:
 
     @property
     def least_trained_prompt(self) -> int:
-        """The number of tokens from which on a prompt is trained."""
+        """The length in tokens from which on a prompt is trained: N for `length>=N`, 0 if all
+        prompts are trained, and a length that no prompt has if none is.
+        """
         if self.target_prompts.startswith("length>="):
             return int(self.target_prompts.removeprefix("length>="))
         return 0 if self.target_prompts == "all" else _NO_LENGTH

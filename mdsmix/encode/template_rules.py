@@ -22,7 +22,9 @@ from mdsmix.tokenizer.card import Tokenizer
 
 
 class TemplateRule(NamedTuple):
-    """The version of a rule, and the streams whose rows depend on it."""
+    """A part of the conversion with a chat template. Its version is raised when it makes other rows
+    than before; then the streams that the rule concerns are converted again.
+    """
 
     version: int
     concerns: Callable[[Encoding, Tokenizer | None], bool]
@@ -33,7 +35,9 @@ class TemplateRule(NamedTuple):
 
 
 def _is_any(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return True: the rule concerns every stream with a chat template."""
+    """Return True, since this rule (a versioned part of the conversion) concerns every stream with
+    a chat template.
+    """
     return True
 
 
@@ -64,8 +68,9 @@ def _has_named_templates(encoding: Encoding, tokenizer: Tokenizer | None) -> boo
 
 
 def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether records may have calls of tools, and the template prints a form of a call in
-    the last message that it does not take in all messages (`Forms.is_narrowed`).
+    """Return whether records may have calls of tools, and the template has a narrowed set of forms:
+    it prints a way to write a call correctly in the last message, and not in earlier messages, or
+    not as the model writes it (`Forms.is_narrowed`).
     """
     takes_tools = _may_have_tools(encoding, tokenizer)
     if tokenizer is None or not takes_tools:
@@ -76,8 +81,9 @@ def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether `_rewrites_history` holds and the template prints the system prompt only
-    before the last message.
+    """Return whether the template prints the system prompt only before the last message, so that
+    earlier messages change, and the recipe does not reject such conversations
+    (`rewritten_history`).
     """
     rewrites = _rewrites_history(encoding, tokenizer)
     if tokenizer is None or not rewrites:
@@ -86,8 +92,9 @@ def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool
 
 
 def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether `_rewrites_history` holds and the text that the template prints before every
-    answer ends inside a control word.
+    """Return whether the text that the template prints before every answer ends inside a control
+    word such as `<think>`, and the recipe does not reject conversations whose earlier messages are
+    printed differently (`rewritten_history`).
     """
     rewrites = _rewrites_history(encoding, tokenizer)
     if tokenizer is None or not rewrites:

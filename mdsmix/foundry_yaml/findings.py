@@ -57,7 +57,7 @@ class Finding:
         stream_names = tuple(streams)
 
         def fill(text: str) -> str:
-            """Replace the placeholders in a string."""
+            """Replace the placeholders `{loader}` and `{streams}` in a string by the names."""
             named = text.replace("{loader}", loader_names)
             return named.replace("{streams}", ", ".join(stream_names))
 
@@ -129,23 +129,33 @@ class CheckList(list[Check]):
     """
 
     def mix(self, severity: Severity, why: str, id: str | None = None) -> Register:
-        """Add a check of a mix: `find(mix)`."""
+        """Return a decorator that adds a function as a check of a whole mix. It is called as
+        `find(mix)`.
+        """
         return self._adder("mix", severity, why, id)
 
     def loader(self, severity: Severity, why: str, id: str | None = None) -> Register:
-        """Add a check of a loader: `find(mix, loader)`."""
+        """Return a decorator that adds a function as a check of each loader. It is called as
+        `find(mix, loader)`.
+        """
         return self._adder("loader", severity, why, id)
 
     def stream(self, severity: Severity, why: str, id: str | None = None) -> Register:
-        """Add a check of a stream: `find(mix, loader, stream)`."""
+        """Return a decorator that adds a function as a check of each stream. It is called as
+        `find(mix, loader, stream)`.
+        """
         return self._adder("stream", severity, why, id)
 
     def loader_section(self, severity: Severity, why: str, id: str | None = None) -> Register:
-        """Add a rule of a loader's section: `find(section)`."""
+        """Return a decorator that adds a function as a rule: a check that looks only at a YAML. It
+        is called as `find(section)` with each loader's section.
+        """
         return self._adder("loader section", severity, why, id)
 
     def stream_section(self, severity: Severity, why: str, id: str | None = None) -> Register:
-        """Add a rule of a stream's section: `find(section, stream_section)`."""
+        """Return a decorator that adds a function as a rule: a check that looks only at a YAML. It
+        is called as `find(section, stream_section)` with each stream's section.
+        """
         return self._adder("stream section", severity, why, id)
 
     def _adder(self, subject: Subject, severity: Severity, why: str, id: str | None) -> Register:

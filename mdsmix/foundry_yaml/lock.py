@@ -110,8 +110,9 @@ def lock_stream(name: str, drawn: int, shards: Iterable[LockedShard]) -> LockedS
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderLock:
-    """The lock of one loader: its streams as they were published, in the loader's order, and the
-    settings that decide which samples a batch contains.
+    """What is recorded of one loader, to notice later that its data has changed: its streams as
+    they were published, in the loader's order, and the settings that decide which samples a batch
+    contains.
     """
 
     streams: list[LockedStream]

@@ -111,8 +111,8 @@ def key_missing(loader: LoaderSection) -> Findings:
     "streams-and-remote",
 )
 def data_is_named(loader: LoaderSection) -> Findings:
-    """Find a dataset that names its data twice, not at all, or in a form that the loader does not
-    read.
+    """Find a dataset that names its data in a wrong way: by both `streams` and remote or local, by
+    neither, or (finetuning loader) by only one of remote and local.
     """
     keys = " and ".join(loader.own_data_keys)
     if loader.dataset.get("streams"):
@@ -142,7 +142,9 @@ def data_is_named(loader: LoaderSection) -> Findings:
     "A stream without a split takes the dataset's split, and cannot opt out with split: null.",
 )
 def split_inherited(loader: LoaderSection) -> Findings:
-    """Find streams without a split in a dataset that has one."""
+    """Find streams without a split in a dataset that has one: Streaming gives them the dataset's
+    split.
+    """
     split = loader.dataset.get("split")
     streams = loader.dataset.get("streams") or {}
     without_split = [str(name) for name, keys in streams.items() if not keys.get("split")]
@@ -179,7 +181,9 @@ def local_duplicate(loader: LoaderSection) -> Findings:
     "Streaming cuts the key off at `#` or `?`, and asks the store for another object.",
 )
 def remote_cut(loader: LoaderSection, stream: StreamSection) -> Findings:
-    """Find a remote with a character at which Streaming cuts it off."""
+    """Find a stream whose remote or split contains `#` or `?`. Streaming takes only the part before
+    this character as the path, and reads another folder.
+    """
     remote = "/".join(str(stream.settings.get(key) or "") for key in ("remote", "split"))
     sign = find_key_terminator(remote)
     if sign:
@@ -221,7 +225,9 @@ def local_unset(loader: LoaderSection, stream: StreamSection) -> Findings:
     "Streaming deletes shards to stay under the limit, and this stream has no other copy of them.",
 )
 def cache_limit_local(loader: LoaderSection, stream: StreamSection) -> Findings:
-    """Find a stream with only a local folder in a dataset that limits its cache."""
+    """Find a stream with a local folder and no remote in a dataset with a cache_limit. Streaming
+    would delete shards to stay under the limit, and could not fetch them again.
+    """
     limit = loader.dataset.get("cache_limit")
     if limit and not stream.settings.get("remote"):
         yield Finding(

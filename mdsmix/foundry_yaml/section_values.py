@@ -96,8 +96,8 @@ def setting_null(loader: LoaderSection) -> Findings:
     "name (ValueError).",
 )
 def split_nested(loader: LoaderSection) -> Findings:
-    """Find a split of a dataset's own local folder that is a path, such as `v1/train` or
-    `train/`.
+    """Find a split that is a path, such as `v1/train` or `train/`, if the dataset itself names a
+    local folder. The finetuning loader accepts only the name of one folder there.
     """
     split = str(loader.dataset.get("split") or "")
     remote = loader.dataset.get("remote")
@@ -117,7 +117,9 @@ def split_nested(loader: LoaderSection) -> Findings:
     "LLM-Foundry sets the first two by default.",
 )
 def workers(loader: LoaderSection) -> Findings:
-    """Find settings of worker processes in a section that has no workers."""
+    """Find settings of worker processes (prefetch_factor, persistent_workers, timeout) in a
+    loader's section with num_workers: 0.
+    """
     if loader.section.get("num_workers") != 0 or loader.is_mdsmix:
         return
     settings = LOADER_DEFAULTS | dict(loader.section)
@@ -158,7 +160,9 @@ def targets_invalid(loader: LoaderSection) -> Findings:
 
 @CHECKS.loader_section("error", REFUSED)
 def packing_invalid(loader: LoaderSection) -> Findings:
-    """Find settings of packing that do not fit each other or the model's form."""
+    """Find settings of packing that are refused: max_leftover_bins_to_keep without packing_ratio,
+    or a packing_ratio for an encoder-decoder (decoder_only_format: false).
+    """
     if not loader.reads_turns:
         return
     ratio = loader.dataset.get("packing_ratio")
@@ -186,7 +190,9 @@ def packing_invalid(loader: LoaderSection) -> Findings:
     "unsafe-types",
 )
 def own_settings(loader: LoaderSection) -> Findings:
-    """Find settings of the loader of mdsmix that are refused or worth a warning."""
+    """Find two settings that only the loader `mdsmix` has: allow_unsafe_types, which it refuses,
+    and accept_changed, which is worth a warning.
+    """
     if loader.is_mdsmix and loader.dataset.get("allow_unsafe_types"):
         yield Finding(
             "{loader} sets allow_unsafe_types.",

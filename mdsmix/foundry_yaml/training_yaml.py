@@ -224,8 +224,8 @@ class LoaderSection:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingYaml:
-    """A whole training YAML. In sections that are not checked, keys that could not be resolved are
-    missing.
+    """A whole training YAML with its variables (`${...}`) filled in. Other sections than JUDGED are
+    not checked, so a key there whose variable cannot be filled in is left out.
     """
 
     origin: str

@@ -44,9 +44,10 @@ MOST_SAMPLES = 10
 
 
 class ScannedStream(NamedTuple):
-    """The grams of evaluation samples that one training stream contains.
+    """The grams (runs of 13 tokens) of evaluation samples that one training stream contains.
 
-    Each find is a gram and a sample that contains it: `grams[i]` is in `samples[i]`.
+    Each find is a pair of a gram and a sample that contains it: gram `grams[i]` is in sample
+    `samples[i]`. Both are numbers.
     """
 
     tokens: int
@@ -60,7 +61,7 @@ class ScannedStream(NamedTuple):
 
 
 class LeakingSample(NamedTuple):
-    """A training sample that contains grams of an evaluation sample."""
+    """A training sample that contains grams (runs of 13 tokens) of an evaluation sample."""
 
     stream: int
     "The number of the training stream."
@@ -72,7 +73,9 @@ class LeakingSample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """An evaluation sample that shares grams with training streams."""
+    """An evaluation sample of which at least one gram (run of 13 tokens) is in a training
+    stream.
+    """
 
     item: int
     "The number of the sample among the samples of all evaluations."
@@ -89,7 +92,9 @@ class Leak:
 
     @property
     def share(self) -> float:
-        """The share of the sample's grams that leaked, 0 to 1."""
+        """The part of the sample's grams (runs of 13 tokens) that training streams contain, 0 to
+        1.
+        """
         return self.leaked_grams / self.grams
 
 
@@ -121,13 +126,15 @@ def find_leaks(
     common: int,
     watcher: ReadingWatcher,
 ) -> Audit:
-    """Search the whole of each training stream for grams of the evaluations' samples.
+    """Search the whole of each training stream for the grams (runs of 13 tokens) of all samples of
+    the evaluations.
 
-    Raises RecipeError if the streams' ids cannot be compared, and Unreachable if a shard cannot be
-    read.
+    Raises RecipeError if the streams' ids cannot be compared.
+    Raises Unreachable if a shard cannot be read.
 
     Args:
-        common: grams in more samples than this are ignored; 0 ignores none.
+        common: grams that are in more samples than this are ignored, since such phrases are no sign
+            of a leak; 0 ignores none.
     """
     _refuse_other_tokenizers([*streams, *evaluations])
     items = load_eval_samples(evaluations, common)
@@ -163,12 +170,12 @@ def _refuse_other_tokenizers(streams: Sequence[StreamInMix]) -> None:
 def scan_stream(
     stream: PublishedStream, items: EvalSamples, watcher: ReadingWatcher
 ) -> ScannedStream:
-    """Search every shard of a training stream for the grams of evaluation samples, several shards
-    at once.
+    """Search every shard of a training stream for the grams (runs of 13 tokens) of evaluation
+    samples, several shards at once.
 
-    Memory does not grow with the stream. It contains the shards that are being searched, a count
-    for each gram, and the first samples with each gram: `common` or MOST_SAMPLES of them (the last
-    shard may add more).
+    The memory that this takes does not grow with the stream: it is needed for the shards that are
+    being searched, a count for each gram, and the first samples with each gram (at most
+    `items.common` samples or, if that is 0, MOST_SAMPLES; the last shard may add more).
 
     Raises Unreachable if a shard cannot be read.
 
@@ -208,7 +215,9 @@ def scan_stream(
 
 
 class _ShardFinds(NamedTuple):
-    """The grams of evaluation samples that one shard contains: `grams[i]` is in `samples[i]`."""
+    """The grams (runs of 13 tokens) of evaluation samples that one shard contains: gram `grams[i]`
+    is in sample `samples[i]`. Both are numbers.
+    """
 
     tokens: int
     "Tokens of the shard."
@@ -219,7 +228,9 @@ class _ShardFinds(NamedTuple):
 
 
 def _search_shard(folder: Location, shard: Shard, items: EvalSamples) -> _ShardFinds:
-    """Read a shard, and search its samples for the grams of evaluation samples."""
+    """Read a shard, and search its samples for the grams (runs of 13 tokens) of evaluation
+    samples.
+    """
     tokens = read_stored_tokens(folder, shard)
     if tokens is None:
         return _ShardFinds(0, np.empty(0, np.int64), np.empty(0, np.int64))
@@ -228,8 +239,8 @@ def _search_shard(folder: Location, shard: Shard, items: EvalSamples) -> _ShardF
 
 
 def rank_leaks(items: EvalSamples, scanned: Sequence[ScannedStream]) -> list[Leak]:
-    """Return a leak for each evaluation sample that shares a gram with a training stream, the
-    largest share of leaked grams first.
+    """Return a Leak for each evaluation sample of which a training stream contains a gram (run of
+    13 tokens). The sample with the largest share of its grams in training streams comes first.
 
     Args:
         items: the evaluation samples, and their grams.
@@ -262,8 +273,8 @@ def rank_leaks(items: EvalSamples, scanned: Sequence[ScannedStream]) -> list[Lea
 def _leak_sources(
     items: EvalSamples, scanned: Sequence[ScannedStream]
 ) -> dict[int, list[LeakingSample]]:
-    """Map the number of each leaking evaluation sample (item) to the training samples that contain
-    most of its grams: at most MOST_PLACES, the largest number of grams first.
+    """Map the number of each evaluation sample that leaked to the training samples that contain
+    most of its grams (runs of 13 tokens): at most MOST_PLACES, the one with the most grams first.
     """
     sources_by_item = defaultdict[int, list[LeakingSample]](list)
     for stream, finds in enumerate(scanned):
@@ -294,8 +305,8 @@ class Passage(NamedTuple):
 
 
 def read_passage(audit: Audit, leak: Leak) -> Passage:
-    """Return the tokens that an evaluation sample shares with the training sample that contains
-    most of its grams. The training sample is read again.
+    """Return the longest passage that an evaluation sample shares with a training sample: the one
+    that contains most of its grams (runs of 13 tokens). The training sample is read again.
     """
     source = leak.sources[0]
     turns = decode_turns(audit.streams[source.stream].read_sample(source.sample))
@@ -321,7 +332,8 @@ class SharedRun(NamedTuple):
 
 
 def find_longest_shared(item: Int, training: Int) -> SharedRun:
-    """Find a long run of tokens that both samples contain. All fields are 0 if they share no gram.
+    """Find a long run of tokens that both samples contain. If they have no 13 consecutive tokens
+    (gram) in common, return SharedRun(0, 0, 0).
 
     If the evaluation sample contains a gram more than once, its first position counts.
 

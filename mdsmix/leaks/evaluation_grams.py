@@ -43,8 +43,8 @@ _JOINED = ((1, 1), (2, 1), (3, 3), (6, 6), (12, 1))
 
 @dataclass
 class EvalSamples:
-    """The samples of all evaluations (items), and their distinct grams in the order of their
-    hashes.
+    """The samples of all evaluations (called items), and all different grams (runs of 13 tokens) in
+    them. The number of a gram is its place in the sorted hashes of the grams.
     """
 
     rows: Ragged
@@ -59,7 +59,10 @@ class EvalSamples:
     """
 
     def __post_init__(self) -> None:
-        """List the distinct grams of all items, and make the table of flags to search them in."""
+        """List the different grams (runs of 13 tokens) of all items (evaluation samples). Also make
+        a table with a flag at the upper bits of each gram's hash, to rule out most other hashes
+        fast.
+        """
         positions, item = self._list_grams()
         hashes, gram = np.unique(hash_grams(self.rows.values)[positions], return_inverse=True)
         # Count a gram once in an item: join each pair (gram, item) to one number, and drop repeated
@@ -82,8 +85,9 @@ class EvalSamples:
         self._flags[self.hashes >> self._shift] = True
 
     def _list_grams(self) -> tuple[Int, Int]:
-        """Return two arrays: the position of every gram in the joined ids of all items, and the
-        number of its item. A gram is within one item and contains no image.
+        """Return two arrays with an entry for each gram (run of 13 tokens): its position in the
+        joined ids of all items (evaluation samples), and the number of its item. A gram is within
+        one item and contains no image.
         """
         ids = self.rows.values
         positions = np.arange(max(len(ids) - LENGTH + 1, 0))
@@ -95,20 +99,24 @@ class EvalSamples:
         return positions[is_gram], item[is_gram]
 
     def count(self, flags: NDArray[np.bool_]) -> Int:
-        """Count, for each item, how many of its grams have a flag: int64 [items].
+        """Count the chosen grams (runs of 13 tokens) of each item (evaluation sample): int64
+        [items].
 
         Args:
-            flags: bool [grams].
+            flags: bool [grams]: whether each gram is chosen, such as those that training streams
+                contain.
         """
         # The item of each flagged gram; an item with two flagged grams is listed twice.
         flagged = self.holders.values[np.repeat(flags, self.holders.lengths)]
         return np.bincount(flagged, minlength=len(self.rows))
 
     def find(self, rows: Ragged) -> Int:
-        """Find the grams of evaluation samples in the rows of a training stream: int64 [2, finds].
+        """Find the grams (runs of 13 tokens) of evaluation samples in the rows of a training
+        stream. Return int64 [2, finds]: the number of each gram found, and the number of the row
+        that contains it.
 
-        The first line has the number of each gram, the second the number of its row: [[5, 8],
-        [0, 2]] if row 0 contains gram 5 and row 2 contains gram 8. A gram counts once in a row.
+        The result is [[5, 8], [0, 2]] if row 0 contains gram 5 and row 2 contains gram 8. A gram
+        counts once in a row.
         """
         starts = range(0, len(rows.values), BLOCK)
         blocks = [self._find_in_block(rows.values, start) for start in starts]
@@ -121,8 +129,8 @@ class EvalSamples:
         return np.stack([gram, row])
 
     def _find_in_block(self, ids: NDArray[Any], start: int) -> Int:
-        """Find the grams in one block of ids: int64 [2, finds], the position and the number of each
-        gram.
+        """Find the grams (runs of 13 tokens) that begin in one block of BLOCK positions. Return
+        int64 [2, finds]: the position in `ids` and the number of each gram.
 
         Args:
             ids: the ids of all blocks.
@@ -166,7 +174,7 @@ def _find_rows(rows: Ragged, positions: Int) -> tuple[Int, NDArray[np.bool_]]:
 
 
 def load_eval_samples(evaluations: Sequence[StreamInMix], common: int) -> EvalSamples:
-    """Load all samples of the evaluations, and list their grams.
+    """Load all samples of the evaluations, and list their grams (runs of 13 tokens).
 
     Raises RecipeError if the evaluations have more than MOST_TOKENS tokens.
 

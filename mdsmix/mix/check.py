@@ -41,7 +41,9 @@ def run_one_check(mix: Mix, id: str) -> list[Finding]:
 
 
 def list_checks() -> list[Check]:
-    """Return all checks in the order of the README's table; rules, which judge YAML, come last."""
+    """Return all checks in the order of the README's table. Last come the rules: the checks that
+    look only at the text of a YAML and open no stream.
+    """
     return [*CHECKS, *RULES]
 
 

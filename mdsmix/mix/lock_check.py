@@ -33,7 +33,9 @@ from mdsmix.table import Column, Row, Table
 
 
 class DifferenceRule(NamedTuple):
-    """How a difference from the lock is reported as a finding."""
+    """How a difference between the mix and its lock is reported as a finding. A lock is a file next
+    to a YAML that records the streams as they were when the YAML was rendered.
+    """
 
     id: str
     "The id of the finding."
@@ -56,8 +58,8 @@ EVALUATION_DIFFERS = DifferenceRule(
 
 
 def lock_path(target: str) -> str | None:
-    """Return the path of the lock that is written next to a YAML. None if the YAML is written to a
-    pipe or a device.
+    """Return the path of a YAML's lock: the file next to it that records the streams as they were
+    when the YAML was rendered. None if the YAML is written to a pipe or a device.
 
     Args:
         target: the path or URL of the YAML.
@@ -77,7 +79,9 @@ def make_lock(mix: Mix) -> Lock:
 
 
 def _lock_loader(mix: Mix, loader: Loader) -> LoaderLock:
-    """Record a loader's streams, and the settings that decide how it draws and reads samples."""
+    """Return the part of a lock for one loader: its streams as they are published now, and the
+    settings that decide how it draws and reads samples.
+    """
     draws = count_loader_draws(loader)
     if not draws:
         # Streaming refuses the weights, so nothing is drawn.
@@ -96,7 +100,9 @@ def _lock_loader(mix: Mix, loader: Loader) -> LoaderLock:
 
 
 def _lock_stream(stream: StreamInMix, drawn: int) -> LockedStream:
-    """Record the shards of a stream, and how many samples an epoch draws from it."""
+    """Return the part of a lock for one stream: a digest of its shards, and how many samples an
+    epoch draws from it.
+    """
     shards = [
         LockedShard(
             samples=shard.samples,

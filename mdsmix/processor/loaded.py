@@ -69,7 +69,7 @@ Arrays = dict[str, Any]
 
 
 class StoredRow(NamedTuple):
-    """A stored row on which a processor is tested."""
+    """A row of a converted stream, with its images, on which a processor is tested."""
 
     name: str
     "For messages, such as `one image`."
@@ -485,7 +485,7 @@ def _make_loader_row(processor: LoadedProcessor, text: str, pieces: Sequence[Arr
     Args:
         processor: its tokenizer is used.
         text: the text of a stored row, with one image token for each image.
-        pieces: the arrays of each image, as `process_images` returns them.
+        pieces: for each image, its tokens and other arrays, as `process_images` returns them.
     """
     ids = np.array(processor.tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
     spots = np.flatnonzero(ids == processor.token_id)

@@ -52,7 +52,8 @@ RARE_PROBES = (
 
 
 def describe_tokenizer(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of `card.Tokenizer`, except that `files` is {name: text}.
+    """Return a description of the tokenizer: the fields of the dataclass `card.Tokenizer` as a
+    dict. Its `files` is {name: text} of the tokenizer's files, instead of a list of names.
 
     If an argument of `kwargs` would have no effect, return {"wrong": message}.
     Raises ValueError with the reason if mdsmix cannot use the tokenizer.
@@ -351,8 +352,8 @@ class AddedIds(NamedTuple):
 def _find_added_ids(tokenizer: Any) -> AddedIds:
     """Return the ids that the tokenizer adds before and after each text.
 
-    Raises ValueError if it does not add the same ids to all PROBES, or if it encodes a target text
-    differently from an input text.
+    Raises ValueError if it does not add the same ids to all PROBES, or if it encodes a text
+    differently when it is passed as `text_target`.
     """
     added_of_probes = list[AddedIds]()
     for probe in PROBES:

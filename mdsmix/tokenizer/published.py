@@ -39,7 +39,9 @@ from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 
 @dataclass(frozen=True, kw_only=True)
 class FolderCard:
-    """The card in the folder of a tokenizer or processor. Its fields are the keys of the file."""
+    """The card of a published tokenizer or processor: a JSON file in its folder that names the
+    files and their hash. The fields are the keys of the file.
+    """
 
     name: str
     """The hub name of the tokenizer or processor. If it was read from a folder, only the last part
@@ -63,8 +65,9 @@ def card_file_name(folder: str) -> str:
 
 
 def read_card(home: Location) -> FolderCard | None:
-    """Return the card in the folder `home`. Return None if there is no card, or if it cannot be
-    read or was written for a folder with another name.
+    """Return the card (the JSON file that describes a published tokenizer or processor) in the
+    folder `home`. Return None if there is no card, or if it cannot be read or was written for a
+    folder with another name.
     """
     answer = (home / card_file_name(home.name)).fetch()
     if answer is None:

@@ -59,9 +59,10 @@ The last string is from the error about the list of special tokens.
 def open_snapshot(
     pretrained: Pretrained, name: str, kwargs: Mapping[str, Any], say: Say | None
 ) -> Path:
-    """Return the folder of a snapshot. If there is no snapshot yet, it is made now.
+    """Return the folder of a snapshot: a copy of a tokenizer or processor in the cache, with its
+    files and a description of it, card.json. If there is no snapshot yet, it is made now.
 
-    The card is written last, so a folder with a card is complete.
+    The description is written last, so a folder with a card.json is complete.
     Raises Unreachable or RecipeError for the reasons of `ask_transformers`.
 
     Args:
@@ -92,7 +93,8 @@ def open_snapshot(
 
 
 def load_card(type_of_card: type[Card], folder: Path, **fields: str) -> Card:
-    """Return the card of a snapshot as a Tokenizer or Processor.
+    """Read the card.json of a snapshot (a folder in the cache), which describes a tokenizer or
+    processor, and return it as a Tokenizer or Processor.
 
     Args:
         type_of_card: Tokenizer or Processor.
@@ -104,7 +106,8 @@ def load_card(type_of_card: type[Card], folder: Path, **fields: str) -> Card:
 
 
 def find_snapshot(digest: str | None, *patterns: str) -> Path | None:
-    """Return the first folder of the cache whose card has this hash; None if no card has it.
+    """Return the folder in the cache of a tokenizer or processor with this hash: the first whose
+    card (the JSON that describes it) has the hash. None if no card has it.
 
     Args:
         digest: the hash of the tokenizer or processor.

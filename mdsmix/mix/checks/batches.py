@@ -161,7 +161,9 @@ def epoch_too_small(mix: Mix) -> Findings:
     "(ValueError).",
 )
 def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
-    """Find a loader with more canonical nodes (num_canonical_nodes) than samples."""
+    """Find a loader with more canonical nodes (num_canonical_nodes) than samples. Canonical nodes
+    are the sections into which Streaming divides an epoch, whatever the real number of nodes is.
+    """
     nodes = as_whole_number(loader.dataset.get("num_canonical_nodes"))
     samples = sum(stream.index.samples for stream in loader.streams)
     algorithm = loader.dataset.get("shuffle_algo", "py1e")
@@ -180,7 +182,9 @@ def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
     "LLM-Foundry's loaders do not notice.",
 )
 def resume_devices(mix: Mix) -> Findings:
-    """Report a batching method with which a run can be resumed only on the same devices."""
+    """Report a batching method with which a run can be resumed only on as many devices as before.
+    On other devices the run would repeat some samples and lose others.
+    """
     if get_batching_method(mix.train) in METHODS and not mix.train.is_mdsmix:
         yield Finding(
             f"train_loader sets batching_method: {get_batching_method(mix.train)}, so a checkpoint "

@@ -26,7 +26,9 @@ CHECKS = CheckList()
 
 
 class SampleLayout(NamedTuple):
-    """A form of samples that a loader can read."""
+    """A layout: the names of the columns in which samples are stored, in a way that a loader can
+    read, such as `input_ids` and `labels`.
+    """
 
     name: str
     columns: set[str]
@@ -64,8 +66,8 @@ TEXT_LAYOUTS = {"messages": 1, "prompt/response": 2}
 
 
 def find_layout(stream: StreamInMix, loader: str) -> str | None:
-    """Return the name of the layout, such as `turns`, in which a loader reads a stream; None if the
-    loader cannot read it.
+    """Return the name of the first layout (set of columns) that the stream has and the loader
+    reads, such as `turns` or `input_ids`. None if the loader reads none of its columns.
 
     Args:
         loader: the loader's name, such as `finetuning`.
@@ -82,8 +84,8 @@ def find_layout(stream: StreamInMix, loader: str) -> str | None:
 
 
 def is_plain(loader: Loader, stream: StreamInMix) -> bool:
-    """Check whether the loader reads the stream as plain tokens. A loader of plain tokens removes
-    every padding token from the loss.
+    """Check whether the loader reads the stream as plain tokens: rows of pretraining text, without
+    prompts and responses. It then never trains the padding token, even if that token is also EOS.
     """
     return loader.is_text or (loader.is_mdsmix and find_layout(stream, MDSMIX_LOADER) == "tokens")
 
@@ -164,8 +166,8 @@ def text_and_tokens(mix: Mix, loader: Loader) -> Findings:
     "built, and fails in mid-training.",
 )
 def columns_unlike(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find streams whose columns differ from the first stream's. Only loaders that a kind of stream
-    defines need equal columns.
+    """Find streams whose columns differ from those of the loader's first stream. Only loaders of
+    other libraries (`EXTRA_LOADERS`, such as preference loaders) are checked.
     """
     first = loader.streams[0]
     name = loader.name
@@ -185,7 +187,9 @@ def columns_unlike(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "(UnknownExampleTypeError).",
 )
 def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find streams of text with further columns: the finetuning loader refuses their samples."""
+    """Find streams of text that have more columns than the text itself, such as `prompt`,
+    `response` and `id`: the finetuning loader refuses their samples.
+    """
     if loader.name != "finetuning":
         return
     layout = find_layout(stream, "finetuning")
@@ -255,7 +259,8 @@ def columns_unsafe(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 )
 def labels_repeated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find streams that were written for the collators of Hugging Face: the labels of each row are
-    a copy of its input_ids, with -100 at positions that are not trained.
+    a copy of its input_ids, with -100 at positions that are not trained. LLM-Foundry instead
+    expects the prompt as input_ids and the answer as labels.
     """
     if stream.trusted_manifest or find_layout(stream, loader.name) != "input_ids":
         return

@@ -145,7 +145,9 @@ def _compare_targets(encoding: Encoding, policies: Targets) -> str | None:
     "documents-unseparated",
 )
 def documents_joined(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find pretraining data in full rows whose documents the loader does not separate."""
+    """Find pretraining data in full rows (several documents joined to rows of max_seq_len tokens)
+    whose documents the loader does not separate, so that they attend to each other.
+    """
     if loader.is_text or stream.has_targets:
         return
     if stream.encoding is None or stream.encoding.layout != "concat":

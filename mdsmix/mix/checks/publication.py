@@ -40,8 +40,8 @@ READ_LESS_AHEAD = "or set a smaller predownload or fewer num_workers."
 
 @CHECKS.stream("error", "Samples of this shard cannot be decoded.")
 def shard_damaged(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find streams whose first samples cannot be decoded. Only streams without a manifest are read
-    here.
+    """Find streams without a trusted manifest (one that belongs to the present index) whose first
+    samples cannot be decoded. Streams with such a manifest are checked by `find_faults` alone.
     """
     damage = stream.head.damage if not stream.trusted_manifest else None
     if damage:
@@ -115,8 +115,9 @@ def cache_limit_small(mix: Mix, loader: Loader) -> Findings:
 
 @CHECKS.loader("warning", EVICTS_SHARDS)
 def cache_limit_tight(mix: Mix, loader: Loader) -> Findings:
-    """Find a cache_limit that may be too small, if the number of devices is unknown: large enough
-    for one device, and too small for one node that draws the whole batch.
+    """Find a cache_limit that is large enough for a node with one device, but too small for one
+    node that draws the whole batch. Only reported for training, and only if the YAML does not show
+    how many devices a node has.
     """
     batch = mix.yaml.batch_size or 0
     if loader is not mix.train or batch < 1 or _devices(mix, loader):
@@ -180,8 +181,10 @@ def _device_rows(mix: Mix, loader: Loader) -> int:
 
 
 def _devices(mix: Mix, loader: Loader) -> int | None:
-    """Return the number of devices of a node: as many as the run has, but at most 8. None if the
-    YAML does not set both the batch of the run and the batch of a device.
+    """Return how many devices a node is assumed to have. The YAML shows only how many devices the
+    whole run has (batch of the run / batch of a device): that number is returned, but at most 8.
+
+    Return None if the YAML does not set both batches.
     """
     batch = mix.yaml.batch_size
     rows = as_whole_number(mix.yaml.value_at("device_train_batch_size"))
@@ -195,8 +198,9 @@ def _devices(mix: Mix, loader: Loader) -> int | None:
 
 
 class FaultCheck(NamedTuple):
-    """How a fault of a published stream is reported as a finding. `mdsmix verify` finds the same
-    faults, and FAULT_CHECKS maps the rule that a fault breaks to its FaultCheck.
+    """How a fault of a published stream, such as a missing shard, is reported as a finding.
+    FAULT_CHECKS maps the id of each kind of fault to its FaultCheck. `mdsmix verify` finds the same
+    faults.
     """
 
     severity: Severity

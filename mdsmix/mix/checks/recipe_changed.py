@@ -250,8 +250,8 @@ def _is_edited(file: SourceFile, sizes: Mapping[str, int], stamps: Stamps | None
 
 
 def _have_same_names_and_sizes(files: Sequence[SourceFile], sizes: Mapping[str, int]) -> bool:
-    """Check whether the files have the last names and sizes of the stream's sources, in any
-    folder.
+    """Check whether the files are the stream's sources in another folder: each has the file name
+    and the size of one source. Only the last part of a path is compared, such as `a.jsonl`.
     """
     sources = Counter((_last_name(path), size) for path, size in sizes.items())
     return Counter((_last_name(file.name), file.stat.size) for file in files) == sources

@@ -214,8 +214,9 @@ def _find_uneven(loader: Loader) -> list[StreamInMix]:
 
 
 def _looks_even(stream: StreamInMix, loader: Loader) -> bool:
-    """Check whether samples seem to have one length although their columns do not fix it.
-    LLM-Foundry's own converters write such samples.
+    """Check whether all samples seem to have one length, in a stream whose columns do not tell it
+    (`ndarray:int32` instead of `ndarray:int32:2048`). LLM-Foundry's own converters write such
+    streams.
     """
     if stream.encoding:
         return stream.encoding.layout == "concat"

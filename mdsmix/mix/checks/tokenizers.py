@@ -152,8 +152,9 @@ def tokenizer_unseen(mix: Mix) -> Findings:
     "tokenizer-class",
 )
 def tokenizer_class(mix: Mix) -> Findings:
-    """Report a tokenizer that transformers may open with other ids than tokenizer.json has, and any
-    note on how the tokenizer was read.
+    """Report a tokenizer whose class in transformers gives other token ids than its tokenizer.json:
+    another version of transformers may follow the file. Also report notes on how the tokenizer's
+    folder was read.
     """
     opened = mix.run_tokenizer
     if opened and opened.class_changes:
@@ -252,7 +253,10 @@ def mask_missing(mix: Mix, loader: Loader) -> Findings:
     "pad-eos-preference",
 )
 def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find a tokenizer that pads with EOS, if this changes what the loader trains or attends to."""
+    """Find a tokenizer that pads with EOS, if this has an effect under this loader: the EOS of a
+    sample is then treated like padding, so it is not trained or not attended to. The finetuning
+    loader does train EOS; for it this is only a note.
+    """
     card = _find_reference(mix)
     if card is None or card.pad_id not in (None, card.eos_id):
         return

@@ -55,7 +55,7 @@ class StreamShare:
 
     @property
     def size(self) -> Fraction:
-        """What the whole stream counts for shares, such as its tokens."""
+        """The size of the whole stream in the unit that shares count, such as all its tokens."""
         return self.samples * self.share_units
 
     @property
@@ -69,7 +69,9 @@ Shares = tuple[StreamShare, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Apportioned:
-    """The shares of a mix as whole samples of its streams."""
+    """The streams of a mix with their shares of an epoch, and how many whole samples an epoch draws
+    of each stream to reach its share.
+    """
 
     count: Unit
     "The unit that shares count, such as `tokens`."
@@ -84,8 +86,9 @@ class Apportioned:
         return all(share.is_exact for share in self.streams)
 
     def weight(self, stream: str) -> dict[str, int | float]:
-        """Return a stream's weight as the recipe gives it: its share, if any, and the budget or
-        passes, such as {"share": 0.3, "budget": 1000000}.
+        """Return the keys of the recipe that decide how many samples are drawn from a stream: its
+        share if the recipe gives it one, and the recipe's budget or number of passes. Examples are
+        {"share": 0.3, "budget": 1000000} and {"share": 0.3, "passes": 2}.
 
         Args:
             stream: the stream's name.
@@ -109,15 +112,18 @@ class Apportioned:
 def set_target_shares(
     shares: Sequence[StreamShare], temperature: Fraction = Fraction(1), is_absolute: bool = False
 ) -> Shares:
-    """Return the shares with `target` set.
+    """Return the shares with `target` set: the share of an epoch, 0 to 1, that each stream should
+    have.
 
-    A stream with a written share gets that share. The other streams divide the remainder in
-    proportion to size ** (1 / temperature). Targets sum to 1, unless shares are absolute.
+    A stream whose share is written in the recipe gets that share. The other streams divide what
+    remains in proportion to size ** (1 / temperature), where size is, for example, the stream's
+    tokens. Targets sum to 1, unless shares are absolute.
 
     Args:
         temperature: 1 gives each stream a share in proportion to its size; a higher temperature
             makes the shares more alike.
-        is_absolute: whether shares are shares of the budget, and need not sum to 1.
+        is_absolute: whether a share is a part of the budget by itself, so that shares need not sum
+            to 1.
     """
     # Divide sizes by the largest size, so that roots are of numbers up to 1.
     sizes = [share.size if share.written is None else Fraction(0) for share in shares]
@@ -152,17 +158,19 @@ def choose_samples(
     is_absolute: bool = False,
 ) -> Shares:
     """Return the shares with `choose` and `reached` set: how many whole samples an epoch draws of
-    each stream, and which share these samples are.
+    each stream, and which share of the epoch these samples are.
 
     Args:
         shares: the shares with `target` set.
         budget: the size of the epoch. If None, the epoch is the largest that takes no stream more
             than once.
-        unit: the unit of the shares, for messages.
+        unit: what shares count, such as `tokens`; for messages.
         max_passes: how often an epoch may take a stream at most.
-        is_absolute: whether shares are shares of the budget, and need not sum to 1.
+        is_absolute: whether a share is a part of the budget by itself, so that shares need not sum
+            to 1.
 
-    Raises MixRefused if a stream cannot fill its share, or if its share is less than one sample.
+    Raises MixRefused if a stream has too few samples for its share, or if its share is less than
+    one sample.
     """
     ideal = compute_ideal_samples(shares, budget, max_passes)
     if budget:
@@ -188,15 +196,18 @@ def choose_samples(
 def compute_ideal_samples(
     shares: Shares, budget: Budget | None, max_passes: Fraction = Fraction(1)
 ) -> list[Fraction]:
-    """Compute how many samples of each stream an epoch draws, before rounding.
+    """Compute how many samples of each stream an epoch draws, as fractions that are not rounded
+    yet.
 
-    Raises MixRefused if the budget counts passes of a stream whose share is 0.
+    Raises MixRefused if the budget is a number of passes of a stream, such as `2 passes of web`,
+    and the share of this stream is 0.
 
     Args:
         shares: the shares with `target` set.
         budget: the size of the epoch. If None, the epoch is the largest that takes no stream more
             than once.
-        max_passes: how often an epoch without a budget may take a stream at most, if below 1.
+        max_passes: only for an epoch without a budget, and only if below 1: the part of a stream
+            that an epoch may take at most.
     """
     # The samples in an epoch of 1 unit, such as 1 token. With absolute shares, in an epoch of as
     # many units as the shares sum to. `units` below is how much larger the epoch is.

@@ -64,7 +64,9 @@ class CachedStream:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The loader settings that decide how far the workers of a node read ahead."""
+    """The loader settings that decide how far the workers of a node read ahead. The samples that a
+    node reads or has prepared at one time are called its window; their shards must be in its cache.
+    """
 
     machines: Machines
     predownload: int | None = None
@@ -81,19 +83,27 @@ class Window:
 
     @property
     def ahead(self) -> int:
-        """Samples that a worker prepares in addition to the sample that it reads."""
+        """How many samples a worker prepares beyond the sample that it reads (predownload). To
+        prepare a sample is to fetch its shard into the cache.
+        """
         if self.predownload is None:
             return BATCHES_AHEAD * self.machines.drawn
         return max(0, self.predownload)
 
     @property
     def workers(self) -> int:
-        """Workers of a node that read different samples."""
+        """How many processes of a node read different samples. Devices that draw the same samples
+        (replication) count as one. A device without workers reads by itself and counts as one
+        process.
+        """
         return self.machines.layout_ranks * max(1, self.machines.workers)
 
     @property
     def span(self) -> int:
-        """Samples of each worker whose shards must be in the cache together."""
+        """The number of consecutive samples of one worker whose shards must be in the cache at the
+        same time: those that it prepares ahead, those that it has just read, and those by which
+        other workers may be faster or slower.
+        """
         apart = 0
         if self.workers > 1:
             prefetched = self.prefetch_factor if self.machines.workers else 0
@@ -104,20 +114,25 @@ class Window:
 
     @property
     def samples(self) -> int:
-        """Samples of all workers of a node whose shards must be in the cache together."""
+        """The number of samples, of all workers of a node together, whose shards must be in the
+        cache at the same time.
+        """
         return self.workers * self.span
 
     @property
     def regions(self) -> int:
-        """How many separate regions of the order of samples a node reads at the same time: one for
-        each of its canonical nodes.
+        """In how many places of the epoch's order of samples a node reads at the same time.
+        Streaming divides the order into one section for each canonical node, and a node reads its
+        sections in parallel.
         """
         return max(1, self.machines.canonical // self.machines.layout_nodes)
 
     @property
     def positions(self) -> float:
-        """From how many positions in the order of shards the samples of a node's window may come.
-        Infinite if the shuffle may move samples any distance.
+        """An upper bound on how many positions, in the order of shards (an epoch's order before its
+        samples are shuffled), the samples of a node's window come from. Each shard is one piece of
+        that order, so few positions mean few shards. Infinite if the shuffle may move a sample any
+        distance.
         """
         if self.method != "random" or self.partition != "orig" or self.machines.algo not in BLOCKS:
             return math.inf
@@ -133,7 +148,9 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheNeed:
-    """The least cache_limit with which no shard of a node's window is evicted."""
+    """The smallest cache_limit, in bytes, with which Streaming evicts no shard that a worker of the
+    node still needs, and the numbers of shards and samples that it follows from.
+    """
 
     bytes: int
     shards: int
@@ -158,7 +175,9 @@ class CacheNeed:
 
 
 def compute_loader_need(loader: Loader, machines: Machines) -> CacheNeed:
-    """Compute the cache that a loader of a training YAML needs on a node of these machines."""
+    """Compute the smallest sufficient cache_limit, in bytes, of a training YAML's loader on a node
+    of these machines.
+    """
     draws = count_loader_draws(loader)
     if not draws:
         # Streaming refuses the weights, so assume that an epoch draws every sample once.
@@ -202,7 +221,7 @@ def _describe_stream(stream: StreamInMix, loader: Loader, drawn: int) -> CachedS
 def compute_cache_need(
     streams: Sequence[CachedStream], index_bytes: int, window: Window
 ) -> CacheNeed:
-    """Compute the cache that a loader needs on a node.
+    """Compute the smallest sufficient cache_limit of a node, in bytes.
 
     Args:
         streams: the shards of the loader's streams.
@@ -244,16 +263,19 @@ def compute_cache_need(
 
 
 def _cached_bytes(stream: CachedStream) -> NDArray[np.int64]:
-    """Return the bytes of each shard in the cache: unpacked, and packed too if it is kept."""
+    """Return how many bytes each shard takes in the cache: those of the decompressed file, and
+    those of the compressed file too if the loader keeps it (keep_zip).
+    """
     return stream.raw + stream.packed if stream.keeps_packed else stream.raw
 
 
 def _count_fewest(stream: CachedStream, granularity: int) -> NDArray[np.float64]:
-    """Return, for each shard, how many of its samples are certainly adjacent in the order of an
-    epoch; 0 for a shard without samples.
+    """Return, for each shard, a lower bound on how many of its samples one pass draws. They are
+    adjacent in the order of shards (an epoch's order before its samples are shuffled). 0 for a
+    shard without samples.
 
-    In full passes these are all samples of the shard. In an incomplete pass it is the mean number
-    that is drawn, minus SIGMAS standard deviations of the random draw.
+    A full pass draws all samples of the shard. A part of a pass (0.3 of 2.3 passes) draws a random
+    part of them: the bound is their mean number minus SIGMAS standard deviations.
 
     Args:
         granularity: how many neighbouring samples are drawn together (sampling_granularity).

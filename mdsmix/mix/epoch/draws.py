@@ -75,29 +75,33 @@ class Machines:
 
     @property
     def ranks(self) -> int:
-        """Devices that draw samples of their own."""
+        """Number of devices; devices that draw the same samples (replication) count as one."""
         return self.nodes * self.gpus // self.replication
 
     @property
     def layout_nodes(self) -> int:
-        """Nodes as Streaming counts them in the layout of an epoch: devices that draw the same
-        samples count as one device.
+        """The number of nodes with which Streaming computes the order of an epoch. It differs from
+        the real number only with replication: devices that draw the same samples count as one
+        device.
         """
         return self.ranks // self.gpus if self.ranks % self.gpus == 0 else 1
 
     @property
     def layout_ranks(self) -> int:
-        """Devices of each of the `layout_nodes`."""
+        """Devices of each of the `layout_nodes`: the nodes as Streaming counts them."""
         return self.ranks // self.layout_nodes
 
     @property
     def rows(self) -> int:
-        """Rows of one device in a step."""
+        """Rows (sequences of max_seq_len tokens) that one device trains in a step."""
         return self.batch // self.ranks
 
     @property
     def drawn(self) -> int:
-        """Samples that a device draws for a step, rounded down as LLM-Foundry does."""
+        """Samples that a device draws for a step. They are more than its rows if samples are
+        packed: 4 rows with a packing ratio of 2.6 need 10 samples. Rounded down, as LLM-Foundry
+        does.
+        """
         return int(self.rows * self.packing)
 
     @property
@@ -107,7 +111,10 @@ class Machines:
 
     @property
     def canonical(self) -> int:
-        """Canonical nodes: as many as are set, or Streaming's default."""
+        """The number of canonical nodes: sections into which Streaming divides an epoch, so that
+        the order of samples does not depend on the real number of nodes. It is the number that the
+        loader sets, otherwise Streaming's default.
+        """
         if self.num_canonical_nodes:
             return self.num_canonical_nodes
         per_node = 64 if self.algo in OLD_SHUFFLES else 1
@@ -127,8 +134,9 @@ leaves over.
 def count_delivered(
     method: str, drawn: Sequence[int], shares: Sequence[float], machines: Machines
 ) -> list[int]:
-    """Count the samples of each stream that an epoch delivers. If a count is 0, Streaming cannot
-    build batches and the epoch fails.
+    """Count, for each stream, the drawn samples that reach training in an epoch. Some batching
+    methods drop the samples that do not fill a last batch. If a count is 0, Streaming cannot build
+    batches and the epoch fails.
 
     Args:
         method: the batching method, such as `stratified`.
@@ -236,7 +244,8 @@ def count_draws(
         weights: the weight of each stream, such as {"repeat": 2}; empty without a weight.
         samples: the samples of each stream.
         epoch_size: the samples of an epoch, if the loader sets them.
-        seed: shuffle_seed, which decides on the samples that rounding leaves over.
+        seed: shuffle_seed. Counts are rounded down, and it decides which streams get one sample
+            more, until the epoch is full.
     """
     _require_weights(weights, epoch_size)
     is_by_proportion = any("proportion" in weight for weight in weights)
@@ -279,8 +288,9 @@ def batch_shares(weights: Weights, samples: Sequence[int], epoch_size: int | Non
 def _list_requested(
     weights: Weights, samples: Sequence[int], epoch_size: int | None
 ) -> Sequence[float]:
-    """Return, for each stream, the number of samples that its weight requests, or its proportion if
-    streams are weighted by proportion.
+    """Return what each stream's weight asks for. These are numbers of samples (from repeat or
+    choose, or all samples of a stream without a weight), or else proportions such as 0.3: Streaming
+    allows proportions only for all streams or for none.
     """
     if epoch_size and not any(weights):
         return samples
@@ -288,8 +298,8 @@ def _list_requested(
 
 
 def _requested(weight: Settings, samples: int) -> float:
-    """Return the samples that a stream's weight requests, or its proportion. A stream without a
-    weight requests all its samples.
+    """Return what one stream's weight asks for: its proportion, such as 0.3, if it has one,
+    otherwise a number of samples. A stream without a weight asks for all its samples.
     """
     if "proportion" in weight:
         return float(weight["proportion"])

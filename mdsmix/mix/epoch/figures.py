@@ -31,7 +31,9 @@ from mdsmix.table import Column, Estimate, Table, is_known, mark_estimate
 
 @dataclass(frozen=True, kw_only=True)
 class StreamInEpoch:
-    """One stream in an epoch of its loader. A figure that is not exact is an Estimate."""
+    """What an epoch reads of one stream: samples and tokens. A figure that is not exact has the
+    type Estimate, a float that is shown with a `~`.
+    """
 
     stream: str
     samples: float
@@ -178,7 +180,7 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
 
 
 class Mean(NamedTuple):
-    """What a sample of a stream has of a unit on average, such as 412.5 tokens."""
+    """The mean size of a stream's samples in one unit, such as 412.5 tokens a sample."""
 
     value: Fraction
     is_exact: bool

@@ -46,8 +46,9 @@ def fixed_row_length(stream: StreamInMix) -> int | None:
 
 
 def read_head_turns(stream: StreamInMix, loader: Loader) -> Turns:
-    """Read the token ids of the stream's first samples. Samples without ids, or with ids that
-    cannot be read, are left out.
+    """Read the token ids of the stream's first samples, as turns: for each sample one or more pairs
+    of prompt ids and response ids. Samples without ids, or with ids that cannot be read, are left
+    out.
     """
     dtype = str(loader.dataset.get("token_encoding_type", "int64"))
     samples = list[list[Turn]]()
@@ -125,7 +126,8 @@ class TokenCount(NamedTuple):
 
 def count_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     """Count the tokens of all samples as the model sees them: truncated to max_seq_len, with the
-    EOS that the loader appends. The counts are UNKNOWN if the loader itself tokenizes.
+    EOS that the loader appends. The counts are the value UNKNOWN if the stream contains text that
+    the loader tokenizes itself.
     """
     stored = count_stored_tokens(stream, loader)
     return stored._replace(in_rows=stored.in_rows + count_added_eos(stream, loader))
@@ -133,7 +135,8 @@ def count_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
 
 def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     """Count the tokens of all samples, truncated to max_seq_len, without the EOS that the loader
-    appends. The counts are UNKNOWN if the loader itself tokenizes.
+    appends. The counts are the value UNKNOWN if the stream contains text that the loader tokenizes
+    itself.
     """
     samples = stream.index.samples
     limit = loader.row_limit
@@ -163,8 +166,12 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
 
 
 def count_trained(stream: StreamInMix, loader: Loader) -> float:
-    """Count the positions of all samples at which training computes a loss. The count is an
-    Estimate, or UNKNOWN, if the stream was not converted with the loader's targets.
+    """Count the positions of all samples at which training computes a loss.
+
+    The manifest has this count, but it is true only if the loader trains the same prompts and
+    responses as assumed at the conversion (its targets), and truncates alike. Otherwise the count
+    is estimated from the first samples (an Estimate), or it is UNKNOWN if these contain no token
+    ids.
     """
     manifest = stream.trusted_manifest
     if manifest and is_trained_as_converted(stream, loader):

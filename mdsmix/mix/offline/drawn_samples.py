@@ -50,8 +50,8 @@ Copies = NDArray[np.int64]
 
 
 def derive_seed(*parts: object) -> int:
-    """Return a seed of 64 bits for a purpose such as (7, "draw", "web"), so that no two purposes
-    share numbers.
+    """Return a seed of 64 bits for one purpose, such as (7, "draw", "web"). Other parts give
+    another seed, so two purposes never get the same sequence of random numbers.
     """
     return xxhash.xxh64_intdigest("\0".join(map(str, parts)))
 
@@ -189,7 +189,7 @@ def _read_sorted(path: Path) -> Ragged:
 
 
 class DrawnStream(NamedTuple):
-    """The draw of one stream."""
+    """What was drawn from one stream: how many samples, and their tokens and other counts."""
 
     mixed: MixedStream
     "How many samples were drawn, for the record of the mix."
@@ -284,7 +284,8 @@ def _read_drawn_shards(
 def _count_shard(
     stream: StreamInMix, shard: Shard, samples: Ragged, copies: Copies
 ) -> Totals | None:
-    """Return the counts of a shard's drawn samples; None if its columns contain no token ids.
+    """Return the totals of a shard's drawn samples, such as their tokens and their longest sample.
+    None if the shard's columns contain no token ids.
 
     Args:
         samples: all samples of the shard.
@@ -302,8 +303,10 @@ def _count_shard(
 
 
 def count_samples(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> Totals:
-    """Return the counts of samples that are drawn several times or not at all. Without a manifest
-    only the number of samples and their tokens are counted.
+    """Return the totals of drawn samples, such as their tokens, their trained tokens and the
+    longest. A sample that is drawn twice counts twice, and one that is not drawn does not count.
+    Without a manifest only samples and tokens are counted, since nothing shows which tokens are
+    trained.
 
     Args:
         copies: how often each sample is drawn: int64 [samples].

@@ -113,8 +113,9 @@ class MixPlan:
 
     @property
     def draw(self) -> str:
-        """Describe the draw by weights, seed and columns, and not by the contents of streams. The
-        description is stored with the mix. Mixes with different descriptions are different streams.
+        """A text that says how samples are drawn: the streams' weights, the seed and the columns,
+        and not the contents of the streams. It is stored with the mix. If a folder's mix has
+        another text, it counts as another stream and is not silently replaced.
         """
         weights = {source.stream.name: source.weight for source in self.sources}
         weights_json = orjson.dumps(weights, option=orjson.OPT_SORT_KEYS).decode()
@@ -124,7 +125,9 @@ class MixPlan:
 
     @property
     def key(self) -> str:
-        """Hash everything that the mix and its manifest depend on: 32 hex digits."""
+        """A hash, 32 hex digits, of everything that the mix and its manifest depend on. If it is
+        unchanged, the published mix is up to date.
+        """
         streams = list[list[Any]]()
         for source in self.sources:
             stream = source.stream
@@ -143,7 +146,9 @@ def check_streams(mix: Mix) -> list[Finding]:
 
 
 def _is_about_streams(finding: Finding) -> bool:
-    """Check whether a finding is an error or warning about streams, and not about a loader."""
+    """Check whether a finding is an error or warning about streams or their weights, and not about
+    a loader's settings or batches. Only the first matter here, since an offline mix is a stream.
+    """
     if finding.severity == "note" or finding.id.startswith(RUN_CHECK_PREFIXES):
         return False
     return finding.id.startswith("weights-") or finding.id not in LOADER_RULES
@@ -236,11 +241,12 @@ def _merge_manifests(manifests: Sequence[Manifest], compression: str | None, see
 
 
 def _precedence(manifest: Manifest) -> tuple[bool, bool]:
-    """Return a sort key of a stream's manifest, such as (True, False). The mix gets its encoding
-    and tokenizer from the manifest with the largest key.
+    """Return a sort key of a stream's manifest: (whether target policies decide which tokens are
+    trained, whether a chat template made its text). The mix gets its encoding and tokenizer from
+    the manifest with the largest key.
 
-    Conversations have the largest key, because their samples depend on the tokenizer's chat
-    template.
+    Conversations have the largest key, (True, True), because their samples depend on the
+    tokenizer's chat template.
     """
     kind = kind_of(manifest.encoding)
     return kind.has_targets, kind.has_template

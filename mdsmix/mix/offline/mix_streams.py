@@ -243,7 +243,9 @@ def _temporary_folder(parent: Path, size: int) -> Iterator[Path]:
 def _store_buckets(
     plan: MixPlan, buckets: Buckets, folder: Location, watcher: ReadingWatcher
 ) -> list[Shard]:
-    """Write the shards of all buckets. No index names them yet."""
+    """Write the samples of all buckets (temporary files of samples) as shards, in random order, and
+    return the shards. They do not belong to a stream until an index is written that names them.
+    """
     shards = list[Shard]()
     for rows in buckets.shuffled():
         shards += store_shards(folder, plan.layout, rows)

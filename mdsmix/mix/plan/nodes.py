@@ -69,8 +69,8 @@ def chance_of_fetch(
     Args:
         shard: number of samples in the shard.
         passes: how often an epoch draws each sample of the shard's stream, such as 1.5.
-        epoch: number of samples that are shuffled together: all samples that the epoch draws, or
-            only those of the shard's stream.
+        epoch: number of samples that are shuffled together: all samples that the epoch draws or, if
+            the batching method shuffles each stream by itself, those of the shard's stream.
         method: the batching method.
         machines: the nodes and devices of the run.
     """

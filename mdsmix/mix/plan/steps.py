@@ -163,7 +163,9 @@ def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, machines: Machi
 def plan_step(
     epoch: EpochPlan, streams: Sequence[StreamInEpoch], loader: Loader, machines: Machines
 ) -> StepPlan:
-    """Return the mean step of an epoch. A last step that is not full counts with its own rows."""
+    """Return the mean step of an epoch. A last step that is not full has fewer rows, and lowers the
+    mean.
+    """
     steps = float(epoch.steps)
     row_length, how_padded = _find_padding(streams, loader, machines)
     rows = float(epoch.samples) * machines.batch / (steps * machines.drawn_together)
@@ -248,7 +250,8 @@ def plan_run(
 
     Args:
         has_equal_rows: whether all rows have one length.
-        speed: positions that all devices together train in a second.
+        speed: positions (tokens and padding) that all devices together train in a second; None if
+            unknown, so that the hours are unknown too.
     """
     # The size of a step in each unit of a duration: a step is a part of an epoch, one batch, ...
     size_by_unit = {

@@ -140,11 +140,11 @@ def make_sections(
 
 
 def _keep_links(tree: Section, config: Settings) -> Section:
-    """Return the sections with the config's own spelling of its length.
+    """Return the sections with the config's own link to its max_seq_len.
 
-    If max_seq_len of the config is a link such as `${variables.max_seq_len}`, other keys of the
-    config may have the same link. Where the new sections have LENGTH_VARIABLE at such a key, which
-    means the same, they get the link back.
+    A link is a variable such as `${variables.max_seq_len}`. If the config's max_seq_len is a link,
+    other keys may have the same link. The new sections have `${max_seq_len}` there, which gives the
+    same number, and it is replaced by the link that was there.
 
     Args:
         tree: the new sections.
@@ -157,8 +157,8 @@ def _keep_links(tree: Section, config: Settings) -> Section:
 
 
 def _keep_link(new: Any, old: Any, link: str) -> Any:
-    """Return the new value of a key. If it contains LENGTH_VARIABLE where the old value contains
-    the link, the link replaces it.
+    """Return the new value of a key, or the link (such as `${variables.max_seq_len}`) if the old
+    value is the link and the new value is `${max_seq_len}`. In a mapping this is done for each key.
     """
     if new == LENGTH_VARIABLE and old == link:
         return link
@@ -176,7 +176,8 @@ def merge_by_label(evaluations: Any, entries: list[Section]) -> list[Any]:
     """Return a config's evaluations in their order, with new entries. A new entry replaces the
     evaluation that has the same label; if there is none, the entry is appended.
 
-    In a list each evaluation needs a label, so an evaluation that was not in one gets LONE_LABEL.
+    In a list each evaluation needs a label. If the config's only evaluation is not in a list and
+    has no label, it gets the label `eval`, as in LLM-Foundry.
 
     Args:
         evaluations: the config's eval_loader: a list, or one evaluation. Other values are dropped.
@@ -221,8 +222,9 @@ def make_loader_section(
 
     Args:
         streams: the sections of its streams, by name.
-        config_loader: the loader's keys in the config that the sections are set into; for an
-            evaluation, the worker settings of training.
+        config_loader: keys that the section keeps unless the recipe sets them. For train_loader,
+            its keys in the config that the sections are set into; for an evaluation, only the keys
+            on workers (such as num_workers) of the config's train_loader.
         trains: whether it is the train_loader.
     """
     config_loader = config_loader or {}
@@ -266,11 +268,12 @@ def make_loader_section(
 
 
 def find_fetch_folder(recipe: Recipe, processor: str | None = None) -> Location | None:
-    """Return the folder from which training nodes fetch the tokenizer (`tokenizer-<hash8>/` at the
-    remote) or the processor. None if nodes get it from a hub, or if the mix has no remote store.
+    """Return the folder at the mix's remote from which training nodes fetch the tokenizer
+    (`tokenizer-<hash8>/`) or, if `processor` is given, the processor (`processor-<hash8>/`). None
+    if nodes get it from a hub, or if the mix has no remote store.
 
     Training nodes do not have the folders of the machine that converts. So `convert` copies
-    tokenizer and processor to the mix's root, and the YAML names a folder next to the nodes'
+    tokenizer and processor to the mix's remote, and the YAML names a folder next to the nodes'
     caches. `mdsmix.load` fetches the processor by itself.
 
     Args:

@@ -152,7 +152,9 @@ def render_recipe(
         recipe_input: the recipe's path, or its keys and values.
         overrides: changes of the recipe, such as "max_seq_len=4096".
         into: path of the config that the sections are set into; None for a file of their own.
-        own_evals: how the config's own evaluations are treated.
+        own_evals: what to do with evaluations that are in the config and not in the recipe: `look`
+            opens their streams, `keep` checks only the keys of those that cannot be opened, `drop`
+            removes them.
         may_estimate: whether shares may be computed from the first samples of streams whose tokens
             were not counted.
     """

@@ -82,7 +82,9 @@ class Entry(NamedTuple):
 
 
 def strip_head(text: str) -> str:
-    """Return the text without the head of an earlier rendering."""
+    """Return the text without its head: the comment lines above the YAML, each beginning with `#
+    mdsmix:`, that an earlier rendering wrote.
+    """
     return re.sub(rf"\A(?:{MARK}.*\n)+", "", text)
 
 
@@ -250,10 +252,12 @@ def _line_start(text: str, node: Any) -> int:
 
 
 def _comment_lines(lines: str, node: Any) -> str:
-    """Return the comments in the lines of a removed key that are on lines of their own. A key with
-    a scalar value has none.
+    """Return the comments that are on lines of their own within the lines of a key that is removed
+    or written again, so that they are not lost. Empty if the key's value is a scalar, such as a
+    number.
 
     Args:
+        lines: the old lines of the key.
         node: the node of the key's value.
     """
     if node.id == "scalar":

@@ -112,7 +112,11 @@ class StreamInMix(StreamSection, PublishedStream):
     def of(
         cls, stream: PublishedStream, name: str, settings: Settings, survey: str | None = None
     ) -> StreamInMix:
-        """Combine a published stream with its name and settings in a loader."""
+        """Combine a published stream with its name and settings in a loader.
+
+        Args:
+            survey: if the stream is only estimated, a sentence on how much of its source was read.
+        """
         return cls(
             name=name,
             settings=settings,
@@ -124,13 +128,16 @@ class StreamInMix(StreamSection, PublishedStream):
 
     @property
     def encoding(self) -> Encoding | None:
-        """How the stream was converted; None without a trusted manifest."""
+        """The settings that the stream was converted with. None without a trusted manifest: a
+        manifest that belongs to the stream's present index.
+        """
         return self.trusted_manifest.encoding if self.trusted_manifest else None
 
     @property
     def has_targets(self) -> bool | None:
-        """Whether target policies decide which tokens of the stream are trained. None if the stream
-        has no trusted manifest.
+        """Whether the loader's target policies (target_prompts, target_responses) decide which
+        tokens of the stream are trained. None if the stream has no trusted manifest: one that
+        belongs to its present index.
         """
         return kind_of(self.encoding).has_targets if self.encoding else None
 
@@ -167,7 +174,9 @@ class Loader(LoaderSection):
 
     @property
     def row_limit(self) -> int:
-        """The most tokens of a row; LONGEST if max_seq_len is not set."""
+        """The most tokens of a row: max_seq_len, or a number larger than any sample if it is not
+        set.
+        """
         return min(self.max_seq_len or LONGEST, LONGEST)
 
     @property

@@ -93,7 +93,8 @@ def resolve_mix(
         has_evals: whether evaluations are opened too.
         survey: estimates an unpublished stream of a recipe from its source; without it such streams
             are refused.
-        own_evals: how to treat a training YAML's evaluations.
+        own_evals: what to do with a training YAML's evaluations: `look` opens their streams, `keep`
+            checks only the keys of those that cannot be opened, `drop` leaves them out.
     """
     named = find_named_yaml(targets)
     if named is None:
@@ -117,13 +118,14 @@ def open_mix(
     survey: Surveyor | None = None,
     own_evals: OwnEvals = "look",
 ) -> Mix:
-    """Open a Mix as `resolve_mix` does, also of a recipe or a training config that is not a file.
+    """Open a mix: a recipe, a training config or streams. Like `resolve_mix`, but a recipe or a
+    training config may also be given as keys and values.
 
     Args:
         mix: a path, several words as on the command line, or keys and values. Keys and values with
             a `train_loader` and without `streams` are a training config, others a recipe.
-        overrides: `key=value` each, for a recipe.
-        may_estimate: as in `resolve_mix`, like the options below.
+        overrides: changes of a recipe, such as "max_seq_len=4096".
+        may_estimate: this and the following arguments have the same meaning in `resolve_mix`.
     """
     if not isinstance(mix, (Mapping, Recipe)):
         words = [*list_words(mix), *overrides]
@@ -400,8 +402,8 @@ def _hint_at_limited(recipe: Recipe, missing: Iterable[StreamSpec]) -> str:
 
 
 def _make_train_loader(recipe: Recipe, streams: Iterable[StreamInMix]) -> Loader:
-    """Return the train_loader that the recipe renders, without the weights that follow from its
-    shares: the weights are computed from this loader.
+    """Return the recipe's train_loader before its streams have weights. The number of samples for
+    each stream's share is computed from this loader, and the weights follow from these numbers.
     """
     section = foundry_config.make_loader_section(recipe, {})
     section["dataset"]["max_seq_len"] = recipe.max_seq_len
@@ -470,8 +472,10 @@ def make_mix(
         recipe: the recipe that `config` was rendered from; None if the user named a YAML or
             streams.
         into: path of the existing config that the recipe's sections were written into.
-        own_evals: how to treat evaluations whose streams are not in `opened`.
-        shares: the recipe's shares as samples.
+        own_evals: what to do with evaluations whose streams are not in `opened`: `look` opens their
+            streams, `keep` checks only the keys of those that cannot be opened, `drop` leaves them
+            out.
+        shares: how many samples an epoch draws for each stream's share in the recipe.
     """
     opened = opened or {}
     yaml = parse_training_yaml(config, into or origin)
@@ -519,7 +523,8 @@ def _open_evaluations(
     Args:
         opened: the streams of the recipe, by name. If all streams of an evaluation are among them,
             the evaluation is the recipe's.
-        own_evals: how to treat the other evaluations.
+        own_evals: what to do with the other evaluations: `look` opens their streams, `keep` checks
+            only the keys of those that cannot be opened, `drop` leaves them out.
     """
     evaluations = Evaluations([], [])
     for section in yaml.evals:
