@@ -39,7 +39,7 @@ class MixRefused(MdsmixError):
 
 
 class Damaged(MdsmixError):
-    """Published files differ from their manifest."""
+    """A published file is missing, or differs from the hash or size that is stored for it."""
 
     exit_code = 3
 

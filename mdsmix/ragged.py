@@ -64,8 +64,8 @@ class Ragged:
     @staticmethod
     def zip(parts: Sequence[Ragged]) -> Ragged:
         """Return rows joined side by side: row `i` is row `i` of the first part, followed by row
-        `i` of the second, and so on. Example: [[1], [2, 3]] and [[8, 9], []] become [[1, 8, 9], [2,
-        3]].
+        `i` of the second, and so on. Example: `[[1], [2, 3]]` and `[[8, 9], []]` become
+        `[[1, 8, 9], [2, 3]]`.
 
         Args:
             parts: at least one. All have the same dtype and the same number of rows.

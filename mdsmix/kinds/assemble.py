@@ -39,10 +39,12 @@ class Assembled(NamedTuple):
 
 
 class Assembler:
-    """Collects encoded batches, and joins them to the rows of a work unit.
+    """Collects encoded batches, and joins them to the rows of a work unit (the part of a source
+    that one task converts).
 
-    Each layout of rows is a subclass. Its `laid_out` chooses the columns of a batch that are kept,
-    and its `finish` returns the rows.
+    Each way to make rows is a subclass: one sample each, joined documents, packed documents, rows
+    with images. Its `laid_out` chooses the columns of a batch that are kept, and its `finish`
+    returns the rows.
     """
 
     def __init__(self, layout: ShardLayout, width: int, dtype: str) -> None:

@@ -53,6 +53,7 @@ def make_row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
     prompt, *answers = decode_preference(sample)
     prompt = prompt[:max_seq_len]
     sides = [np.concatenate([prompt, answer])[:max_seq_len] for answer in answers]
+    # Each side (the prompt with one answer) loses some more tokens at its end, so that both fit.
     cut = int(cut_per_answer(sum(map(len, sides)), max_seq_len))
     if min(map(len, sides)) <= cut:
         raise MixRefused(

@@ -97,6 +97,7 @@ def compare_keys(published: Mapping[str, Any], current: Mapping[str, Any]) -> li
 
 def list_recipe_keys(encoding: Encoding) -> dict[str, Any]:
     """Return the settings of an encoding by the recipe's keys for them, such as `source.where`."""
+    # Most fields of Encoding have the name of the recipe's key: only the others have a case.
     settings = dict[str, Any]()
     for key, value in asdict(encoding).items():
         match key:

@@ -50,6 +50,7 @@ def open_recipe(
     try:
         opened = load_recipe(recipe, overrides, folder)
     except RecipeError:
+        # A data file in place of a recipe is a likely mistake: name the command that it needs.
         if not is_data(path):
             raise
         raise RecipeError(

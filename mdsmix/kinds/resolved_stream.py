@@ -120,7 +120,9 @@ def find_image_fields(encoding: Encoding) -> tuple[str, ...]:
 
 
 def read_images_too(shape: Shape, encoding: Encoding) -> Shape:
-    """Return the shape of a stream: if the stream has images, a shape that reads them too."""
+    """Return a shape (which reads a stream's raw records) that also reads images if the stream has
+    any. Without images, return the shape unchanged.
+    """
     return with_images(shape, find_image_fields(encoding)) if encoding.images else shape
 
 
@@ -135,7 +137,8 @@ def resolve_encoding(encoding: Encoding) -> ResolvedStream:
 
 
 def kind_of(encoding: Encoding) -> Kind:
-    """Return the kind of a published stream, by its stored settings.
+    """Return the kind of a published stream (what its samples are made of, such as pairs or
+    conversations), by its stored settings.
 
     Several kinds may fit a stream that `mdsmix mix` made of several streams, since it has the
     fields of all of them. The kind that comes last in `KINDS` is then returned: conversations, not

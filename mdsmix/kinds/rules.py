@@ -50,8 +50,8 @@ def list_raised_rules(
     kind: Kind, shapes: Iterable[Shape], encoding: Encoding, tokenizer: Tokenizer | None
 ) -> dict[str, int]:
     """Return the version of each rule that applies to a stream and has version 2 or higher, such as
-    `{"shape.openai": 2}`. A rule is code that decides the content of rows: of its kind, its shapes,
-    or its chat template.
+    `{"shape.openai": 2}`. A rule is code that decides the content of rows. A stream has rules of
+    its kind, of its shapes, and of its chat template if it has one.
 
     Rules of source formats are not included.
 

@@ -78,7 +78,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """
     try:
         with Path(path).open("rb") as file:
-            content = file.read(LONGEST + 1)
+            content = file.read(LONGEST + 1)  # one byte more shows that it is too long
         text = content.decode()
     except OSError as error:
         if begins_like_url(path):

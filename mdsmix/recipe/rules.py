@@ -138,7 +138,9 @@ def _name_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
 
 
 def make_held_out_name(stream: StreamSpec) -> str:
-    """Return the name of a held-out stream, in tables and as the label of an eval_loader."""
+    """Return the name of the evaluation stream that has the records held out of this stream, such
+    as `chat-eval`. It is the name in tables and the label of an eval_loader.
+    """
     return f"{stream.name}-eval"
 
 

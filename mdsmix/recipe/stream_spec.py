@@ -24,8 +24,8 @@ FIELDS = (
 
 
 def must_be(words: str, test: Callable[[Any], object]) -> dict[str, Any]:
-    """Return dataclass metadata that makes a key of the recipe be checked: `key(2, must=must_be("1
-    at least", lambda value: value >= 1))`.
+    """Return dataclass metadata by which a value of a key is tested:
+    `key(2, must=must_be("1 at least", lambda value: value >= 1))`.
 
     Args:
         words: the allowed values, for the message: `key must be WORDS`.

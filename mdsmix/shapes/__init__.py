@@ -44,8 +44,8 @@ def published_name(shape: Shape) -> str:
     """Return the name under which a published stream stores its shape (the way in which its records
     are written), such as `alpaca`.
 
-    For a shape that another package registers, the package and its version follow: `chatty of
-    shapes-of-mine 1.2`.
+    For a shape that another package registers, the package and its version follow:
+    `chatty of shapes-of-mine 1.2`.
     """
     version = "" if shape.name in SHAPES else describe_package(ENTRY_POINTS, shape.name)
     return f"{shape.name}{_OF}{version}" if version else shape.name

@@ -31,8 +31,8 @@ RESULT_KEYS = frozenset({"type", "tool_use_id", "content", "cache_control"})
 
 
 def join_parts(parts: Sequence[Any]) -> str:
-    """Return the joined texts of a message's content that is a list of parts, such as `[{"type":
-    "text", "text": "Hi"}]`.
+    """Return the joined texts of a message's content that is a list of parts, such as
+    `[{"type": "text", "text": "Hi"}]`.
 
     Raises RecordRefused (content_not_text) if a part is not text.
     """
@@ -83,8 +83,8 @@ def result_to_text(content: Any) -> str:
 
 
 def _is_part(value: Any) -> bool:
-    """Check whether a value is a text part or image part of a message's content, such as `{"type":
-    "text", "text": "Hi"}`.
+    """Check whether a value is a text part or an image part of a message's content. A text part is
+    such as `{"type": "text", "text": "Hi"}`.
     """
     return isinstance(value, dict) and value.get("type") in (*TEXTS, "image", "image_url")
 
@@ -155,7 +155,7 @@ def _convert_answer(message: Message) -> Message:
             if not isinstance(thought, str) or _unread_keys(part, {"type", thought_key}):
                 raise RecordRefused("content_not_text")
             thoughts.append(thought)
-        elif not calls:
+        elif not calls:  # a text; `join_parts` refuses any other part, such as a late thought
             texts.append(part)
         else:
             raise RecordRefused("content_not_text")

@@ -102,10 +102,10 @@ def make_conversation(
     their record.
 
     Args:
-        raw: the record. Its tools are read here, its options, and its marks: keys or a list that
+        raw: the record, with its tools, its options and its marks. Marks are keys or a list that
             say which messages are used for training, such as `"weight": 0`.
-        messages: all messages, with the keys that chat templates read: `{"role": "user", "content":
-            "Hi"}`. Marks are still in them.
+        messages: all messages, with the keys that chat templates read:
+            `{"role": "user", "content": "Hi"}`. Marks are still in them.
         leading: how many of the first messages come from a field of their own, such as `system`,
             not from the list of messages.
 
@@ -217,9 +217,9 @@ def _flag_keys(raw: RawRecord) -> frozenset[str]:
 
 
 def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int) -> list[Any]:
-    """Return the entry of each message in the record's list of marks, such as `"loss_mask": [0,
-    1]`: 1 or true means that the message is used for training. None for a message without an entry;
-    [] if the record has no such list.
+    """Return the entry of each message in the record's list of marks, such as
+    `"loss_mask": [0, 1]`. An entry says whether the message is used for training. None for a
+    message without an entry; [] if the record has no such list.
 
     The list is in the field `loss_mask`, or in the field that the recipe names as `train_mark`. It
     has one entry for each message or for each answer.
@@ -388,6 +388,7 @@ def _join_parallel_calls(
         calls = message.get("tool_calls")
         other_keys = message.keys() - {"role", "content", "tool_calls"}
         has_only_calls = bool(calls) and not other_keys and not message.get("content")
+        # The calls of the message before, if both messages are trained or both are not.
         previous_calls = joined[-1].get("tool_calls") if joined and flags[-1] == flag else None
         if calls and previous_calls and has_only_calls:
             joined[-1] = joined[-1] | {"tool_calls": [*previous_calls, *calls]}
@@ -463,6 +464,7 @@ def _normalize_tool(value: Any) -> Message:
     function = tool["function"]
     if function.keys().isdisjoint((*SCHEMAS, "cache_control")):
         return tool
+    # If a tool has a schema under both names, the one under `parameters` is kept.
     has_parameters = function.get("parameters") is not None
     renamed = {}
     for key, entry in function.items():

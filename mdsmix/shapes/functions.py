@@ -71,7 +71,9 @@ _OF_HASH = " of hash "
 
 
 def is_function(shape: str | None) -> TypeGuard[str]:
-    """Check whether the `shape:` of a recipe, or the shape of a manifest, names a function."""
+    """Check whether the `shape:` of a recipe, or the shape of a manifest, names a user's function,
+    such as `my_shapes.py:read`.
+    """
     return shape is not None and ":" in shape
 
 
@@ -194,6 +196,8 @@ def find_function(shape: str, gives: str, folder: Path) -> Function:
     """
     name = FunctionName.in_recipe(shape, gives)
     path = folder / name.module
+    # A function in a file depends on local files, any other on the version of its package. The
+    # hash of these becomes a part of the name, so a change of them is a change of the stream.
     files = dict[str, bytes]()
     if name.module.endswith(".py"):
         if not path.is_file():

@@ -366,6 +366,7 @@ def _flatten_own_images(message: Mapping[str, Any], images: list[Any]) -> dict[s
     own_images = [image for value in values if value not in NOTHING for image in _list_items(value)]
     images += [{"type": "image", "image": image} for image in own_images]
     flattened = {key: value for key, value in message.items() if key not in FIELDS}
+    # The text is under `content`, as OpenAI writes messages, or under `value`, as in ShareGPT.
     for key in ("content", "value"):
         content = flattened.get(key)
         if isinstance(content, list):

@@ -53,6 +53,7 @@ def parse_messages(raw: RawRecord) -> Conversation:
     """
     messages = read_messages(raw, "messages")
     mark = raw.options.get(MARK)
+    # The key that the recipe names as `train_mark` may be in a message too.
     for message in messages:
         if type(message) is not dict or message.keys() - {mark} != {"role", "content"}:
             raise RecordRefused("bad_message_keys")
@@ -103,8 +104,8 @@ def parse_openai(raw: RawRecord) -> Conversation:
 
 def parse_prompt_completion(raw: RawRecord) -> Conversation:
     """Read a record with two lists of messages, `prompt` and `completion`. Answers in the prompt
-    are not used for training, unless they have a key of their own that says so, such as `"train":
-    true`.
+    are not used for training, unless they have a key of their own that says so, such as
+    `"train": true`.
     """
     prompt = read_messages(raw, "prompt")
     completion = read_messages(raw, "completion")

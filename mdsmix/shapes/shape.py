@@ -153,8 +153,8 @@ class Shape:
 
     @property
     def own_fields(self) -> dict[str, str]:
-        """The fields of a record if the recipe's `source:` names none: each has the name of its
-        key. Example: `{"prompt": "prompt", "response": "response"}`.
+        """Key of `source:` -> name of the field, for a recipe that names no field: each field has
+        the name of its key. Example: `{"prompt": "prompt", "response": "response"}`.
         """
         return {key: key for key in (*self.fields, *self.optional)}
 

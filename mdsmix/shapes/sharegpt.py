@@ -197,6 +197,7 @@ def parse_qwen_vl(raw: RawRecord) -> Conversation:
     messages = system_messages(raw)
     leading = len(messages)
     pair_fields = {raw.fields.get("input"), raw.fields.get("output")}
+    # A record without a list of messages may be one question with its answer.
     if raw.fields["conversations"] not in raw.record and raw.record.keys() >= pair_fields:
         messages += exchange_messages(raw.text("input"), raw.text("output"))
     else:
@@ -214,6 +215,7 @@ def parse_qwen_vl(raw: RawRecord) -> Conversation:
         message | {"content": _TAGGED_PATH.sub(replace_path, message["content"])}
         for message in conversation.messages
     ]
+    # A tag that is still there was not part of a pair, so it was not replaced.
     for message in marked:
         if "<img>" in message["content"] or "</img>" in message["content"]:
             why = "a tag <img> or </img> is without its other half"

@@ -184,6 +184,7 @@ def _map_decoder(keys: pa.DataType, inner: Decode | None) -> Decode:
             pairs = [(key, inner(value)) for key, value in pairs]
         if not is_object:
             return pairs
+        # A key that is repeated has overwritten an earlier value, so there are fewer values.
         values = {str(key): value for key, value in pairs}
         if len(values) < len(pairs):
             raise RecordRefused("duplicate_key")

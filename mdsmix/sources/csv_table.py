@@ -102,6 +102,7 @@ def _read_header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
 
     Raises Unreachable if the header has a fault, or two fields with the same name.
     """
+    # Skip blank rows, which have neither cells nor a fault.
     first_row = None
     for row in rows:
         if row.record or row.reason:

@@ -241,6 +241,7 @@ class _Record:
 
     def item(self) -> Item:
         """Return the collected record as an item of the archive."""
+        # The raw bytes have a hash in place of each blob. The item's length counts the blob too.
         raw = b"".join(self._raws)
         record = {KEY: self._key, **self._unread_sizes, **self._cells}
         parse_json_fields(record, self._unit.parsed)
