@@ -51,7 +51,9 @@ class Unreachable(MdsmixError):
 
 
 class EarlierFormat(Unreachable):
-    """A manifest has the format of an earlier commit of mdsmix, which is not read any more."""
+    """The manifest of a published stream (its settings and counts) has the format of an earlier
+    commit of mdsmix, which is not read any more.
+    """
 
 
 class NotPublished(Unreachable):

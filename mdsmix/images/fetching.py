@@ -122,7 +122,8 @@ def _resolve(path: str) -> Path:
 
 
 def read_image_file(place: ImagePlace, fetches: bool) -> ImageFile:
-    """Return the bytes of the image at this place, with size and stamp of its file.
+    """Return the bytes of the image at this place, with size and stamp of its file. A stamp changes
+    when the file is written, such as its mtime.
 
     Args:
         fetches: whether http URLs are requested.

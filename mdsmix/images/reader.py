@@ -226,7 +226,8 @@ class ImageReader:
 
     def _judge(self, record: Conversation, images: list[Image]) -> Conversation | NoRecord:
         """Return the record with its images, or a NoRecord (a reason code with details) if the
-        images make the record bad. Also add the images to `window_images`.
+        images make the record bad. Also add the digests of the images to `window_images`, by which
+        the next run sees that they are the same.
 
         Args:
             images: the images of the record after reading; [] if the record has too many.

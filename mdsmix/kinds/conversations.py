@@ -51,8 +51,9 @@ class Conversations(TemplateKind, Finetuning):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Yield a sentence for each wrong or contradictory setting. Checks for conversations, such
-        as the check of `columns: compact`, are added to the checks of all finetuning kinds.
+        """Yield a sentence for each setting of the recipe that is wrong for conversations, or
+        contradicts another setting. Checks for conversations, such as the check of
+        `columns: compact`, are added to the checks that all finetuning kinds share.
         """
         yield from super().contradictions(recipe, stream)
         is_compact = stream.columns == "compact"
@@ -86,8 +87,9 @@ class Conversations(TemplateKind, Finetuning):
         With `rewritten_history: each`, a conversation becomes several samples if the chat template
         changes its earlier messages once there are more.
 
-        The columns of a sample are `turns` (json). With `columns: compact` they are `input_ids` and
-        `labels`, and with `pack: true` `input_ids` and `loss_mask`.
+        The columns of a sample are `turns` (json: each a prompt and its response). With
+        `columns: compact` they are `input_ids` and `labels`, and with `pack: true` `input_ids` and
+        `loss_mask`.
         """
         return self.make_samples(self.renderer.render(conversations))
 

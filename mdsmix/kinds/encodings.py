@@ -155,7 +155,10 @@ def resolve_stream(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> 
 
 
 def _loader_name(recipe: Recipe, kind: type[Kind]) -> str:
-    """Return the name of the loader that reads the columns of a stream of this kind."""
+    """Return the name of the training loader that reads the columns of a stream of this kind:
+    `text` for pretraining rows in plain tokens, a kind's own loader for preferences, otherwise
+    `finetuning`.
+    """
     if kind.loader:
         return kind.loader.name
     return "text" if recipe.has_plain_rows and not kind.has_targets else "finetuning"

@@ -55,8 +55,9 @@ class Finetuning(Kind):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Yield a sentence for each wrong or contradictory setting. Checks for finetuning streams,
-        such as the check of `too_long`, are added to the checks of all kinds.
+        """Yield a sentence for each setting of the recipe that is wrong for prompts and responses,
+        or contradicts another setting. Checks for finetuning streams, such as the check of
+        `too_long`, are added to the checks that all kinds share.
         """
         yield from super().contradictions(recipe, stream)
         if recipe.loader == "text":
@@ -141,7 +142,8 @@ class Finetuning(Kind):
         """Return samples in the stream's columns.
 
         Args:
-            labels: the turns of the samples, with the tokens that the model is trained on.
+            labels: the turns (prompts with their responses) of the samples, with the tokens that
+                the model is trained on.
             positions: the position of each sample's record in the batch.
         """
         if self.encoding.pack:
@@ -155,7 +157,8 @@ class Finetuning(Kind):
         record.
 
         Args:
-            turns: the turns of the rows.
+            turns: the turns (prompts with their responses) of the rows, in which an image is one
+                token.
             images: for each row all images of its record.
         """
         if self.untrained is None:

@@ -207,8 +207,8 @@ class Kind(ABC):
     def joins_units(self) -> bool:
         """Whether documents are joined and then split into rows (`layout: concat`).
 
-        The tokens after the last full row of each work unit then become rows at the end of the
-        stream.
+        The tokens after the last full row of each work unit (the part of a source that one task
+        converts) then become rows at the end of the stream.
         """
         return False
 

@@ -114,12 +114,13 @@ class Membership:
 
     @staticmethod
     def of(encoding: Encoding, dropped: bytes = b"") -> Membership:
-        """Return the membership of a stream.
+        """Return an object that selects the records of a stream in one window, as the stream's
+        settings say.
 
         Args:
             encoding: the settings of the stream.
-            dropped: a bit for each record of the window: 1 if the record is dropped as a duplicate.
-                Each byte has eight of these bits, the lowest bit first.
+            dropped: a bit for each record of the window (a slice of a source file): 1 if the record
+                is dropped as a duplicate. Each byte has eight of these bits, the lowest bit first.
         """
         return Membership(
             sample=Fraction(encoding.sample) if encoding.sample else None,
@@ -136,7 +137,8 @@ class Membership:
             records: some successive raw records of the window.
             results: each of these records as the shape has read it. A string is the reason code of
                 a refused record.
-            first: the position in the window of the first of these records.
+            first: the position in the window (a slice of a source file) of the first of these
+                records.
         """
         if self.sample is not None:
             results = self._sample(records, results, self.sample)
@@ -171,13 +173,13 @@ class Membership:
         return selected
 
     def _keep_fingerprints(self, results: Sequence[Any], first: int) -> None:
-        """Keep the fingerprint of each result. A reason code has no fingerprint: zeros are kept
-        instead.
+        """Keep the fingerprint (a hash of the record, by which duplicates are found) of each
+        result. A reason code has no fingerprint: zeros are kept instead.
 
         Args:
             results: the results of successive records.
-            first: the position in the window of the first of these records. Zeros are kept for
-                records before it that were skipped.
+            first: the position in the window (a slice of a source file) of the first of these
+                records. Zeros are kept for records before it that were skipped.
         """
         missing_bytes = SIZE * first - len(self._fingerprints)
         self._fingerprints += bytes(max(0, missing_bytes))
@@ -188,8 +190,9 @@ class Membership:
         self._fingerprints += hashes.data
 
     def fingerprints(self, count: int) -> bytes:
-        """Return the fingerprints of all records of the window in order, 16 bytes each. A record
-        without a fingerprint has zeros.
+        """Return the fingerprints of all records of the window (a slice of a source file) in order,
+        16 bytes each. Duplicates are found by these hashes. A record without a fingerprint has
+        zeros.
 
         Args:
             count: the number of decoded records of the window.

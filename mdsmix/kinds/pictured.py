@@ -55,7 +55,9 @@ Tables and archives contain the images themselves. There a work unit is as large
 
 
 class ConversationsWithImages(Conversations):
-    """The kind of conversations with images. Each image is one token in the stored turns."""
+    """The kind of conversations with images. In the stored token ids each image is one token; the
+    images are stored beside them.
+    """
 
     name = "images"
     reads = Conversation
@@ -91,8 +93,9 @@ class ConversationsWithImages(Conversations):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Yield a sentence for each wrong or contradictory setting. Checks for images, such as the
-        check of `images.field`, are added to the checks of conversations.
+        """Yield a sentence for each setting of the recipe that is wrong for conversations with
+        images, or contradicts another setting. Checks for images, such as the check of
+        `images.field`, are added to the checks for conversations.
         """
         yield from super().contradictions(recipe, stream)
         if stream.pack or not recipe.decoder_only_format:
@@ -158,8 +161,9 @@ class ConversationsWithImages(Conversations):
 
 
 def _image_settings(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the field `images` of the Encoding: the image token, the keys of the recipe's section
-    `images` that are not at their defaults, and the hash of the processor.
+    """Return the value of `Encoding.images`, the settings of images that a published stream stores:
+    the image token, the keys of the recipe's section `images` that are not at their defaults, and
+    the hash of the processor.
 
     Raises RecipeError if no image token is known, or the processor uses another image token.
     """
@@ -251,7 +255,8 @@ class ImageTurnRenderer(TurnRenderer):
         return [*super().controls, self.token]
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
-        """Return the rows of a conversation, each a list of turns.
+        """Return the rows of a conversation, each a list of turns (a prompt and the response to
+        it).
 
         Raises RecordRefused (image_placeholders) if a row has more or fewer image tokens than its
         messages have images.

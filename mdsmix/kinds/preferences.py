@@ -59,7 +59,7 @@ class LastAnswerRenderer(TurnRenderer):
     """Renders a conversation as one turn: all text up to its last answer, and that answer."""
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[chat.Turn]]:
-        """Return one row with one turn.
+        """Return one row with one turn: all text up to the last answer, and this answer.
 
         Args:
             unread: counts the fields that the template does not print; they are added here.
@@ -164,8 +164,9 @@ class Preferences(TemplateKind):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Yield a sentence for each wrong or contradictory setting. Checks for preferences, such as
-        the check of the rewards' fields, come before the checks of all kinds.
+        """Yield a sentence for each setting of the recipe that is wrong for preferences, or
+        contradicts another setting. Checks for preferences, such as the check of the rewards'
+        fields, come before the checks that all kinds share.
         """
         rewards = _rewards_of(stream)
         if len(rewards) == 1:

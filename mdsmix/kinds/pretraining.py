@@ -71,8 +71,9 @@ class Pretraining(Kind):
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-        """Yield a sentence for each wrong or contradictory setting. Checks for documents, such as
-        the check of `max_tokens`, are added to the checks of all kinds.
+        """Yield a sentence for each setting of the recipe that is wrong for documents, or
+        contradicts another setting. Checks for documents, such as the check of `max_tokens`, are
+        added to the checks that all kinds share.
         """
         if stream.max_tokens is not None and stream.max_tokens < max(1, stream.min_tokens):
             yield (

@@ -125,7 +125,7 @@ def list_recipe_keys(encoding: Encoding) -> dict[str, Any]:
 
 
 def _option_key(name: str) -> str:
-    """Return the recipe's key for an option of a shape: `source.joined_by`, or a stream's own key
-    such as `consecutive_roles`.
+    """Return the recipe's key for an option of how records are read: `source.joined_by`, or a
+    stream's own key such as `consecutive_roles`.
     """
     return f"source.{name}" if name in SOURCE_KEYS else name

@@ -27,7 +27,8 @@ from mdsmix.sources.formats import FORMATS
 def open_recipe(
     recipe: RecipeInput, overrides: Sequence[str] = (), folder: Path | None = None
 ) -> Recipe:
-    """Read a recipe, and check it by the rules of loaders, kinds and shapes. No data is read.
+    """Read a recipe, and check its keys, also those that depend on the loader and on how a stream's
+    records are written. No data is read.
 
     Args:
         recipe: the YAML file; or the keys and values of one, as a mapping, an OmegaConf config or a
@@ -37,7 +38,7 @@ def open_recipe(
         folder: the base of relative paths. The default is the recipe's own folder, for a recipe
             that is not a file the working directory.
 
-    Raises RecipeError if a rule is broken, or overrides are given for an opened recipe.
+    Raises RecipeError if a key is wrong, or overrides are given for an opened recipe.
     """
     path = name_recipe(recipe)
     if isinstance(recipe, Recipe) and recipe.is_opened:
@@ -147,8 +148,8 @@ def _contradictions(recipe: Recipe, stream: StreamSpec, record_type: RecordType)
 
 
 def _shape_faults(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
-    """Yield a sentence if `shape:` names neither a shape nor a function, and a sentence on keys
-    that have no effect with this `shape:`.
+    """Yield a sentence if `shape:` names neither a known shape (a way to write records, such as
+    `alpaca`) nor a user's function, and a sentence on keys that have no effect with this `shape:`.
     """
     if is_function(source.shape):
         sentence = describe_bad_name(source.shape)
@@ -198,7 +199,9 @@ def _unreadable_fields(source: SourceSpec, shape: Shape | None) -> Iterator[str]
 
 
 def _no_shape_fits(stream: StreamSpec, source: SourceSpec) -> str:
-    """Return the message for a stream whose `shape:` or fields do not fit its `kind`."""
+    """Return the message for a stream whose `shape:` or fields make other records than its `kind`
+    reads, such as documents for `finetuning`.
+    """
     types = {kind.reads for kind in find_kinds(stream.kind)}
     shapes = [shape for shape in SHAPES.values() if shape.gives in types and shape.fields]
     # Several shapes may have the same fields: `dict.fromkeys` keeps one of each.
@@ -213,7 +216,9 @@ def _no_shape_fits(stream: StreamSpec, source: SourceSpec) -> str:
 
 
 def _foreign_fields(source: SourceSpec, shape: Shape) -> Iterator[str]:
-    """Yield a sentence if the source names other fields than its shape reads."""
+    """Yield a sentence if the source names other fields than its shape (the way in which its
+    records are written) reads.
+    """
     keys = source.fields.keys()
     optional = ""
     if shape.optional:

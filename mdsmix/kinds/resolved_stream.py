@@ -35,7 +35,9 @@ class ResolvedStream:
     "The kind of the stream. It is not opened (`Kind.open`), so it cannot encode yet."
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the encoding, since the functions of some shapes cannot be pickled."""
+        """Pickle only the encoding, since some shapes have functions that cannot be pickled.
+        Unpickling finds shape and kind again.
+        """
         return resolve_encoding, (self.encoding,)
 
     def with_settings(self, **changes: Any) -> ResolvedStream:

@@ -58,8 +58,9 @@ class TurnRows:
 def tokenize_pairs(
     pairs: Sequence[Pair], encoding: Encoding, tokenizer: Tokenizer, backend: Backend
 ) -> TurnRows:
-    """Tokenize each pair to a row with one turn. If the stream sets `special_tokens_in_text:
-    reject`, a pair whose text contains the string of a special token gets a reason code instead.
+    """Tokenize each pair to a row with one turn: the prompt and the response. If the stream sets
+    `special_tokens_in_text: reject`, a pair whose text contains the string of a special token gets
+    a reason code instead.
 
     Args:
         pairs: the records.

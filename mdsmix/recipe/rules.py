@@ -38,7 +38,9 @@ def is_pretrained_folder(name: str) -> bool:
 
 
 def find_contradictions(recipe: Recipe) -> Iterator[str]:
-    """Yield a sentence for each rule that the recipe breaks."""
+    """Yield a sentence for each wrong or contradictory key of a recipe, as far as it can be found
+    without the tokenizer and without knowing how records are written.
+    """
     if not recipe.streams:
         yield "streams is empty; name at least one stream, for example web."
     dataset = recipe.train_loader.get("dataset")
@@ -83,7 +85,9 @@ def find_target_contradictions(
 
 
 def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
-    """Yield a sentence for each rule that a stream breaks, without the stream's name."""
+    """Yield a sentence for each wrong or contradictory key of a stream. The sentences do not name
+    the stream; the caller adds its name.
+    """
     yield from _name_contradictions(recipe, stream)
     if stream.source is None:
         yield from find_foreign_keys(stream, {UNSOURCED})

@@ -71,8 +71,8 @@ _OF_HASH = " of hash "
 
 
 def is_function(shape: str | None) -> TypeGuard[str]:
-    """Check whether the `shape:` of a recipe, or the shape of a manifest, names a user's function,
-    such as `my_shapes.py:read`.
+    """Check whether the `shape:` of a recipe, or the shape that a published stream stores, names a
+    user's function, such as `my_shapes.py:read`.
     """
     return shape is not None and ":" in shape
 
@@ -175,7 +175,9 @@ _registry: dict[FunctionName, Function] = {}
 
 
 def describe_bad_name(shape: str) -> str | None:
-    """Return a message if a recipe's `shape:` cannot be the name of a function, otherwise None."""
+    """Return a message if a recipe's `shape:` cannot be the name of a function, such as
+    `my_shapes.py:read`; otherwise None.
+    """
     if re.fullmatch(r"(.*\.py|\w+(\.\w+)*):[^\W\d]\w*", shape):
         return None
     return (
@@ -357,15 +359,15 @@ def function_shape(name: FunctionName) -> Shape:
 
 
 def registered_function(shape: str | None) -> Function | None:
-    """Return the function that a stream's shape names. Return None if the shape does not name a
-    function, or the function is not registered in this process.
+    """Return the user's function that a stream's shape names, such as `my_shapes.py:read`. Return
+    None if the shape does not name a function, or the function is not registered in this process.
     """
     return _registry.get(FunctionName.from_text(shape)) if is_function(shape) else None
 
 
 def import_function(shape: str | None) -> str | None:
-    """Import the function that a stream's shape names. Return a warning if this imports torch,
-    otherwise None. Do nothing if the shape does not name a function.
+    """Import the user's function that a stream's shape names, such as `my_shapes.py:read`. Return a
+    warning if this imports torch, otherwise None. Do nothing if the shape does not name a function.
     """
     function = registered_function(shape)
     if function is None:

@@ -19,7 +19,9 @@ as `question`.
 
 
 class RawRecord(NamedTuple):
-    """A record as its format decodes it, with the fields and options of its stream."""
+    """A record as its format decodes it, with what the recipe says on reading it: the names of its
+    fields, and options such as `nulls`.
+    """
 
     record: Mapping[str, Any]
     "The decoded JSON object."

@@ -39,7 +39,9 @@ class Window:
 
     @property
     def full_digest(self) -> str:
-        """The digests of all content that affects the window's rows: records and their images."""
+        """The window's digests in one string: of its records, and of their images if it has any. A
+        window is a slice of a work unit; it is converted again if this string changes.
+        """
         return f"{self.digest} images {self.images}" if self.images else self.digest
 
 
@@ -116,7 +118,7 @@ class Digests:
 
         Args:
             position: the position of the file in the unit.
-            block: the first block of this file in this window.
+            block: the first block (about 4 MB) of this file in this window.
         """
         # A version above 1 is hashed into the digest together with the format.
         file = self._unit.files[position]
@@ -130,7 +132,7 @@ class Digests:
         return begun
 
     def add_images(self, number: int, digest: str) -> None:
-        """Set the digest of the images that a window's records name.
+        """Set the digest of the images that the records of a window (a slice of the unit) name.
 
         Args:
             number: the window's number in the unit.
@@ -139,8 +141,8 @@ class Digests:
         self._images[number] = digest
 
     def window(self, number: int) -> Window:
-        """Return the digests of a window from the blocks that were added so far. The digests are
-        final once a block of a later window has been added.
+        """Return the digests of a window (a slice of the unit) from the blocks that were added so
+        far. The digests are final once a block of a later window has been added.
 
         Args:
             number: the window's number in the unit.
@@ -157,8 +159,8 @@ class Digests:
     def content(self) -> Content:
         """Return the digests of the whole unit, after all its blocks were added.
 
-        A unit without records has one window (number 0), which is empty. A file without records has
-        the digest of no bytes.
+        A unit without records has one window (a slice of the unit), number 0, which is empty. A
+        file without records has the digest of no bytes.
         """
         empty = xxhash.xxh3_128()
         hashers = [

@@ -66,8 +66,8 @@ class Item(NamedTuple):
     def where(self) -> str:
         """The place as messages show it: `row 3, batch 0`; `byte 345` if the place has an offset.
 
-        The byte is shown instead of the line, because lines are counted from the start of the
-        split, not of the file.
+        The byte is shown instead of the line, because lines are counted from the start of the split
+        (the part of a file that one worker converts), not of the file.
         """
         if "offset" in self.place:
             return f"byte {self.ordinal}"
@@ -172,7 +172,7 @@ class Block:
         return sum(map(len, self.raws))
 
     def content(self) -> bytes | memoryview:
-        """Return the bytes that are hashed.
+        """Return the bytes that are hashed, to find out later whether the records have changed.
 
         If the contents of all blocks of a file are joined, the result is the same wherever one
         block ends and the next begins.
@@ -329,10 +329,11 @@ def parse_json_fields(record: dict[str, Any], names: Iterable[str]) -> None:
 
 
 class Format(ABC):
-    """A file format. It cuts a file into splits, and reads the records of a split in blocks.
+    """A file format. It cuts a file into splits, and reads the records of a split (a part of a
+    file, or the whole file) in blocks of about 4 MB.
 
-    Each record has an ordinal, a number that increases through the file. A split is a range
-    (start, end) of ordinals; an end of None is the end of the file.
+    Each record has an ordinal, a number that increases through the file. A split is a range (start,
+    end) of ordinals; an end of None is the end of the file.
     """
 
     name: ClassVar[str] = ""
@@ -383,7 +384,8 @@ class Format(ABC):
         return self.version
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        """Return the splits of a file, as ranges (start, end) of ordinals: `[(0, 20), (20, None)]`.
+        """Return the splits of a file (the parts that are converted separately), as ranges (start,
+        end) of ordinals (bytes, rows or samples, as the format counts): `[(0, 20), (20, None)]`.
 
         The file is one split, `[(0, None)]`, if the places to split at are known only after reading
         its records.

@@ -151,7 +151,9 @@ class RecordBatch:
         return self.reject(position, "").origin
 
     def _has_room(self, block: Block) -> bool:
-        """Return whether the block belongs to this batch's window and still fits into the batch."""
+        """Return whether the block is in this batch's window (a slice of the work unit), and fits
+        into the batch: a batch has at most about 4 MB.
+        """
         return block.window == self.window and self.size + block.size <= BLOCK_BYTES
 
     def _add(self, block: Block, limit: int | None) -> int:
@@ -233,7 +235,7 @@ def content_of(unit: Unit) -> Content:
 
 
 def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]:
-    """Yield the blocks of all files of the unit, in order.
+    """Yield the blocks (about 4 MB of one file each) of all files of the unit, in order.
 
     Args:
         memory: bytes of memory that this process may use.

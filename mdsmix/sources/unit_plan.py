@@ -73,7 +73,7 @@ def plan_units(
 
 
 def _plan_alike(files: list[SourceFile], template: Unit) -> Iterator[Unit]:
-    """Yield the work units of files that have the same window size.
+    """Yield the work units of files that have the same window size (`window_bytes`).
 
     Args:
         template: a unit without files, with the settings that all these units share.
@@ -255,7 +255,8 @@ def choose_splits(
 
 
 def read_beginnings(units: Sequence[Unit], size: int | None) -> Iterator[Beginning]:
-    """Yield the beginning of each split, without empty splits.
+    """Yield the first records of each split (a part of a file), from which the whole source is
+    estimated. Empty splits are left out.
 
     Args:
         units: the splits, from `choose_splits`.
@@ -269,8 +270,9 @@ def read_beginnings(units: Sequence[Unit], size: int | None) -> Iterator[Beginni
 
 
 def _split_bytes(size: int, least: int) -> int:
-    """Return how many bytes a split shall have: `size` / MOST_SPLITS, rounded down to a power of
-    two; at least `least`, and at most WINDOW_BYTES.
+    """Return how many bytes a split (a part of a file, of which the beginning is read for an
+    estimate) shall have: `size` / MOST_SPLITS, rounded down to a power of two; at least `least`,
+    and at most WINDOW_BYTES.
 
     Because of the rounding, the result usually stays the same when a source grows a little.
 
@@ -284,13 +286,14 @@ def _split_bytes(size: int, least: int) -> int:
 
 
 def _sampling_key(file: SourceFile, start: int) -> tuple[int, int, int]:
-    """Return the pseudo-random key of a split; the splits with the least keys are read.
+    """Return the pseudo-random key of a split (a part of a file). For an estimate of the source,
+    only the splits with the least keys are read.
 
     The hash of the file's name without its folder is compared first. So the choice usually stays
     the same if a folder is moved or renamed.
 
     Args:
-        start: the ordinal at which the split begins.
+        start: where the split begins: the number of its first byte, row or sample.
     """
     last = xxhash.xxh3_64_intdigest(f"{start} {file.name.rpartition('/')[2]}")
     return last, xxhash.xxh3_64_intdigest(file.name), start

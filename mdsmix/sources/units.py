@@ -150,7 +150,9 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The range of one file that a unit reads: a split, divided into windows."""
+    """The range of one file that a unit reads: a split or the whole file, divided into windows of
+    `Unit.window_bytes`.
+    """
 
     unit: Unit
     start: int
