@@ -199,8 +199,9 @@ def _append_to_buckets(folder: Path, rows: Rows) -> None:
 
 
 def _find_repeats_in_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
-    """Yield arrays with the positions of the records in this bucket file whose fingerprint equals
-    that of an earlier row of the file. The file is read block by block.
+    """Yield arrays with the positions of the records in a bucket file whose fingerprint equals that
+    of an earlier row of the file. (All rows of equal fingerprints are in one of 256 bucket files.)
+    The file is read block by block.
     """
     firsts = _NO_ROWS  # the first row of each fingerprint so far
     with bucket.open("rb") as file:
@@ -239,11 +240,14 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
 
 
 def find_dropped(work: Work) -> Work:
-    """Find the duplicates that `duplicates: drop` drops from each work unit. Return a copy of the
-    work with these in its field `dropped`. Without `duplicates: drop` the work is returned
+    """Find the duplicates that `duplicates: drop` drops from each work unit. Return a copy of
+    `work` with its field `dropped` set to these. Without `duplicates: drop`, `work` is returned
     unchanged.
 
     Raises Unreachable if stored fingerprints are damaged.
+
+    Args:
+        work: the work units of a stream, and all that is needed to convert them.
     """
     job = work.job
     if not job.drops:

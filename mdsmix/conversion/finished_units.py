@@ -67,22 +67,22 @@ class DoneWindow(NamedTuple):
 
     @property
     def bad_records_name(self) -> str:
-        """The name of its bad records, `<key>-<place>`. The place is a hash of the window's file
-        and offset.
+        """The name of the window's bad records, `<key>-<place>`. The place is a hash of the
+        window's file and offset.
         """
         return bad_records_name(self.record.key, self.window)
 
     @property
     def file(self) -> str:
-        """The name of the file that its worker wrote with the window's result:
+        """The name of the file in which a worker stored the result of the window:
         `<key>-<place>.unit`.
         """
         return unit_file_name(self.record.key, self.window)
 
     @property
     def base(self) -> str:
-        """The key by which its fingerprints are stored: the `lines_key` of the window. The record
-        stores it in `base` only if it differs from the record's own key.
+        """The key by which the window's fingerprints are stored (`lines_key`). The record stores it
+        in `base` only if it differs from the record's own key.
         """
         return self.record.base or self.record.key
 

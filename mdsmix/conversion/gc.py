@@ -99,11 +99,11 @@ class Garbage:
 
     @property
     def key(self) -> str:
-        """The hash with which its name begins: `6a739...` of `6a739....mds`. It has 32 hex digits;
-        in the name of a version's mark (`.replaced`), 8.
+        """The hash with which the file's name begins: `6a739...` of `6a739....mds`. It has 32 hex
+        digits; in the name of a version's mark (`.replaced`), 8.
         """
         file_name = self.name.rpartition("/")[2]
-        return re.split(r"[-.]", file_name)[0]
+        return re.split(r"[-.]", file_name)[0]  # the name up to its first `-` or `.`
 
 
 def parse_age(text: str) -> float:

@@ -117,7 +117,7 @@ class Job:
 
     @property
     def rules(self) -> dict[str, int]:
-        """The versioned rules of mdsmix by which the stream is made: name of the rule -> version.
+        """The rules by which mdsmix reads and encodes the records of the stream: name -> version.
         Rules in version 1 are left out.
         """
         return {**self.encoding.rules, **self.formats}

@@ -29,10 +29,10 @@ def window_key(job: Job, window: Window, dropped: bytes) -> str:
 
 def lines_key(job: Job, window: Window) -> str:
     """Return the key under which the fingerprints of a window (a slice of a work unit's source) are
-    stored. It depends only on the lines of the window and the settings.
+    stored. It is a hash of the window's lines and of the settings.
 
     It equals `window_key`, unless records of the window are dropped or name images. `window_key`
-    depends on these too; fingerprints are needed before it is known which records are dropped.
+    depends on these too, but fingerprints are stored before it is known which records are dropped.
     """
     return job.key(window.digest)
 

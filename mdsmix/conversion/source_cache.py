@@ -82,8 +82,8 @@ class KnownSources:
 
     @staticmethod
     def empty(target: str) -> KnownSources:
-        """Return a cache without content for the stream that is published at `target`. Its path is
-        that of the stream's cache file: the file is not read, but `note` and `save` write to it.
+        """Return a cache that knows nothing yet, for the stream that is published at `target`. The
+        stream's cache file is not read, but `note` and `save` write to it.
         """
         name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
         return KnownSources(cache_folder() / "seen" / name)
@@ -97,8 +97,8 @@ class KnownSources:
         return cache
 
     def learn_lines(self, content: bytes) -> None:
-        """Add what lines of `format_lines` contain: JSON lines with the hashes of one work unit's
-        source each, from this machine or another. Damaged lines are ignored.
+        """Add what lines of `format_lines` contain. Each line is JSON with the hashes of one work
+        unit's source, from this machine or another. Damaged lines are ignored.
         """
         for line in content.splitlines():
             # A line that was being written when the machine went down is cut off.

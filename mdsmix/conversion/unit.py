@@ -103,8 +103,12 @@ class ReadTask(_UnitOfJob):
     """
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Content]:
-        """Read the unit, and return a function that returns its content (the hashes of its windows
-        and files).
+        """Read the unit, and return a function that returns its content: the hashes of its windows
+        (slices of its source) and files.
+
+        Args:
+            attempt: not used: reading is the same after a worker has died.
+            reporter: the connection to the engine.
         """
         if self.is_hashed or self.job.kind.has_images:
             content = self._read_records(reporter)
@@ -257,6 +261,10 @@ class UnitTask(_UnitOfJob):
         calls this function in a thread, while the worker does the next task.
 
         The bytes of the source are hashed while they are read; the hashes give the keys of windows.
+
+        Args:
+            attempt: how to convert the unit after workers have died on it.
+            reporter: the connection to the engine.
         """
         # Find the windows that are converted already, and report their bytes as read.
         windows = self.windows

@@ -124,8 +124,8 @@ def pack_array(array: NDArray[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """The head of a file in `.mdsmix/`: its records, and the positions of its fingerprints and bad
-    records. Both mappings are empty if the file is damaged or truncated.
+    """The parsed beginning (head) of a file in `.mdsmix/`: its records, and the positions of its
+    fingerprints and bad records. Both mappings are empty if the file is damaged or truncated.
     """
 
     records: Mapping[str, bytes] = field(default_factory=dict)
@@ -284,7 +284,7 @@ def make_lost_error(folder: Location, file: str) -> Unreachable:
 def read_if_exists(folder: Location, name: str) -> bytes:
     """Return the bytes of a file of the stream in `folder`; empty if there is no such file."""
     fetched = (folder / FOLDER / name).fetch()
-    return fetched[1] if fetched else b""
+    return fetched[1] if fetched else b""  # `fetched` is (Stat, bytes)
 
 
 def compress_with_checksum(content: bytes, level: int = 1) -> bytes:

@@ -240,12 +240,12 @@ def _read_unknown_units(work: Work) -> None:
     """Read work units whose content this machine does not know, if their results may be stored at
     the target already. Their hashes are stored in the cache, so that the results are found.
 
-    This may be if the target has a result that belongs to no known unit, for example after a source
-    file was moved. At a first conversion, or when a killed one continues, every result belongs to a
-    known unit, so nothing is read.
+    That is possible if the target has a result that belongs to no known unit, for example after a
+    source file was moved. At a first conversion, or when a killed one continues, every result
+    belongs to a known unit, so nothing is read.
 
-    Under `duplicates: drop`, `find_dropped` has read all units before, so only units of streams
-    with images are read here: for these, the hashes of their images are needed too.
+    Under `duplicates: drop`, `find_dropped` has read all units before. Then units are read here
+    only if the stream has images, since `find_dropped` does not hash images.
     """
     job = work.job
     has_images = job.kind.has_images

@@ -91,8 +91,8 @@ def _array_codec(dtype: str = "", shape: str = "") -> Codec:
 
 
 def _lay_out_arrays(rows: Ragged) -> list[Ragged]:
-    """Return how arrays are stored whose column fixes no shape, as a list of two Raggeds of bytes.
-    The first has the head of each array (its number of dimensions and its length, from
+    """Return the stored form of arrays whose encoding fixes no shape, as a list of two Raggeds of
+    bytes. The first has the head of each array (its number of dimensions and its length, from
     `lay_out_lengths`), the second has its values.
 
     Raises ValueError if an array is empty.

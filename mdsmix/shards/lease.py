@@ -142,8 +142,8 @@ class Revision:
 
 class Lease:
     """The right to write to a stream, which only one run has at a time: a file in the stream's
-    folder. `hold_lease` gives it to a run. A thread renews it every five seconds; other runs take
-    it over if it is not renewed.
+    folder. `hold_lease` gives it to a run. A thread renews it every five seconds; another run takes
+    it over if it was not renewed for 20 s.
     """
 
     def __init__(self, holder: Holder, written: Revision, renewed_at: float) -> None:

@@ -158,7 +158,8 @@ class Encoding:
     @property
     def non_defaults(self) -> dict[str, Any]:
         """The settings that are not at their defaults: name -> value. Only these are written in a
-        manifest, and only on these do the keys of finished work units depend.
+        manifest and hashed into the keys of work units, so a new setting with a default changes
+        neither.
         """
         return _non_default_fields(self)
 
@@ -254,8 +255,8 @@ class Manifest:
 
     @property
     def rules(self) -> dict[str, int]:
-        """The versioned rules of mdsmix that made the stream: name -> version. Rules in version 1
-        are left out.
+        """The rules by which mdsmix read and encoded the records of the stream: name -> version.
+        Rules in version 1 are left out.
         """
         return self.encoding.rules | self.formats
 

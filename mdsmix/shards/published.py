@@ -288,7 +288,7 @@ def find_working_folder(folder: Location) -> Location:
     manifest.
     """
     match = VERSION_NAME.fullmatch(folder.name)
-    split = folder.parent / match[1] if match else folder
+    split = folder.parent / match[1] if match else folder  # match[1]: `train`
     return split if (split / MANIFEST).stat() else folder
 
 

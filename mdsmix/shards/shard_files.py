@@ -135,6 +135,7 @@ def _lay_out_interleaved(codec: Codec, cells: Ragged, columns: int) -> Ragged:
     head_bytes = np.zeros(len(cells), np.int64)
     head_bytes[::columns] = 4 * columns  # a size is a uint32
     laid_out = Ragged.zip([Ragged.from_lengths(sizes, head_bytes), *pieces])
+    # Of the offsets of all cells, keep those at which a sample begins.
     return Ragged(laid_out.values, laid_out.offsets[::columns])
 
 
