@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from mdsmix.cli.completion import complete_loaders
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     AsJson,
+    LogFile,
     echo,
-    echo_json,
 )
 from mdsmix.errors import RecipeError
 from mdsmix.messages import plural
@@ -92,6 +93,7 @@ def bench(
         ),
     ] = None,
     as_json: AsJson = False,
+    log_file: LogFile = None,
 ) -> None:
     """Measure the loader of TRAIN.yaml with 0 to N workers: is it fast enough for the model?"""
     from mdsmix.bench.choice import choose_pass, describe_choice, make_bench_table

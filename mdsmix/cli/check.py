@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     AsJson,
     Estimate,
     KeepEvals,
+    LogFile,
     MixTargets,
-    echo_json,
     evals_mode,
 )
 from mdsmix.errors import MixRefused
@@ -45,6 +46,7 @@ def check(
         typer.Option("--drop-evals", help="Leave a TRAIN.yaml's evaluations out of the check."),
     ] = False,
     as_json: AsJson = False,
+    log_file: LogFile = None,
 ) -> None:
     """Check whether streams may be mixed, from indexes, manifests and first samples.
 

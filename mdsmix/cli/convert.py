@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mdsmix.cli.completion import complete_converted
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     DATA,
     MACHINES,
     SAFETY,
     AsJson,
+    LogFile,
     Memory,
     Overrides,
     QuarantineCrashes,
@@ -22,7 +24,6 @@ from mdsmix.cli.options import (
     RecipeFile,
     Workers,
     echo,
-    echo_json,
 )
 from mdsmix.errors import RecipeError
 
@@ -129,6 +130,7 @@ def convert(
     quarantine_crashes: QuarantineCrashes = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
+    log_file: LogFile = None,
 ) -> None:
     """Convert every stream of RECIPE that has a source, and publish it.
 
@@ -237,11 +239,14 @@ def _show_part(part: str, quiet: bool, as_json: bool, outcomes: list[PartOutcome
 
 
 def _print(result: Conversion | ConvertedPart, quiet: bool, as_json: bool) -> None:
-    from mdsmix.report.show import show
+    """Print what was converted. The log has the table in any case."""
+    from mdsmix.report.show import log_items, show
 
     if as_json:
         echo_json(result.to_dict())
+        log_items(*result.items())
     elif quiet:
-        echo(*result.warnings, err=True)
+        echo(*result.warnings, err=True, is_logged=False)
+        log_items(*result.items())
     else:
         show(*result.items())

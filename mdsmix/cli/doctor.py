@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     AsJson,
     Overrides,
     RecipeFile,
     echo,
-    echo_json,
 )
 from mdsmix.errors import Unreachable
 

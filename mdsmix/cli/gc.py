@@ -9,6 +9,7 @@ import typer
 
 from mdsmix.cli.options import (
     AsJson,
+    LogFile,
     Streams,
     echo,
     for_each_stream,
@@ -40,6 +41,7 @@ def gc(
         bool, typer.Option("--delete", help="Delete the files; otherwise they are only listed.")
     ] = False,
     as_json: AsJson = False,
+    log_file: LogFile = None,
 ) -> None:
     """List the files at each STREAM that nothing refers to any more: shards, records of work
     units, quarantine files, interrupted writes.

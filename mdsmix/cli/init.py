@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     AsJson,
     echo,
-    echo_json,
 )
 from mdsmix.errors import RecipeError
 

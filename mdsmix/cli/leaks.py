@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from mdsmix.cli.completion import complete_published
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     MIX_HELP,
     AsJson,
     DecodeWith,
-    echo_json,
+    LogFile,
 )
 from mdsmix.errors import RecipeError
 
@@ -53,6 +54,7 @@ def leaks(
     ] = 10,
     tokenizer: DecodeWith = None,
     as_json: AsJson = False,
+    log_file: LogFile = None,
 ) -> None:
     """Search all training streams for every run of 13 tokens of the evaluation samples, and show
     the passages of both.

@@ -7,15 +7,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from gc import freeze, set_threshold
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from mdsmix import __version__
+from mdsmix.cli import json_document
 from mdsmix.cli.bench import bench
 from mdsmix.cli.check import check
 from mdsmix.cli.convert import convert
@@ -24,6 +25,7 @@ from mdsmix.cli.fetch import fetch
 from mdsmix.cli.gc import gc
 from mdsmix.cli.init import init
 from mdsmix.cli.inspect import inspect
+from mdsmix.cli.json_document import describe_error, describe_failure
 from mdsmix.cli.leaks import leaks
 from mdsmix.cli.mix import mix
 from mdsmix.cli.plan import plan
@@ -35,6 +37,7 @@ from mdsmix.cli.report import report
 from mdsmix.cli.verify import verify
 from mdsmix.errors import MdsmixError, SeveralFailed
 from mdsmix.messages import make_printable
+from mdsmix.report.log_file import close_log, write_log
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -97,7 +100,7 @@ TERMINATED = 143
 PIPE_CLOSED = 141
 "The exit code for a closed pipe, as after `| head`."
 WINDOWS = (
-    "error: mdsmix runs on Linux and macOS, not on Windows itself: run it in WSL, where the same "
+    "mdsmix runs on Linux and macOS, not on Windows itself: run it in WSL, where the same "
     "commands work."
 )
 KEPT = (
@@ -116,13 +119,46 @@ def root(
         raise typer.Exit
 
 
+class Ending(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    "The exit code."
+    sentences: Sequence[str] = ()
+    "Lines for stderr."
+    error: dict[str, Any] | None = None
+    "The error as the document of --json has it; None if there was none."
+
+
 def run() -> None:
     """Run the console script. With MDSMIX_DEBUG=1 the traceback of a defect is shown."""
     # Imports make no garbage: with Python's threshold of 700, searching them took 0.1 s.
     set_threshold(50_000)
     _open_standard_streams()
+    json_document.begin(sys.argv[1:])
+    code = 1
+    try:
+        ending = _run_command()
+        code = ending.code
+        json_document.print_document(ending.error)
+        write_log(*ending.sentences)
+        if ending.sentences:
+            print(*map(make_printable, ending.sentences), sep="\n", file=sys.stderr)
+        raise SystemExit(code)
+    except BrokenPipeError:
+        os._exit(PIPE_CLOSED)
+    finally:
+        close_log(code)
+        # When Python exits it searches all objects for garbage once more, which takes 0.2 s;
+        # `freeze` prevents that. Torch's libraries need the search: without it they report leaks.
+        if "torch" not in sys.modules:
+            freeze()
+
+
+def _run_command() -> Ending:
+    """Run the command that sys.argv names."""
     if sys.platform == "win32":
-        _exit(WINDOWS, code=4)
+        return Ending(4, [f"error: {WINDOWS}"], describe_error("Unreachable", WINDOWS, 4))
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
@@ -130,31 +166,42 @@ def run() -> None:
         app(prog_name="mdsmix")
     except MdsmixError as failed:
         errors = failed.errors if isinstance(failed, SeveralFailed) else [failed]
-        _exit(*(f"error: {error}" for error in errors), code=failed.exit_code)
+        sentences = [f"error: {error}" for error in errors]
+        return Ending(failed.exit_code, sentences, describe_failure(failed))
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
-            raise SystemExit(PIPE_CLOSED) from None
-        if end.code in (INTERRUPTED, TERMINATED):
-            print(KEPT, file=sys.stderr)
-        raise
+        return _end_by_exit(end)
     except KeyboardInterrupt:  # before a command begins: a command turns Ctrl-C into an exit code
-        _exit(KEPT, code=INTERRUPTED)
+        return Ending(INTERRUPTED, [KEPT], describe_error(json_document.INTERRUPTED, KEPT, 130))
     except BrokenPipeError:
-        os._exit(PIPE_CLOSED)
+        raise
     except Exception as error:
         if os.environ.get("MDSMIX_DEBUG"):
             raise
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
-        _exit(
-            f"error: mdsmix itself failed ({detail}): please report it, with what the same "
-            "command prints under MDSMIX_DEBUG=1.",
-            code=1,
+        sentence = (
+            f"mdsmix itself failed ({detail}): please report it, with what the same command prints "
+            "under MDSMIX_DEBUG=1."
         )
-    finally:
-        # When Python exits it searches all objects for garbage once more, which takes 0.2 s;
-        # `freeze` prevents that. Torch's libraries need the search: without it they report leaks.
-        if "torch" not in sys.modules:
-            freeze()
+        tree = describe_error(type(error).__name__, sentence, 1)
+        return Ending(1, [f"error: {sentence}"], tree)
+    return Ending(0)
+
+
+def _end_by_exit(end: SystemExit) -> Ending:
+    """Return the ending of a command that Typer ended: by its own exit code, by Ctrl-C, or after
+    it has printed an error on the words of the command line.
+    """
+    cause = end.__context__
+    if isinstance(cause, BrokenPipeError):  # typer and rich turn it into exit code 1
+        return Ending(PIPE_CLOSED)
+    code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    if code in (INTERRUPTED, TERMINATED):
+        return Ending(code, [KEPT], describe_error(json_document.INTERRUPTED, KEPT, code))
+    format_message = getattr(cause, "format_message", None)
+    if format_message:  # Typer has printed the error already
+        tree = describe_error(json_document.USAGE_ERROR, format_message(), code)
+        return Ending(code, error=tree)
+    return Ending(code)
 
 
 def _open_standard_streams() -> None:
@@ -164,9 +211,3 @@ def _open_standard_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
-
-
-def _exit(*sentences: str, code: int) -> None:
-    """Print sentences on stderr and raise SystemExit with the exit code."""
-    print(*map(make_printable, sentences), sep="\n", file=sys.stderr)
-    raise SystemExit(code)

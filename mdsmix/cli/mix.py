@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     AsJson,
     Estimate,
+    LogFile,
     Overrides,
     Quiet,
     RecipeFile,
-    echo_json,
 )
 from mdsmix.errors import MixRefused, RecipeError
 
@@ -54,6 +55,7 @@ def mix(
     estimate: Estimate = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
+    log_file: LogFile = None,
 ) -> None:
     """Draw from the train streams of RECIPE by weight, and publish the samples as one stream,
     shuffled across all of them.
@@ -67,7 +69,7 @@ def mix(
     from mdsmix.mix.streams.resolve import drop_evaluations, make_recipe_mix
     from mdsmix.report.conversions import mixture_table
     from mdsmix.report.progress import watching
-    from mdsmix.report.show import print_briefly, show
+    from mdsmix.report.show import log_items, print_briefly, show
     from mdsmix.storage import find_key_terminator, locate, require_local
     from mdsmix.table import table_to_json
 
@@ -101,5 +103,7 @@ def mix(
     if as_json:
         origin = {"target": outcome.target, "seed": outcome.record.seed}
         echo_json(table_to_json(mixture_table(outcome)) | origin)
-    elif not quiet:
+    if as_json or quiet:
+        log_items(mixture_table(outcome))
+    else:
         show(mixture_table(outcome))

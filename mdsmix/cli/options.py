@@ -4,15 +4,18 @@ lines and JSON on stdout.
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from mdsmix.cli.json_document import echo_json
 from mdsmix.errors import MdsmixError, RecipeError, join_errors
 from mdsmix.messages import make_printable
+from mdsmix.report.log_file import open_log, write_log
 
 MIX_HELP = (
     "A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of "
@@ -200,25 +203,40 @@ def for_each_stream(
         raise join_errors(failed)
 
 
-def echo(*lines: str, err: bool = False) -> None:
+def open_log_file(ctx: typer.Context, path: str | None) -> str | None:
+    """Begin the log of `--log-file`. Shell completion parses the options too, and writes none."""
+    if path is not None and not ctx.resilient_parsing:
+        from mdsmix.storage.notices import redirect_notices
+
+        open_log(path, ["mdsmix", *sys.argv[1:]])
+        ctx.with_resource(redirect_notices(partial(echo, err=True)))
+    return path
+
+
+def echo(*lines: str, err: bool = False, is_logged: bool = True) -> None:
     """Print lines on stdout, or on stderr if `err`.
 
     Control characters and line breaks within a line are printed as text such as `\\x1b`, since file
     names and records may come from anyone.
+
+    Args:
+        is_logged: whether the lines go into the file of --log-file too.
     """
+    if is_logged:
+        write_log(*lines)
     for line in lines:
         typer.echo(make_printable(line), err=err)
 
 
-def echo_json(tree: Any) -> None:
-    """Print one JSON document on stdout; with --json all other output goes to stderr.
-
-    An Estimate is printed as its number, NaN as null. Characters that would control the terminal
-    (U+009B, changes of direction) are escaped, although JSON allows them.
-    """
-    import orjson
-
-    text = orjson.dumps(tree, default=float, option=orjson.OPT_INDENT_2).decode()
-    # Such characters only occur in strings, so JSON's own escape may replace each: "\u009b".
-    escapes = {c: json.dumps(c).strip('"') for c in set(text) if not c.isprintable() and c != "\n"}
-    typer.echo("".join(escapes.get(c, c) for c in text))
+LogFile = Annotated[
+    str | None,
+    typer.Option(
+        "--log-file",
+        metavar="FILE",
+        help="Write all lines of progress, warnings and results into FILE too, each with its time; "
+        "an existing file is continued.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+        callback=open_log_file,
+    ),
+]

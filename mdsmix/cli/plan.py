@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     AsJson,
     GlobalBatch,
     Gpus,
     Nodes,
-    echo_json,
 )
 from mdsmix.errors import MixRefused
 
@@ -71,6 +71,8 @@ def plan(
             tokens_per_second=speed,
         )
     except MixRefused as refused:
+        if as_json and refused.checked is not None:
+            echo_json(refused.checked.to_dict())
         print_findings(refused.checked or (), to_stderr=True)
         raise
     if as_json:

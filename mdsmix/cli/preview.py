@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     AsJson,
     GlobalBatch,
     Gpus,
     Nodes,
-    echo_json,
 )
 from mdsmix.errors import MixRefused, RecipeError
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     AsJson,
     Estimate,
@@ -13,7 +14,6 @@ from mdsmix.cli.options import (
     Overrides,
     RecipeName,
     echo,
-    echo_json,
     evals_mode,
 )
 from mdsmix.errors import MixRefused

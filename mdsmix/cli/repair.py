@@ -9,15 +9,16 @@ from typing import Annotated
 import typer
 
 from mdsmix.cli.completion import complete_published
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     AsJson,
+    LogFile,
     Memory,
     Overrides,
     QuarantineCrashes,
     Quiet,
     Workers,
     echo,
-    echo_json,
 )
 
 
@@ -38,6 +39,7 @@ def repair(
     quarantine_crashes: QuarantineCrashes = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
+    log_file: LogFile = None,
 ) -> None:
     """Verify STREAM, and convert only the work units again whose shards are damaged or missing.
 
@@ -47,6 +49,7 @@ def repair(
     from mdsmix.conversion.repair import repair as make_whole
     from mdsmix.engines.memory import parse_memory_option
     from mdsmix.kinds import open_recipe
+    from mdsmix.report.log_file import write_log
     from mdsmix.report.progress import watching
     from mdsmix.shards.published import find_published
     from mdsmix.storage import locate
@@ -69,5 +72,7 @@ def repair(
         outcome = (
             f"repaired, {done.units} of {done.of} work units made again, byte for byte as before"
         )
-    if not quiet:
+    if quiet:
+        write_log(f"{done.stream}: {outcome}")
+    else:
         echo(f"{done.stream}: {outcome}")

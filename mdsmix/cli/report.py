@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mdsmix.cli.json_document import echo_json
 from mdsmix.cli.options import (
     BATCH_DEFAULT,
     BATCH_HELP,
@@ -14,10 +15,10 @@ from mdsmix.cli.options import (
     AsJson,
     DecodeWith,
     Gpus,
+    LogFile,
     MixTargets,
     Nodes,
     echo,
-    echo_json,
 )
 from mdsmix.errors import RecipeError
 
@@ -60,6 +61,7 @@ def report(
         ),
     ] = True,
     as_json: AsJson = False,
+    log_file: LogFile = None,
 ) -> None:
     """Write one self-contained HTML page: the mix, its check, lengths, records, plan, first
     batches, and samples to browse.

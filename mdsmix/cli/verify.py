@@ -8,6 +8,7 @@ import typer
 
 from mdsmix.cli.options import (
     AsJson,
+    LogFile,
     Quiet,
     Streams,
     echo,
@@ -31,6 +32,7 @@ def verify(
     ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
+    log_file: LogFile = None,
 ) -> None:
     """Verify each STREAM against its index and manifest: every shard is read, hashed, decoded and
     counted.
@@ -67,6 +69,8 @@ def _print(report: VerifyReport, quick: bool, quiet: bool) -> None:
         quick: whether only names and sizes were checked.
         quiet: whether to print nothing about a stream without faults.
     """
+    from mdsmix.report.log_file import write_log
+
     for fault in report.in_transit:
         echo(f"damaged in transit, whole when read again: {fault}", err=True)
     for fault in report.faults:
@@ -85,5 +89,8 @@ def _print(report: VerifyReport, quick: bool, quiet: bool) -> None:
         f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}, "
         f"{plural(report.bytes, 'byte')}"
     )
+    line = f"{report.stream}: {counts}: {outcome}"
     if report.faults or not quiet:
-        echo(f"{report.stream}: {counts}: {outcome}")
+        echo(line)
+    else:
+        write_log(line)

@@ -233,7 +233,7 @@ def translate_errors(origin: object, noun: str) -> Iterator[None]:
     try:
         yield
     except (yaml.YAMLError, OmegaConfBaseException, *reported) as error:
-        reason = _mask_secrets(flatten_error(error))
+        reason = mask_secrets(flatten_error(error))
         raise RecipeError(f"{origin} is not a readable {noun}: {reason}.") from None
 
 
@@ -323,8 +323,8 @@ def _refuse_secrets(text: str) -> None:
         )
 
 
-def _mask_secrets(text: str) -> str:
-    """Replace each credential's value in an error message with its variable's name: `<API_KEY>`."""
+def mask_secrets(text: str) -> str:
+    """Replace each credential's value in a message with its variable's name: `<API_KEY>`."""
     for name, value in _secrets().items():
         text = text.replace(value, f"<{name}>")
     return text

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mdsmix.conversion.planning import Watcher
 from mdsmix.messages import make_printable
+from mdsmix.report.log_file import make_stamp, write_log
 from mdsmix.storage.notices import redirect_notices
 
 if TYPE_CHECKING:
@@ -87,8 +88,9 @@ def _make_bar() -> rich.progress.Progress:
 
 
 class PlainLines:
-    """A watcher that prints a line every half minute; with `quiet`, only warnings. It counts the
-    bytes, tokens and bad records of all expected streams.
+    """A watcher that prints a line every half minute, with the time and the time since it began;
+    with `quiet`, only warnings. It counts the bytes, tokens and bad records of all expected
+    streams. The file of `--log-file` gets the same lines, with and without a bar.
     """
 
     _expected: Collection[str] = ()
@@ -101,7 +103,8 @@ class PlainLines:
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
         self._last_line = time.monotonic()
-        self._start = time.monotonic()
+        self._began = time.monotonic()
+        self._start = self._began
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         """Begin to count streams of these sizes in bytes."""
@@ -127,19 +130,36 @@ class PlainLines:
         self._bad += records
 
     def on_step(self, sentence: str) -> None:
-        if not self._quiet:
+        if self._quiet:
+            write_log(sentence)
+        else:
             self.say(sentence)
 
     def say(self, sentence: str) -> None:
+        write_log(sentence)
+        self._print(sentence)
+
+    def _print(self, sentence: str) -> None:
         with suppress(BrokenPipeError):  # a closed stderr must not end the work
             print(make_printable(sentence), file=sys.stderr, flush=True)
 
     def _show(self) -> None:
-        if not self._quiet and time.monotonic() - self._last_line >= PLAIN_SECONDS:
-            self._last_line = time.monotonic()
-            share = min(self._bytes / max(self._size, 1), 1)
-            minutes = self._seconds * (1 - share) / max(share, 1e-3) / 60
-            self.say(f"{self._subject}: {share:.0%}, {self._rate}, about {minutes:,.0f} min left")
+        line = self._make_line()
+        if line and not self._quiet:
+            self._print(f"{make_stamp(time.monotonic() - self._began)}  {line}")
+
+    def _make_line(self) -> str | None:
+        """Return a line on the progress, and write it into the log, if the last one was made half a
+        minute ago or more; otherwise None.
+        """
+        if time.monotonic() - self._last_line < PLAIN_SECONDS:
+            return None
+        self._last_line = time.monotonic()
+        share = min(self._bytes / max(self._size, 1), 1)
+        minutes = self._seconds * (1 - share) / max(share, 1e-3) / 60
+        line = f"{self._subject}: {share:.0%}, {self._rate}, about {minutes:,.0f} min left"
+        write_log(line)
+        return line
 
     @property
     def _subject(self) -> str:
@@ -173,6 +193,7 @@ class Bar(PlainLines):
         self._task = progress.add_task("", visible=False, rate="")
 
     def _show(self) -> None:
+        self._make_line()  # for the log
         self._progress.update(
             self._task,
             description=make_printable(self._subject),
@@ -182,7 +203,7 @@ class Bar(PlainLines):
             visible=True,
         )
 
-    def say(self, sentence: str) -> None:
+    def _print(self, sentence: str) -> None:
         from rich.text import Text
 
         self._progress.console.print(Text(make_printable(sentence)))

@@ -14,6 +14,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from rich.cells import cell_len
 
 from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.messages import make_printable
+from mdsmix.report.log_file import is_logging, write_log
 from mdsmix.table import Table, align_columns
 
 if TYPE_CHECKING:
@@ -68,10 +70,14 @@ Item = str | Table | NamedValues | Title | SampleText | Heading
 
 
 def show(*items: Item, err: bool = False, console: Console | None = None) -> None:
-    """Print the items, each table followed by its notes."""
+    """Print the items, each table followed by its notes. They go into the log too, if there is one
+    and no console is given.
+    """
     from rich.console import Console
     from rich.text import Text
 
+    if console is None:
+        items = log_items(*items)
     console = console or Console(stderr=err, highlight=False)
     for item in items:
         if isinstance(item, Title):
@@ -85,6 +91,30 @@ def show(*items: Item, err: bool = False, console: Console | None = None) -> Non
                     console.out(line.text, style=line.style, highlight=False)
                 else:
                     console.out(line, highlight=False)
+
+
+def log_items(*items: Item) -> tuple[Item, ...]:
+    """Write items into the log of the command, if there is one. Return them, since an item may have
+    a generator, which can be read only once.
+    """
+    if not is_logging():
+        return items
+    from rich.console import Console
+
+    read_items = list[Item]()
+    lines = StringIO()
+    console = Console(file=lines, highlight=False)
+    for item in items:
+        if isinstance(item, SampleText):
+            read_items.append(SampleText(list(item.runs)))
+        elif isinstance(item, NamedValues):
+            read_items.append(NamedValues(list(item.lines)))
+        else:
+            read_items.append(item)
+        # A title has no rule there, which would cut a long one.
+        show(item.title if isinstance(item, Title) else read_items[-1], console=console)
+    write_log(*(line for line in lines.getvalue().splitlines() if line.strip()))
+    return tuple(read_items)
 
 
 def fold_line(line: str, indent: str, width: int | None) -> list[str]:
