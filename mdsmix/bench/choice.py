@@ -68,8 +68,9 @@ def choose_pass(passes: Sequence[Pass], step: float) -> Pass:
             slower_passes[measured.setting] = measured
 
     def rank(measured: Pass) -> tuple[float, LoaderSetting]:
-        """Return the key by which passes are ordered: settings that keep up come first, by workers
-        and prefetching, then the others, by their wait.
+        """Return a sort key: (seconds of waiting, or 0 if the loader keeps up with the model; the
+        setting). So settings that keep up come first, the fewest workers before others, and then
+        the settings with the shortest waits.
         """
         wait = 0.0 if measured.keeps_up(step) else measured.wait
         return wait, measured.setting

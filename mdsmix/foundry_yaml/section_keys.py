@@ -181,8 +181,8 @@ def local_duplicate(loader: LoaderSection) -> Findings:
     "Streaming cuts the key off at `#` or `?`, and asks the store for another object.",
 )
 def remote_cut(loader: LoaderSection, stream: StreamSection) -> Findings:
-    """Find a stream whose remote or split contains `#` or `?`. Streaming takes only the part before
-    this character as the path, and reads another folder.
+    """Find a stream whose remote or split contains `#` or `?`. Streaming cuts the path off at this
+    character, and asks the store for another object.
     """
     remote = "/".join(str(stream.settings.get(key) or "") for key in ("remote", "split"))
     sign = find_key_terminator(remote)

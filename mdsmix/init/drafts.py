@@ -170,7 +170,8 @@ def group_files(files: Sequence[SourceFile], notices: Notices, is_one: bool = Fa
 
 def _numbered_runs(files: Iterable[SourceFile]) -> list[list[SourceFile]]:
     """Return groups of files whose names differ only in numbers, such as `part-01.jsonl` and
-    `part-02.jsonl`. Files of a data set with an order are one group.
+    `part-02.jsonl`. Files of a data set that itself lists its files in an order are one group,
+    whatever their names.
     """
     runs = defaultdict[Any, list[SourceFile]](list)
     for file in sorted(files, key=lambda file: file.name):

@@ -166,7 +166,10 @@ def _drop_special_loaders(drafts: Sequence[Draft], notices: Notices) -> Sequence
 
 
 def _describe_trial(draft: Draft) -> Iterator[str]:
-    """Yield messages on the first records of a stream that are bad, or read only in part."""
+    """Yield messages for the user on what `init` found when it converted the first records of a
+    stream: bad records, placeholders such as <image> that would be trained as text, fields that are
+    not read, and how answers end.
+    """
     tried = draft.tried
     records = f"of the first {plural(tried.read, 'record')} of {draft.name}"
     if draft.refused:
@@ -208,8 +211,9 @@ def _choose_row_length(tokenizer: Tokenizer) -> _RowLength:
 
 
 def _fit_short_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer) -> None:
-    """Set keys of pretraining streams: `layout: document` if the source has little text, and
-    `add_eos: false` if the tokenizer has no EOS.
+    """Set keys of pretraining streams. `layout: document` (a row for each document) is set if the
+    source has so little text that joined documents would fill few rows; `add_eos: false` is set if
+    the tokenizer has no EOS.
 
     Args:
         length: tokens of a row.

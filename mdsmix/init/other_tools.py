@@ -111,7 +111,9 @@ MAX_SHOWN = 5
 
 
 class OnHub(RecipeError):
-    """The data of an entry is on the Hub."""
+    """Raised for a data set in LLaMA-Factory's dataset_info.json whose data is on the Hub, not
+    here.
+    """
 
     together = (
         "are on the Hub, not here: download those that you want and set file_name, or write a "
@@ -120,7 +122,9 @@ class OnHub(RecipeError):
 
 
 class FileMissing(RecipeError):
-    """The file of an entry is not there."""
+    """Raised for a data set in LLaMA-Factory's dataset_info.json that names a file that is not
+    there.
+    """
 
     together = "name files that are not here: fetch those that you want"
 
@@ -129,7 +133,8 @@ def _read_json(path: str, description: str) -> Any:
     """Return the content of a JSON file.
 
     Args:
-        description: the kind of file to name, for the message of an error.
+        description: which file the user should name instead, such as `LLaMA-Factory's
+            dataset_info.json`. It ends the message of an error: `no such file: x; name ...`.
 
     Raises RecipeError if the file is missing or is not JSON.
     """
@@ -145,7 +150,9 @@ def _read_json(path: str, description: str) -> Any:
 
 @dataclass(frozen=True)
 class Entry:
-    """The keys of one entry of a dataset_info.json that decide how its records are read."""
+    """One data set (entry) of LLaMA-Factory's dataset_info.json: the keys that decide how its
+    records are read.
+    """
 
     KEYS: ClassVar = ("formatting", "columns", "tags", "ranking")
     formatting: Literal["alpaca", "sharegpt", "openai"] = "alpaca"
@@ -155,12 +162,16 @@ class Entry:
 
     @property
     def shape(self) -> str:
-        """The name of the shape that `formatting` and `ranking` name."""
+        """The name of the shape of the entry's records, such as `alpaca`: a shape says how records
+        with certain fields are read. It follows from `formatting` and `ranking`.
+        """
         return RANKED[self.formatting] if self.ranking else self.formatting
 
     @property
     def all_tags(self) -> dict[str, Any]:
-        """The tags of the entry, with those that its format implies."""
+        """The entry's tags, such as {"role_tag": "role"}: names of the keys and roles in its
+        messages. Tags that follow from its format are added.
+        """
         tags = self.tags or {}
         if self.ranking and self.formatting == "openai":
             return OPENAI_TAGS | tags
@@ -279,8 +290,10 @@ class _Source(NamedTuple):
 
 
 def _choose_shape(shape: str, columns: Mapping[str, Any], tags: Mapping[str, Any]) -> _Source:
-    """Return the shape, fields and options of an entry. Raises RecipeError if its columns do not
-    fit the shape.
+    """Return how a recipe reads the records of an entry: the shape (such as `alpaca`), the field
+    for each of its keys, and further options, such as the names of roles.
+
+    Raises RecipeError if the entry's columns do not fit the shape.
     """
     # Choose the shape by the columns.
     fields = {
@@ -320,8 +333,10 @@ def _choose_shape(shape: str, columns: Mapping[str, Any], tags: Mapping[str, Any
 
 
 def _add_images(shape: Shape, column: Any) -> Shape:
-    """Return the shape, with images if the entry has a column for them. Raises RecipeError if the
-    shape's records cannot have images.
+    """Return the shape (the way in which records are read), with images if the entry has a column
+    for them.
+
+    Raises RecipeError if records of this shape cannot have images.
     """
     if not column:
         return shape
@@ -352,7 +367,9 @@ def _locate_data(entry: Mapping[str, Any], folder: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """The contents of a mixture file."""
+    """The contents of a mixture file: a JSON file of FlagEmbedding that gives each source of data
+    its percentage.
+    """
 
     mixture: dict[str, int | float]
     "Source -> its percentage of the whole budget."
@@ -361,7 +378,11 @@ class Mixture:
 
 
 def read_mixture(path: str) -> Mixture:
-    """Read a mixture file. Raises RecipeError, with the fault and an example, if it is not one."""
+    """Read a mixture file, such as {"mixture": {"c4": 26.7, "wiki": 3.8}}: the percentage of each
+    source.
+
+    Raises RecipeError, with the fault and an example, if it is not one.
+    """
     try:
         parsed = schema.parse_mapping(Mixture, _read_json(path, MIXTURE))
     except schema.Misfit as error:
@@ -379,7 +400,8 @@ def read_mixture(path: str) -> Mixture:
 def match_mixture(
     path: str, names: Sequence[str], base: Path, is_budgeted: bool, notices: Notices
 ) -> list[Draft]:
-    """Return the streams of a mixture file's sources that have files.
+    """Return the streams of those sources of a mixture file (JSON: source -> percentage) that have
+    files. A file belongs to a source whose name is in its path.
 
     Args:
         names: files, folders and patterns.

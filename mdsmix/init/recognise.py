@@ -40,7 +40,9 @@ MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*
 
 @dataclass(frozen=True, kw_only=True)
 class Guess:
-    """A shape, and the result of reading the first records of a file with it."""
+    """A guess that records have a certain shape (such as `alpaca`: a way to read records by their
+    fields), and what came out when the first records of a file were read in this way.
+    """
 
     head: FirstRecords
     shape: Shape
@@ -78,7 +80,9 @@ class Guess:
         return next(kind for kind in KINDS if kind.reads is self.shape.gives)
 
     def identity(self) -> tuple[Any, ...]:
-        """Return a tuple to compare guesses by. Files with equal tuples can be one stream."""
+        """Return the guess's shape, fields and options as a tuple to compare guesses by. Files
+        whose guesses have equal tuples are read in the same way, so they can be one stream.
+        """
         return (
             self.shape.name,
             repr(sorted(self.fields.items())),
@@ -88,8 +92,8 @@ class Guess:
 
 
 def guess_shapes(head: FirstRecords) -> list[Guess]:
-    """Return all guesses at the records' shape, the best first: the one that reads the most
-    records, then the most fields.
+    """Return all guesses at the records' shape (such as `alpaca`: a way to read records by their
+    fields), the best first: the one that reads the most records, then the most fields.
     """
     guesses = list[Guess]()
     for shape in SHAPES.values():
@@ -105,8 +109,8 @@ def guess_shapes(head: FirstRecords) -> list[Guess]:
 
 
 def _rank(guess: Guess) -> tuple[Any, ...]:
-    """Return the key by which guesses are sorted; the largest is the best guess. An entry only
-    decides between guesses whose earlier entries are equal.
+    """Return a sort key of a guess; the best guess has the largest. A later entry of this tuple
+    decides only between guesses whose earlier entries are equal.
     """
     is_right_with_images = guess.is_right and guess.shape.image_fields is not None
     share_read = guess.read / max(1, len(guess.head))
@@ -123,8 +127,9 @@ def _rank(guess: Guess) -> tuple[Any, ...]:
 
 
 def _guess_shape(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
-    """Yield a guess for each set of options of a shape. If the records lack fields that the shape
-    needs, yield only one guess that names the missing keys.
+    """Yield the guesses of one shape: one without options, and one with each set of options (such
+    as names of roles) that the shape proposes for these records. If the records lack fields that
+    the shape needs, yield only one guess that names the missing keys.
     """
     fields = _find_fields(shape, head)
     missing = tuple(key for key in shape.fields if key not in fields)
@@ -212,8 +217,8 @@ def try_shape(
 
 
 def _prepare_records(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Sequence[Any]:
-    """Return the records as the shape gets them: with the values of paths such as `meta.text`, and
-    with JSON in cells parsed.
+    """Return the records in the form in which a shape (a way to read records by their fields) takes
+    them: the values of paths such as `meta.text` are at the top, and JSON in cells is parsed.
     """
     structured = [fields[key] for key in shape.structured if key in fields]
     entered = [root for name in fields.values() for root in parse_field(name).entered]

@@ -64,8 +64,11 @@ MAX_SEARCHED = 5
 def try_all(
     keys: Mapping[str, Any], drafts: Sequence[Draft], tokenizer: Tokenizer, folder: Path
 ) -> None:
-    """Try the first records of every stream. A stream whose template rewrites history is tried
-    again with `rewritten_history: last`.
+    """Convert the first records of every stream as a trial, and note the results in its draft.
+
+    Some templates print earlier messages differently when more follow (they rewrite history), and
+    such records are bad. If more than a tenth of a stream's records are bad for this reason, it is
+    tried again with `rewritten_history: last`.
 
     Args:
         keys: keys at the top of the recipe.
@@ -99,8 +102,10 @@ def _open_drafts(keys: Mapping[str, Any], drafts: Sequence[Draft], folder: Path)
 
 
 def _try_draft(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
-    """Encode the first records of a stream, and store the results in its draft. Return the first
-    error of the chat template; an empty string if there is none.
+    """Convert the first records of a stream as a trial, and store counts, messages and the first
+    row in its draft.
+
+    Return the first error of the chat template; an empty string if there is none.
     """
     # Encode the records.
     head = draft.guess.head

@@ -133,8 +133,8 @@ def find_leaks(
     Raises Unreachable if a shard cannot be read.
 
     Args:
-        common: grams that are in more samples than this are ignored, since such phrases are no sign
-            of a leak; 0 ignores none.
+        common: grams that are in more samples than this, such as those of a licence, are ignored; 0
+            ignores none.
     """
     _refuse_other_tokenizers([*streams, *evaluations])
     items = load_eval_samples(evaluations, common)

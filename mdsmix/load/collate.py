@@ -199,7 +199,9 @@ class Collate:
         return batch | pixels
 
     def _make_other_batch(self, rows: Sequence[Any]) -> Batch:
-        """Make a batch with `other_batch`, which gets -1 for a token that the tokenizer lacks."""
+        """Make a batch with the function `other_batch`, which a kind of stream with a loader of its
+        own defines. It gets -1 for a special token that the tokenizer lacks.
+        """
         assert self.other_batch
         ids = self.rules.ids
         eos = -1 if ids.eos is None else ids.eos

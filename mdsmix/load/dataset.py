@@ -383,7 +383,8 @@ class MixDataset(ShardKeeper):
         return f"{nodes} of {devices} with batches of {samples}"
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """Return Streaming's state and the lock of the data, for rank 0.
+        """Return Streaming's state (the position in the epoch) and the lock (a description of the
+        data), for the process with rank 0 to save.
 
         Args:
             num_samples: rows of this epoch that all devices together have received, if
@@ -455,10 +456,11 @@ class MixDataset(ShardKeeper):
     @property
     def last_place(self) -> int:
         """The last position in an epoch from which Streaming can start: the epoch's size, rounded
-        down to a multiple of the ranks, plus one sample for each rank.
+        down to a multiple of the ranks, plus one sample for each rank. With 10 samples and 4 ranks
+        it is 12.
 
-        A state may be after this position, since Streaming repeats samples until all canonical
-        nodes have the same number.
+        A saved position may be after this one, since Streaming repeats samples until all canonical
+        nodes (its sections of an epoch) have the same number.
         """
         ranks: int = self._parallel_rank_world.num_ranks
         return int(self.epoch_size) // ranks * ranks + ranks

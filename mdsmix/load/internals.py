@@ -182,7 +182,9 @@ streaming_dataset.generate_work = draw_order
 
 
 def _name_order(dataset: Any, world: World, epoch: int, start: int) -> str:
-    """Return the name of an order's file: the hash of everything that decides the order."""
+    """Return the name of the file that stores the order of an epoch's samples: a hash of everything
+    that decides the order, and `.npz`.
+    """
     decides = (
         (version("mosaicml-streaming"), np.__version__),
         [getattr(dataset, name) for name in ORDER_ATTRIBUTES],

@@ -131,12 +131,12 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
         shuffle_seed: int | None = None,
         initial_physical_nodes: int | None = None,
     ) -> None:
-        """Set the attributes that Streaming reads from a state when it resumes a run
+        """Set the attributes that Streaming takes from a saved state when it resumes a run
         (StreamingDataset._resume), or sets to defaults when a run starts.
 
         Args:
-            num_canonical_nodes: of the state; None for a run that starts.
-            shuffle_seed: of the state; None for a run that starts.
+            num_canonical_nodes: as in the state; None for a run that starts.
+            shuffle_seed: as in the state; None for a run that starts.
             initial_physical_nodes: nodes of the run that wrote the state, or None.
         """
         # Streaming's default of num_canonical_nodes: 64 a machine for these two shuffles, else 1.

@@ -58,10 +58,10 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
 
 
 def prepare_microbatches(collate: Collate) -> Callable[[Batch, int | float], list[Batch]]:
-    """Make a loader of images yield batches that can be split into microbatches, and return the
-    function that splits a batch.
+    """Return a function that splits a batch of a loader of images into microbatches: it gets a
+    batch and the number of rows of a microbatch. Composer calls this function.
 
-    Composer calls the returned function with a batch and the number of rows in a microbatch.
+    The loader's collator is changed, so that batches contain how many pixels belong to each row.
     """
     vision = collate.vision
     assert vision is not None, "called only for a loader of images"

@@ -33,7 +33,9 @@ COUNTED = ("samples", "tokens", "trained")
 
 
 class RankDraws(NamedTuple):
-    """The samples that one device draws in a step."""
+    """The samples that one device draws in a step: their ids, and where they are stored. To draw is
+    to choose by Streaming's order of the epoch.
+    """
 
     rank: int
     "The device's number among all devices, from 0."
@@ -190,7 +192,7 @@ class Loaders:
         Args:
             draws: the samples that the device draws.
             samples: the samples that were read, of all devices.
-            when: the beginning of the message, such as `Step 3, rank 0`.
+            when: the beginning of the error's message, such as `Step 3, rank 0`.
         """
         rows = []
         for place in draws.places:

@@ -27,7 +27,8 @@ class CheckedMix(list[Finding], Result):
 
         Args:
             mix: the mix that was checked.
-            locked: the streams compared with their lock; None if there was no comparison.
+            locked: a table that compares the streams with the YAML's lock, the record of how they
+                were when the YAML was rendered; None if there was no comparison.
         """
         super().__init__(findings)
         self.mix = mix

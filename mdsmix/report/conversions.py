@@ -116,7 +116,9 @@ class Conversion(Result):
 
 @dataclass(frozen=True)
 class ConvertedPart(Result):
-    """The result of one job of an array, as `mdsmix.convert_part` returns it."""
+    """The result of one job of an array (several jobs that share a conversion), as
+    `mdsmix.convert_part` returns it.
+    """
 
     part: str
     "K/N."
@@ -179,7 +181,9 @@ def conversion_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _row(name: str, outcomes: Sequence[Outcome]) -> Row:
-    """Return the sums over some outcomes as a row of COLUMNS."""
+    """Return one row of the table of conversions (COLUMNS): sums over one or more streams. The
+    column of seconds says `up to date` if nothing was converted.
+    """
     manifests = [outcome.manifest for outcome in outcomes]
     records = [manifest.records for manifest in manifests]
     shards = sum(part.shards for manifest in manifests for part in manifest.parts)
@@ -237,7 +241,8 @@ def describe_outcome(outcome: Outcome | PartOutcome) -> Iterator[str]:
 
 
 def _notes_on_rejected(records: Records, where: str) -> Iterator[str]:
-    """Yield notes on filtered records and on bad ones.
+    """Yield notes on the records without a sample: filtered ones, which a rule leaves out, and
+    quarantined ones, which are bad.
 
     Args:
         where: where the bad records are stored or shown.
@@ -272,8 +277,9 @@ def _notes_on_duplicates(records: Records, is_eval: bool) -> Iterator[str]:
 
 
 def _notes_on_samples(manifest: Manifest) -> Iterator[str]:
-    """Yield notes on a missing template, on tokens that are not trained, on rewritten history and
-    on special tokens in text.
+    """Yield notes on a missing chat template, on tokens that are not trained, on conversations
+    whose earlier messages the template prints differently later (rewritten history), and on special
+    tokens in text.
     """
     encoding = manifest.encoding
     if kind_of(encoding).has_template and manifest.tokenizer.chat_template_hash is None:
@@ -294,7 +300,8 @@ def _notes_on_samples(manifest: Manifest) -> Iterator[str]:
 
 
 def _notes_on_unread(records: Records) -> Iterator[str]:
-    """Yield notes on fields that are not read, on nulls, and on image placeholders that are trained
+    """Yield notes on contents of records that training ignores or misreads: fields that the
+    conversion did not read, nulls inside structured fields, and image placeholders that are trained
     as text.
     """
     # Name the unread fields, the most frequent first.
@@ -329,7 +336,9 @@ def _notes_on_unread(records: Records) -> Iterator[str]:
 
 
 def _field_hint(name: str) -> str:
-    """Return how the content of an unread field can be trained."""
+    """Return what the user can do to have the content of a field trained that the conversion did
+    not read.
+    """
     if name.removeprefix("messages.") in FIELDS:
         return IMAGES_HINT
     if name in REASONING:
@@ -340,8 +349,9 @@ def _field_hint(name: str) -> str:
 
 
 def _notes_on_budget(outcome: Outcome) -> Iterator[str]:
-    """Yield a note on the stream's tokens and its budget, and one if the mean record is far from
-    expected_mean_tokens.
+    """Yield a note on the stream's tokens and its share of the budget. Yield another note if the
+    mean tokens of its records are far from the number that the recipe expects
+    (`expected_mean_tokens`).
     """
     manifest = outcome.manifest
     totals = manifest.totals

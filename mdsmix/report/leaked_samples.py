@@ -33,8 +33,9 @@ BOUND = (
 
 
 def show_leaks(audit: Audit, decoder: Decoder | None, samples: int) -> Iterator[Item]:
-    """Yield a table of the evaluation samples with the largest shares, both passages of the first
-    `samples` leaks, and a summary.
+    """Yield a table of the leaks (evaluation samples that training streams contain in part), those
+    with the largest shares first. Then yield, for the first `samples` of them, the text in the
+    evaluation and in the training sample, and a summary.
     """
     if audit.leaks:
         yield Table(columns=COLUMNS, rows=[_row(audit, leak) for leak in audit.leaks[:ROWS]])
@@ -93,8 +94,8 @@ def _passage_text(context: tuple[Int, Int], shared: Int, decoder: Decoder | None
 
 
 def summarize_leaks(audit: Audit) -> Iterator[str]:
-    """Yield a sentence on the samples and grams that were searched, and one for each kind of data
-    that was not searched.
+    """Yield a sentence on how many tokens were searched for how many grams (runs of 13 tokens) of
+    evaluation samples, and one for each kind of data that was not searched.
     """
     items = audit.items
     leaks = audit.leaks
@@ -157,7 +158,9 @@ def leaks_json(audit: Audit, decoder: Decoder | None, samples: int) -> Tree:
 
 
 def _leak_json(audit: Audit, leak: Leak) -> Tree:
-    """Return a leak as JSON: the evaluation sample, and the training samples that leak it."""
+    """Return a leak as JSON: an evaluation sample, the share of it that training streams contain,
+    and the training samples that contain most of it.
+    """
     return {
         "evaluation": audit.evaluations[leak.stream].name,
         "sample": leak.sample,

@@ -178,8 +178,8 @@ def _show_sample(preview: Preview, row: SampleRow, decoder: Decoder | None) -> I
 
 
 def row_segments(row: SampleRow) -> list[Segment]:
-    """Return the row's segments, with one placeholder token for each image. An encoder-decoder's
-    target comes after its context.
+    """Return a row as segments: runs of tokens that are all trained or all not trained. It has one
+    placeholder token for each image. An encoder-decoder's target comes after its context.
     """
     ids, labels = row.stored.input_ids, row.stored.labels
     if ids.size != labels.size:

@@ -107,7 +107,11 @@ class PlainLines:
         self._start = self._began
 
     def expect(self, sizes: Mapping[str, int]) -> None:
-        """Begin to count streams of these sizes in bytes."""
+        """Begin to count the progress of several streams together.
+
+        Args:
+            sizes: name of a stream -> its bytes.
+        """
         self._expected = sizes
         self._size = sum(sizes.values())
         self._start = time.monotonic()
@@ -116,7 +120,9 @@ class PlainLines:
         self._bad = 0
 
     def begin(self, stream: str, size: int) -> None:
-        """Begin a stream. A stream that was not expected gets its own progress."""
+        """Note that work on a stream begins. If `expect` did not name the stream, its progress is
+        counted by itself.
+        """
         if stream not in self._expected:
             self.expect({stream: size})
         self._stream = stream

@@ -149,7 +149,12 @@ def shorten(segments: Sequence[Segment], limit: int) -> list[Segment]:
 
 
 def _join_by_segment(tokens: Sequence[tuple[Segment, int]]) -> list[Segment]:
-    """Return segments with only these tokens; each token comes with the segment it belongs to."""
+    """Return segments that contain only the given tokens.
+
+    Args:
+        tokens: pairs (segment, one of its token ids), in order. Neighbours of one segment are
+            joined.
+    """
     joined = []
     for segment, run in groupby(tokens, itemgetter(0)):
         joined.append(replace(segment, ids=[token for _, token in run]))

@@ -161,8 +161,9 @@ def epoch_too_small(mix: Mix) -> Findings:
     "(ValueError).",
 )
 def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
-    """Find a loader with more canonical nodes (num_canonical_nodes) than samples. Canonical nodes
-    are the sections into which Streaming divides an epoch, whatever the real number of nodes is.
+    """Find a loader with more canonical nodes (num_canonical_nodes) than samples: some loaders and
+    shuffles fail on it. Canonical nodes are the sections into which Streaming divides an epoch,
+    whatever the real number of nodes is.
     """
     nodes = as_whole_number(loader.dataset.get("num_canonical_nodes"))
     samples = sum(stream.index.samples for stream in loader.streams)

@@ -116,7 +116,9 @@ def _describe_sample(chosen: Chosen, decoder: Decoder | None, max_tokens: int) -
 
 
 def cut_into_spans(segment: Segment, decoder: Decoder | None) -> Iterator[TokenSpan]:
-    """Yield the tokens of a segment as spans."""
+    """Yield the tokens of a segment (neighbouring tokens that are all trained or all not trained)
+    as spans. A span is one token, or several that together are one character.
+    """
     if decoder is None:
         yield from (TokenSpan(str(token), (token,), "id") for token in segment.ids)
         return
