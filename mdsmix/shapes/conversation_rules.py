@@ -464,7 +464,7 @@ def _normalize_tool(value: Any) -> Message:
     function = tool["function"]
     if function.keys().isdisjoint((*SCHEMAS, "cache_control")):
         return tool
-    # If a tool has a schema under both names, the one under `parameters` is kept.
+    # If a tool has `parameters` and a schema under another name too, `parameters` is kept.
     has_parameters = function.get("parameters") is not None
     renamed = {}
     for key, entry in function.items():

@@ -409,7 +409,7 @@ class Format(ABC):
 
     def weight(self, file: SourceFile) -> int:
         """Return about how many uncompressed bytes the file has: its stored size, times the usual
-        factor of the format if it is compressed (`size_factor`). Nothing is read.
+        factor of its format (`size_factor`), such as 4 for compressed text. No records are read.
         """
         return file.stat.size * self.size_factor
 

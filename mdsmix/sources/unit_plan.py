@@ -53,7 +53,7 @@ def plan_units(
             as JSON.
         line_window: file -> bytes of its windows, in place of `window_bytes`. It is called only for
             formats that read whole records. There a small record may name much larger things, such
-            as images, so that fewer records shall be in a window.
+            as images, so fewer records shall be in a window.
         blobs: fields whose values are bytes, such as images in a tar archive.
     """
     # Choose the window of each file.
@@ -134,8 +134,9 @@ def counted_key(unit: Unit) -> str:
     """Return the key of a record's place (`Item.place`) whose number starts anew in each work unit,
     such as `line`; "" if the unit's format has no such key.
 
-    The number of lines before a unit is known only after the earlier units were read. A published
-    stream then gets the number from the file's start.
+    The number of lines before a unit is known only after the earlier units were read. When a stream
+    is published, the numbers in its files of bad records are changed to count from the file's
+    start.
     """
     return format_of(unit.files[0]).counted
 

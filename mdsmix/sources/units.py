@@ -137,8 +137,8 @@ class Unit:
         return sort_key(self.files[0]), self.start
 
     def span(self, before: int = 0, memory: int = 4 << 30) -> Span:
-        """Return the range that this unit reads of the file whose turn it is: from `start` to
-        `end`, which are the whole file in a unit of several files.
+        """Return the range that this unit reads of one of its files: from `start` to `end`. A unit
+        of several files reads each of them whole.
 
         Args:
             before: uncompressed bytes of the unit's files before this file. Windows (slices of the
