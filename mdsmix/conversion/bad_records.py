@@ -156,8 +156,8 @@ def publish_quarantine(folder: Location, file: QuarantineFile, frame: bytes) -> 
 
 
 def select_stale_files(files: Iterable[str], names: Collection[str]) -> list[str]:
-    """Return those of `files` that no longer belong in the quarantine, because their records have
-    been fixed.
+    """Return those of `files` that no longer belong in the quarantine (the folder with a stream's
+    bad records), because their records have been fixed.
 
     Args:
         files: names of files in the quarantine.
@@ -361,7 +361,11 @@ def _missing_field(bad: Mapping[str, Any]) -> str:
 
 
 def _field_names(bad: Mapping[str, Any]) -> list[str]:
-    """Return the names of the fields of a record in the quarantine, if they are known."""
+    """Return the names of the fields that a bad record has, if they are known.
+
+    Args:
+        bad: the bad record, as the quarantine (the folder of bad records) stores it.
+    """
     fields = bad.get("fields")
     if fields:
         return [str(field) for field in fields]

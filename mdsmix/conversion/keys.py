@@ -58,7 +58,13 @@ def bad_records_name(key: str, window: Window) -> str:
 
 
 def unit_file_name(key: str, window: Window) -> str:
-    """Return the name of the unit file: the file in which a worker stores a window's result."""
+    """Return the name of the file in which a worker stores the result of a window (a slice of a
+    work unit's source): `<key>-<place>.unit`.
+
+    Args:
+        key: the key of the window.
+        window: the window.
+    """
     return f"{bad_records_name(key, window)}.unit"
 
 

@@ -390,8 +390,8 @@ def forget_changed(job: Job, cache: KnownSources) -> None:
 
 
 def stat_images(urls: Set[str]) -> dict[str, list[Any]]:
-    """Return the current state of images: URL -> [size, stamp]; MISSING for a file that cannot be
-    read.
+    """Return the current size and stamp (time or ETag) of images: URL -> [size, stamp]; MISSING for
+    a file that cannot be read.
 
     Many objects of a bucket are found by listing the folder that contains them all, unless it
     contains too many others. All other files are requested one by one.
@@ -436,7 +436,8 @@ def _list_objects(urls: Sequence[str]) -> dict[str, Stat | None]:
 
 
 def _stat_image(url: str) -> Stat | None:
-    """Return the size and stamp of an image; None if it is missing or cannot be read.
+    """Return the size and stamp (time or ETag) of an image; None if it is missing or cannot be
+    read.
 
     Raises Unreachable if a store fails.
     """

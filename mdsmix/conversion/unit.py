@@ -217,10 +217,11 @@ class _BatchSlice(NamedTuple):
 def _slice_batch(
     batch: RecordBatch, piece: range, batch_first: int, folders: Mapping[str, Location]
 ) -> _BatchSlice:
-    """Return the records of a batch at the positions `piece`.
+    """Return the records of a batch at the positions `piece`, with their numbers and the folders of
+    their images.
 
     Args:
-        batch: the batch.
+        batch: records that were read together, all from one window (a slice of the unit's source).
         piece: the positions.
         batch_first: the number of records of the window before the batch.
         folders: name of a source file -> folder of its images; empty if records name no images.
@@ -245,10 +246,12 @@ class UnitTask(_UnitOfJob):
     "The records of windows that are converted already: number of the window -> record."
 
     def finished_result(self, content: Content | None) -> UnitResult | None:
-        """Return the result of the unit if all its windows are converted already; otherwise None.
+        """Return the result of the unit if all its windows (slices of its source) are converted
+        already; otherwise None.
 
         Args:
-            content: the content of the unit, with all its windows; None if it is not known.
+            content: the hashes of the unit's source, for all its windows; None if they are not
+                known.
         """
         if content is None or len(self.records) < len(content.windows):
             return None
@@ -532,7 +535,8 @@ def open_tokenizer_backend(job: Job) -> Backend:
 
 
 def find_skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
-    """Return the positions of records that are put into quarantine without converting them.
+    """Return the positions of the records that have killed workers before. They are put into
+    quarantine (the folder of bad records) without converting them.
 
     Args:
         batch: the batch that contains the records.

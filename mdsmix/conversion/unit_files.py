@@ -95,8 +95,9 @@ class UnitRecord:
     """
 
     def hashes_of_written(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return the fingerprints of the window's records, with zeros (no fingerprint) in place of
-        those whose record became no sample. So they are not counted as duplicates.
+        """Return the fingerprints of the window's records, with zeros (no fingerprint) for each
+        record that became no sample. So such a record is not counted as a duplicate. A window is a
+        slice of a work unit's source.
 
         Args:
             hashes: uint64 [n, 2], the fingerprints of all n records of the window.
@@ -109,7 +110,8 @@ class UnitRecord:
         return np.where(bits[:, None] > 0, np.uint64(0), hashes)
 
     def leftover_tokens(self, dtype: str) -> NDArray[Any]:
-        """Return the tokens after the window's last full row (`leftover`), as an array.
+        """Return the tokens that filled no row (`leftover`) as an array. Under `layout: concat`
+        each window (a slice of a work unit's source) has some at its end.
 
         Args:
             dtype: the dtype of the stream's tokens, such as "uint16".
@@ -147,8 +149,8 @@ class BlobRef(NamedTuple):
 
 
 def parse_record(line: bytes) -> UnitRecord | None:
-    """Parse a UnitRecord (the stored result of a converted window) from JSON. Return None if the
-    JSON does not have the fields of a UnitRecord.
+    """Parse a UnitRecord, the stored result of a converted window (a slice of a work unit's
+    source), from JSON. Return None if the JSON does not have the fields of a UnitRecord.
     """
     return schema.parse_json_if_fit(UnitRecord, line)
 
@@ -209,8 +211,9 @@ def read_unit_file(folder: Location, name: str) -> UnitFile:
 def map_names_to_file(unit_file: UnitFile, file_name: str) -> dict[str, str]:
     """Return what a file in `.mdsmix/` contains: name of an item -> `file_name`.
 
-    An item is the record of a window, named by its key; the bad records of a window, named
-    `<key>-<place>`; or the fingerprints of a window, named `<key>.hashes`.
+    An item belongs to one window (a slice of a work unit's source). It is the record of its result,
+    named by its key; its bad records, named `<key>-<place>`; or its fingerprints, named
+    `<key>.hashes`.
 
     Args:
         unit_file: the parsed head of the file.

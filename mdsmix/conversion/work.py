@@ -325,7 +325,9 @@ def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
     frames = read_blobs(folder, [BlobRef(file.name, file.unit_file) for file in files])
 
     def publish(entry: tuple[QuarantineFile, bytes]) -> str:
-        """Write one quarantine file, and return its name."""
+        """Write the file with the bad records of one window (a slice of a work unit), and return
+        its name.
+        """
         file, frame = entry
         publish_quarantine(folder, file, frame)
         return file.name

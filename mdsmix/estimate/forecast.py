@@ -169,7 +169,7 @@ def _describe_survey(samples: Sequence[SplitSample], size: int) -> str:
     read; 2 of these records become no sample (2 not_json)`.
 
     Args:
-        samples: the splits that were read.
+        samples: the splits (parts of source files) that were read.
         size: bytes of all source files.
     """
     left_out = sum((sample.left_out for sample in samples), Counter[str]())
@@ -283,7 +283,8 @@ def _scale_totals(kind: Kind, totals: Totals, index: Index, scale: float) -> Tot
 
     Args:
         kind: how the stream's records become rows.
-        totals: the counts of the splits that were read. They are multiplied by `scale`.
+        totals: the counts of the splits (parts of source files) that were read. They are multiplied
+            by `scale`.
         index: the forecast index of the whole stream, for the number of its samples.
         scale: the size of the stream divided by the size of the splits.
     """

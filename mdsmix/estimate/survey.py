@@ -49,7 +49,9 @@ class SplitSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Tokens per byte and per record of a source, estimated from the splits that were read."""
+    """Tokens per byte and per record of a source, estimated from the splits (parts of source files)
+    that were read.
+    """
 
     tokens_per_byte: float
     "Tokens per uncompressed byte of the source, counted as `estimate_size` counts bytes."
@@ -102,7 +104,7 @@ class Survey:
         )
 
     def read(self, units: Sequence[Unit], size: int | None = None) -> list[SplitSample]:
-        """Read and encode the beginnings of these splits.
+        """Read and encode the first records of these splits (parts of source files).
 
         Args:
             units: the splits, from `choose_units`.
@@ -170,7 +172,7 @@ def estimate_rates(samples: Sequence[SplitSample]) -> Rates | None:
     """Return the tokens per byte and per record over all splits; None if they contain no token.
 
     Args:
-        samples: the splits that were read.
+        samples: the splits (parts of source files) that were read.
     """
     tokens = np.array([sample.tokens for sample in samples])
     sizes = np.array([sample.weight for sample in samples])  # bytes

@@ -72,8 +72,8 @@ os.register_at_fork(
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The run that holds a lease, as the lease's file describes it. Host, pid and since are for
-    people.
+    """The run that has the lease (write lock) of a stream, as the lease's file describes it. Host,
+    pid and since are for people.
     """
 
     host: str
@@ -91,8 +91,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """The content of a file at one moment, and its stamp. `put` replaces the file only if nobody
-    has changed it since then.
+    """The content of a file at one moment, and its stamp (a string that changes with every write).
+    `put` replaces the file only if nobody has changed it since then.
     """
 
     file: Location
@@ -164,8 +164,8 @@ class Lease:
         self._heart.start()
 
     def confirm(self) -> None:
-        """Raise Unreachable if this run has lost its lease. To be called before every
-        publication.
+        """Raise Unreachable if another run has taken over the lease (write lock). To be called
+        before every publication.
         """
         if not self.renew():
             raise Unreachable(
@@ -200,8 +200,8 @@ class Lease:
         return self.renew()
 
     def delete(self, file: Location) -> None:
-        """Delete a file if this run still holds the lease. Otherwise another run may need the
-        file.
+        """Delete a file if this run still has the lease (write lock) on the stream. Otherwise
+        nothing is deleted, since another run may need the file.
         """
         if self.is_held_recently():
             file.delete()
@@ -219,7 +219,9 @@ class Lease:
                     self._file.delete()
 
     def _renew_regularly(self) -> None:
-        """Renew the lease every BEAT_SECONDS until it is released. The lease's thread runs this."""
+        """Renew the lease (write lock) every BEAT_SECONDS until it is released. The lease's thread
+        runs this.
+        """
         while not self._ended.wait(BEAT_SECONDS):
             with suppress(Unreachable):  # the next beat may succeed, and confirm() does raise
                 self.renew()
@@ -234,7 +236,7 @@ def hold_lease(folder: Location, say: Say) -> Iterator[Lease]:
 
     Args:
         folder: the folder of the stream.
-        say: called with sentences for the user, while this run waits.
+        say: called with sentences for the user, such as that this run waits for another.
     """
     lease = _take_lease(folder / LEASE_PATH, say)
     try:
@@ -244,9 +246,14 @@ def hold_lease(folder: Location, say: Say) -> Iterator[Lease]:
 
 
 def _take_lease(file: Location, say: Say) -> Lease:
-    """Write a lease of this run to `file`, once no other run holds one, and return it.
+    """Write the lease (write lock) of a stream for this run, once no other run has it, and return
+    it.
 
-    Raises Unreachable if another run holds the lease; the message names that run.
+    Raises Unreachable if another run has the lease; the message names that run.
+
+    Args:
+        file: the lease's file.
+        say: called with sentences for the user, such as that this run waits for another.
     """
     me = Holder(
         host=socket.gethostname(),

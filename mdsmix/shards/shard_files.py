@@ -164,8 +164,8 @@ def _find_shard_edges(ends: NDArray[np.int64]) -> list[int]:
     """Return the row numbers at which shards begin and end: [0, 50, 100] for 100 rows in two
     shards.
 
-    Shards get equal numbers of rows if such a split is within the limits. Otherwise each shard is
-    as full as the limits allow.
+    Shards get equal numbers of rows if they are then within the limits of size. Otherwise each
+    shard is as full as the limits allow.
 
     Args:
         ends: the offset of each row in the bytes of all rows, and the end of the last row.

@@ -71,8 +71,8 @@ class PackedRow(NamedTuple):
 
 
 def find_id_columns(columns: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the columns that contain token ids, which are a key of LAYOUTS. Return ()
-    if no columns do.
+    """Return the names of the columns that contain token ids: the first of the keys of LAYOUTS,
+    such as ("tokens",), whose columns all exist. Return () if there is none.
 
     Args:
         columns: the columns of a sample or a shard, by name.

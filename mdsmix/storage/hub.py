@@ -45,7 +45,7 @@ class HubPath(Location):
         return cls(path)
 
     def stat(self) -> Stat | None:
-        """Return size and stamp of this file; None if it is missing, or if it is a folder."""
+        """Return size and stamp (a hash) of this file; None if it is missing, or is a folder."""
         with _explained(self.url):
             try:
                 info = _file_system().info(self.path)

@@ -152,8 +152,9 @@ class LocalPath(Location):
         return None
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
-        """Write `content` over the file and return the new Stat. If the file is missing or has
-        another stamp than `stamp`, write nothing and return None. The file is locked meanwhile.
+        """Write `content` over the file and return the new Stat. If the file is missing, or its
+        stamp (time and inode) is not `stamp`, write nothing and return None. The file is locked
+        meanwhile.
         """
         with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
             with Path(self.path).open("r+b") as file:

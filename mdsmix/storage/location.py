@@ -149,7 +149,9 @@ class Location(ABC):
 
     @abstractmethod
     def stat(self) -> Stat | None:
-        """Return size and stamp of this file; None if it is missing, or if it is a folder."""
+        """Return size and stamp of this file; None if it is missing, or if it is a folder. The
+        stamp is a string that changes with the file.
+        """
 
     def read(self, start: int = 0, length: int | None = None) -> bytes:
         """Return the bytes of this file from byte `start` on.
@@ -212,8 +214,8 @@ class Location(ABC):
         raise self._cannot_be_written()
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
-        """Write `content` over this file and return the new Stat. If the file is missing or has
-        another stamp than `stamp`, write nothing and return None.
+        """Write `content` over this file and return the new Stat. If the file is missing, or its
+        stamp (a string that changes with the file) is not `stamp`, write nothing and return None.
         """
         raise self._cannot_be_written()
 

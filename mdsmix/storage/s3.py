@@ -119,7 +119,7 @@ class S3Path(Location):
 
     def open_random(self, stat: Stat, ahead: int = 1 << 20) -> BinaryIO:
         """Return a reader of this object that can seek. It reads the version whose size and stamp
-        are `stat`; a request asks for at least `ahead` bytes.
+        (ETag) are `stat`; a request asks for at least `ahead` bytes.
 
         Raises Unreachable at a read if the object has another stamp.
         """

@@ -71,8 +71,8 @@ class ObjectReader(io.RawIOBase):
         self._use(_get(request, client))
 
     def _use(self, answer: Answer) -> None:
-        """Read from the body of this answer from now on. Keep the answer's stamp, so that later
-        requests are for the same version of the object.
+        """Read from the body of this answer from now on. Keep the answer's stamp (ETag), so that
+        later requests are for the same version of the object.
         """
         self._body = answer["Body"]
         self._is_over = False
