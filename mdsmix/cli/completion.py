@@ -105,10 +105,12 @@ def _items(streams: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _place(keys: dict[str, Any], recipe: str) -> str:
-    """Return the remote, otherwise the local folder, of a recipe or a stream as the user would
-    write it here. Return an empty string if there is none, or if it has an interpolation.
+    """Return where a recipe or a stream is published, as the user would write it here: its remote,
+    otherwise its local folder. Return an empty string if there is neither, or if the value has a
+    variable (`${...}`).
 
     Args:
+        keys: the keys of the recipe or of one of its streams.
         recipe: the path of the recipe, from whose folder paths are relative.
     """
     place = str(keys.get("remote") or keys.get("local") or "").rstrip("/")

@@ -214,8 +214,8 @@ def convert(
 
 @contextmanager
 def _shown_at_end(show_outcomes: Callable[[list[Any]], None]) -> Iterator[list[Any]]:
-    """Give a list for the outcomes of streams, and show it at the end, also after an error: the
-    streams in it are published.
+    """Give a `with` block a list for the outcomes of streams, and show the list at its end. This is
+    done after an error too, since the streams in the list are published already.
     """
     outcomes = list[Any]()
     try:
@@ -232,7 +232,7 @@ def _show_conversion(quiet: bool, as_json: bool, outcomes: list[Outcome]) -> Non
 
 
 def _show_part(part: str, quiet: bool, as_json: bool, outcomes: list[PartOutcome]) -> None:
-    """Print what one job of an array did in each stream."""
+    """Print what one job of an array (several jobs that share a conversion) did in each stream."""
     from mdsmix.report.conversions import ConvertedPart
 
     _print(ConvertedPart(part, tuple(outcomes)), quiet, as_json)

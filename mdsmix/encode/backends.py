@@ -225,13 +225,15 @@ class CheckedBackend(Backend):
         return ids
 
     def check(self, texts: Sequence[str], match_special: bool, ids: Ragged | None = None) -> None:
-        """Compare the fast backend's ids of texts with the reference's.
+        """Compare the fast backend's ids of texts with those of the reference (Hugging Face
+        `tokenizers`).
 
         Raises Unequal if they differ.
 
         Args:
             texts: the texts to compare.
-            match_special: as in `encode`.
+            match_special: whether a string such as `<|im_start|>` in a text becomes the control
+                token.
             ids: the fast backend's ids of these texts; None if it has not encoded them yet.
         """
         reference_ids = self.reference.encode(texts, match_special)

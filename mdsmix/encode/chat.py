@@ -319,7 +319,8 @@ def find_common_start(texts: Sequence[str]) -> str:
 def open_stream_template(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
     """Compile the chat template of a stream, with the stream's template variables and date.
 
-    Raises RecipeError for the reasons of `open_tokenizer_template`.
+    Raises RecipeError if the template is not valid, or if the tokenizer has only named templates
+    that mdsmix does not use (`open_tokenizer_template`).
     """
     variables = tokenizer.template_variables | encoding.template
     return open_tokenizer_template(tokenizer, variables, encoding.date_string)
@@ -333,12 +334,12 @@ def open_tokenizer_template(
     If the tokenizer has a template named `tool_use` but none named `default`, the returned template
     raises NO_DEFAULT for every conversation without tools.
     Raises RecipeError if the tokenizer has named templates and none of them is `default` or
-    `tool_use`, or for the reasons of `open_template`.
+    `tool_use`, if the template is not valid, or if `date_string` is not a day.
 
     Args:
         tokenizer: the tokenizer.
         variables: the variables that the template gets.
-        date_string: as in `open_template`.
+        date_string: the day that the template prints, such as `2026-01-01`; None: today.
     """
     source = tokenizer.chat_template
     if source is None and tokenizer.named_templates:

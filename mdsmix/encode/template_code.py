@@ -188,8 +188,8 @@ def compile_template(environment: Environment, source: str) -> Template:
 
 def compile_placeholder_template(source: str) -> Template | None:
     """Compile a template so that it can render placeholders, which stand for the contents of
-    messages. Return None if the template stores printed text in a variable (as `{% set x %}...{%
-    endset %}`): it could then inspect contents unnoticed.
+    messages. Return None if the template stores printed text in a variable, as a block of `set` or
+    a macro does: it could then inspect contents unnoticed.
     """
     sandbox = make_template_sandbox()
     sandbox.finalize = _to_text

@@ -42,8 +42,8 @@ def _is_any(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 
 def _rewrites_history(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether a conversation still becomes rows if the template prints its earlier messages
-    differently once later ones follow.
+    """Return whether the recipe accepts conversations whose earlier messages the template prints
+    differently once later ones follow: `rewritten_history` is not `reject`.
     """
     return encoding.rewritten_history != "reject"
 

@@ -91,7 +91,8 @@ def ask_processor(folder: Path, question: Mapping[str, Any]) -> Any:
 
     Args:
         folder: the processor's folder.
-        question: as for `LoadedProcessor.answer`.
+        question: a dict such as {"sizes": [(480, 640)]}, which asks for numbers of tokens;
+            `LoadedProcessor.answer` lists all questions.
     """
     answer, error = try_to_ask(str(folder), question)
     if error:
@@ -110,7 +111,8 @@ def try_to_ask(name: str, question: Mapping[str, Any]) -> tuple[Any, str]:
 
     Args:
         name: the processor's folder or hub name.
-        question: as for `LoadedProcessor.answer`.
+        question: a dict such as {"sizes": [(480, 640)]}, which asks for numbers of tokens;
+            `LoadedProcessor.answer` lists all questions.
     """
     if not _is_running():
         # Start a server that runs until this process exits.

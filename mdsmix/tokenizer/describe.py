@@ -150,7 +150,7 @@ def _read_stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
 
     Args:
         name: the tokenizer's folder, file or hub name.
-        kwargs: the recipe's arguments, as in `_find_file`.
+        kwargs: the recipe's arguments, which may name a revision or a subfolder.
     """
     if os.path.isfile(name):
         return []

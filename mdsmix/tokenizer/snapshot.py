@@ -63,7 +63,8 @@ def open_snapshot(
     files and a description of it, card.json. If there is no snapshot yet, it is made now.
 
     The description is written last, so a folder with a card.json is complete.
-    Raises Unreachable or RecipeError for the reasons of `ask_transformers`.
+    Raises Unreachable if transformers cannot load `name`.
+    Raises RecipeError if an argument of `kwargs` would have no effect.
 
     Args:
         pretrained: whether `name` is a tokenizer or a processor.

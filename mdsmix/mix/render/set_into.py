@@ -82,8 +82,8 @@ class Entry(NamedTuple):
 
 
 def strip_head(text: str) -> str:
-    """Return the text without its head: the comment lines above the YAML, each beginning with `#
-    mdsmix:`, that an earlier rendering wrote.
+    """Return the text without the comment lines above the YAML that an earlier rendering wrote.
+    Each of them begins with `# mdsmix:`.
     """
     return re.sub(rf"\A(?:{MARK}.*\n)+", "", text)
 
