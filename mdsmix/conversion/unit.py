@@ -360,19 +360,21 @@ class UnitTask(_UnitOfJob):
         pictures = open_window.reading.images
         tally = open_window.tally
         assembled = open_window.assembled
-        # The window's keys follow from its content.
+        # The keys are hashes of the window's content, which is known now that all of it was read.
+        # `key` names the record, and `base` the fingerprints of all records, dropped or not.
         if pictures:
             digests.add_images(open_window.number, pictures.window_images.digest)
         window = digests.window(open_window.number)
         base = lines_key(job, window)
         key = window_key(job, window, open_window.dropped)
-        # Store the last shards, and the names of their rows.
+        # Store the last shards (full ones were stored while encoding), and the names of all rows.
         shards = open_window.shards
         shards += store_shards(job.folder, job.layout, assembled.rows, is_new=True)
         side_files = list[SideFile]()
         if job.names_rows:
             side_files = store_record_names(job.folder, open_window.names, shards)
-        # Store the record with its fingerprints and bad records.
+        # Store the record, with fingerprints and bad records, in one file. It is written after the
+        # shards, so a window with a record is complete.
         record = UnitRecord(
             key=key,
             base=base if base != key else "",
