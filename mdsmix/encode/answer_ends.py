@@ -255,6 +255,7 @@ def make_end_notes(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[EndNote
     if encoding.target_responses == "all":
         yield from _make_notes_before_message(ends, stops, encoding, tokenizer)
     if ends:
+        # The first end is an answer's, unless the template prints no probe answer.
         yield from _make_note_at_last(ends[0], stops, tokenizer)
 
 

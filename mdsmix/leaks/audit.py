@@ -308,6 +308,7 @@ def read_passage(audit: Audit, leak: Leak) -> Passage:
     """Return the longest passage that an evaluation sample shares with a training sample: the one
     that contains most of its grams (runs of 13 tokens). The training sample is read again.
     """
+    # The first source is the training sample with the most grams of the evaluation sample.
     source = leak.sources[0]
     turns = decode_turns(audit.streams[source.stream].read_sample(source.sample))
     item = audit.items.rows[leak.item]

@@ -175,7 +175,7 @@ def plan_mix(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     _refuse_different_settings([source.stream for source in sources])
 
     # The layout and manifest of the one stream.
-    columns = sources[0].stream.columns
+    columns = sources[0].stream.columns  # the same in all streams, as checked above
     layout = ShardLayout(columns, None if has_images(columns) else compression)
     manifests = [source.stream.trusted_manifest for source in sources]
     known = [manifest for manifest in manifests if manifest]
