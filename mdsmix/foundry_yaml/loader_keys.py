@@ -90,9 +90,9 @@ LOADER_DEFAULTS: dict[str, Any] = {
     "timeout": 0,
 }
 "The values that torch's DataLoader gets if the section does not set them."
-OWN_LOADER_KEYS = LOADER_KEYS | {"accept_changed": bool}
+OWN_LOADER_KEYS = LOADER_KEYS | {"accept_changed": bool, "stream_ids": bool}
 """The keys of a loader with `name: mdsmix`. With `accept_changed` it resumes from a checkpoint of
-other data, and logs the differences.
+other data, and logs the differences. With `stream_ids` a batch has the stream of each row.
 """
 _BOTH: Types = {
     "remote": Any,
@@ -169,6 +169,10 @@ _FINETUNING: Types = DATASET_KEYS | {
 }
 MDSMIX_LOADER = "mdsmix"
 "The name under which LLM-Foundry finds the loader of this package (docs/loading.md)."
+STREAMS_CALLBACK = "mdsmix_streams"
+"""The name under which LLM-Foundry finds the callback that logs the figures of each stream, a key
+of `callbacks` (docs/streams-of-a-run.md).
+"""
 DATASETS: dict[str, Types] = {
     "text": DATASET_KEYS | _SEPARATORS | {"mlm_probability": Number},
     "finetuning": _FINETUNING,

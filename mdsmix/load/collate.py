@@ -20,6 +20,14 @@ from mdsmix.load.vision import Vision
 from mdsmix.shards.token_ids import IGNORED_LABEL
 
 Batch = dict[str, torch.Tensor]
+STREAM_ID = "stream_id"
+"""The key of a batch with the number of each row's stream: int64 [rows]; if the loader packs, of
+each token's stream: int64 [rows, max_seq_len], -1 for padding.
+"""
+STREAM_SAMPLES = "stream_samples"
+"""The key with which the loader says, if it packs, of how many samples of each stream it joined a
+row: int64 [rows, streams].
+"""
 Rows = Sequence[TrainingRow]
 
 
@@ -158,6 +166,8 @@ class Collate:
     """
     has_seen_a_batch: bool = False
     "Whether the first batch was made."
+    streams: int = 0
+    "The number of streams in the mix if batches have stream ids, otherwise 0."
 
     def __call__(self, rows: Sequence[Any]) -> Batch:
         """Make a batch of these rows. Torch's DataLoader calls this.
@@ -169,10 +179,15 @@ class Collate:
         if self.other_batch:
             return self._make_other_batch(rows)
         if self.packer:
-            packed_rows = [join_rows(packed) for packed in self.packer.pack(rows)]
-            return self._make_decoder_batch(packed_rows, self.rules.max_seq_len)
+            packed = self.packer.pack(rows)
+            packed_rows = [join_rows(rows_of_bin) for rows_of_bin in packed]
+            batch = self._make_decoder_batch(packed_rows, self.rules.max_seq_len)
+            return batch | self._number_streams_of_tokens(packed) if self.streams else batch
 
-        # Expand images.
+        # Number the streams, and expand images.
+        numbers: Batch = {}
+        if self.streams:
+            numbers[STREAM_ID] = torch.tensor([row.stream for row in rows], dtype=torch.int64)
         pixels: Batch = {}
         if self.vision:
             rows, pixels = self.vision.expand(rows, self.rules)
@@ -192,11 +207,28 @@ class Collate:
 
         # An encoder-decoder has its own batch. Otherwise add the pixels, or a blank image.
         if not self.rules.decoder_only_format:
-            return self._make_encoder_decoder_batch(inputs, labels, input_width, label_width)
-        batch = self._make_decoder_batch(rows, input_width)
+            batch = self._make_encoder_decoder_batch(inputs, labels, input_width, label_width)
+            return batch | numbers
+        batch = self._make_decoder_batch(rows, input_width) | numbers
         if self.vision and self.vision.with_dummy and not pixels:
             return self.with_dummy_image(batch)
         return batch | pixels
+
+    def _number_streams_of_tokens(self, packed: Sequence[Sequence[TrainingRow]]) -> Batch:
+        """Make the keys of streams of packed rows.
+
+        Args:
+            packed: the rows that each packed row was joined from.
+        """
+        streams_of_rows = list[Tokens]()
+        samples = torch.zeros(len(packed), self.streams, dtype=torch.int64)
+        for number, rows in enumerate(packed):
+            streams = [row.stream for row in rows]
+            streams_of_rows.append(np.repeat(streams, [row.input_ids.size for row in rows]))
+            for stream in streams:
+                samples[number, stream] += 1
+        ids = self._pad(streams_of_rows, self.rules.max_seq_len, -1)
+        return {STREAM_ID: torch.from_numpy(ids), STREAM_SAMPLES: samples}
 
     def _make_other_batch(self, rows: Sequence[Any]) -> Batch:
         """Make a batch with the function `other_batch`, which a kind of stream with a loader of its
@@ -234,7 +266,8 @@ class Collate:
         fills = {"input_ids": self._fill, "labels": IGNORED_LABEL, "sequence_id": -1}
         wide_batch = {}
         for key, tensor in batch.items():
-            wide_batch[key] = pad(tensor, sides, value=fills.get(key, 0))
+            is_per_row = key == STREAM_ID
+            wide_batch[key] = tensor if is_per_row else pad(tensor, sides, value=fills.get(key, 0))
         for key, values in piece.items():
             # An output of the processor that the batch lacks is 0 for all other tokens.
             wide_batch.setdefault(key, torch.zeros_like(wide_batch["input_ids"]))

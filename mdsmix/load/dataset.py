@@ -309,6 +309,8 @@ class MixDataset(ShardKeeper):
     """Whether the process that pickled this dataset for a worker had imported Trainer of
     transformers 5. A spawned worker has not.
     """
+    numbers_streams = False
+    "Whether each row has the number of its stream."
     is_epoch_set = False
     """Whether set_epoch was called. Trainers call it before they read an epoch, except Trainer of
     transformers 5.
@@ -576,6 +578,8 @@ class MixDataset(ShardKeeper):
             if self.other_row:
                 return self.other_row(sample, self.rules.max_seq_len)
             row = make_training_row(sample, self.rules)
+            if self.numbers_streams:
+                row = row._replace(stream=int(self.stream_per_shard[shard_id]))
             if row.pictures:  # they are decoded later
                 row.pictures.where = _describe_place(stream, shard, position)
             return row

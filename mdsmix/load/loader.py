@@ -57,6 +57,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     pass is the next epoch.
     """
 
+    settings: LoaderSettings
+    "The settings that `open_loader` built the loader from."
     _iterator: Any
     _is_accelerate_prepared = True
     """Accelerator.prepare does not change a loader with this mark. Without the mark it would wrap
@@ -169,6 +171,23 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         """
         self.dataset.set_epoch(epoch)
 
+    def add_stream_ids(self) -> None:
+        """Add stream ids to batches, from the next pass on (`build_loader(..., stream_ids=True)`).
+
+        Raises RecipeError if the rows are those of a loader of preferences.
+        """
+        if self.dataset.other_row:
+            raise RecipeError(
+                f"stream_ids: a row of the {self.settings.section.name} loader has two answers "
+                "and no labels, so no loss can be told by its stream: leave stream_ids and the "
+                "callback of streams out."
+            )
+        self.dataset.numbers_streams = True
+        self.collate_fn.streams = len(self.dataset.streams)
+        # Workers that wait for the next pass do not know it.
+        if self._reader is None:
+            self._stop_workers()
+
     def end(self) -> None:
         """Stop the workers and threads of the current epoch, which will not be read to its end."""
         self._stop_workers()
@@ -207,6 +226,7 @@ def build_loader(
     ids: TokenIds | None = None,
     accept_changed: bool = False,
     position_ids: bool = False,
+    stream_ids: bool = False,
 ) -> MixLoader:
     """Build one loader of a rendered YAML, a LLM-Foundry config or a mapping with the same keys.
 
@@ -219,6 +239,10 @@ def build_loader(
             the differences.
         position_ids: add `position_ids` to each batch. They begin at 0 again with each document of
             a row.
+        stream_ids: add `stream_id` to each batch, the number of a row's stream in the order of the
+            YAML: int64 [rows]. If the loader packs, it is the stream of each token, int64 [rows,
+            max_seq_len] with -1 for padding, and `stream_samples`, int64 [rows, streams], counts
+            the samples of each stream in a row. Take both out before a model gets the batch.
 
     Raises:
         RecipeError: the config is wrong, or does not suit its streams.
@@ -239,6 +263,8 @@ def build_loader(
             "sample has two, an input and a target; call build_loader without position_ids."
         )
     mix_loader.collate_fn.with_position_ids = position_ids
+    if stream_ids:
+        mix_loader.add_stream_ids()
     return mix_loader
 
 
@@ -298,7 +324,11 @@ def open_loader(
     torch_keys["pin_memory"] &= torch.cuda.is_available()
     if not keys["num_workers"]:
         torch_keys |= {"prefetch_factor": None, "persistent_workers": False}
-    return MixLoader(dataset, batch_size=drawn, collate_fn=collate, **torch_keys)
+    loader = MixLoader(dataset, batch_size=drawn, collate_fn=collate, **torch_keys)
+    loader.settings = settings
+    if keys.get("stream_ids"):
+        loader.add_stream_ids()
+    return loader
 
 
 def open_token_ids(settings: LoaderSettings) -> TokenIds:

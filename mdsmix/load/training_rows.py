@@ -102,6 +102,8 @@ class TrainingRow(NamedTuple):
     """
     outputs: Mapping[str, Tokens] = {}
     "Further outputs of a processor: name -> one value per token."
+    stream: int = 0
+    "The number of the row's stream in the mix. It is set only if batches have stream ids."
 
 
 def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:

@@ -241,6 +241,7 @@ def make_loader_section(
         # An evaluation is never resumed, and its last, smaller batch counts too, even if training
         # drops its own.
         recipe_loader.pop("accept_changed", None)
+        recipe_loader.pop("stream_ids", None)
         recipe_loader.pop("drop_last", None)
         dataset = {key: value for key, value in dataset.items() if key not in TRAINING_ONLY_KEYS}
 

@@ -485,7 +485,7 @@ def make_mix(
         tokenizer = _open_run_tokenizer(yaml, recipe)
     except MdsmixError as error:
         problem = str(error)
-    train = _open_loader(yaml.train, opened)
+    train = open_section_streams(yaml.train, opened)
     evaluations = _open_evaluations(yaml, opened, own_evals)
     if tokenizer:
         streams = list(train.streams)
@@ -533,7 +533,7 @@ def _open_evaluations(
         if own_evals == "drop" and not is_of_recipe:
             continue
         try:
-            evaluations.opened.append(_open_loader(section, opened))
+            evaluations.opened.append(open_section_streams(section, opened))
         except MdsmixError:
             if own_evals == "look" or is_of_recipe:
                 raise
@@ -547,13 +547,16 @@ def _is_open(section: StreamSection, opened: Mapping[str, StreamInMix]) -> bool:
     return stream is not None and stream.settings == section.settings
 
 
-def _open_loader(loader: LoaderSection, opened: Mapping[str, StreamInMix]) -> Loader:
+def open_section_streams(
+    loader: LoaderSection, opened: Mapping[str, StreamInMix] | None = None
+) -> Loader:
     """Open the streams of a loader's section. Leave out streams at URLs that only Streaming can
     open.
 
     Args:
-        opened: streams that are open already, by name.
+        opened: streams that are open already, by name; they are not opened again.
     """
+    opened = opened or {}
 
     def open_section(section: StreamSection) -> StreamInMix:
         if _is_open(section, opened):
