@@ -285,6 +285,7 @@ def render_yaml(
     validate: bool = False,
     evals: OwnEvals = "look",
     estimate: bool = False,
+    callback: bool = False,
 ) -> RenderedYaml:
     """Check the mix of a recipe and render it as `train_loader`, `eval_loader` and `tokenizer` of
     LLM-Foundry, as `mdsmix render-yaml` does.
@@ -298,6 +299,7 @@ def render_yaml(
         validate: also build LLM-Foundry's real loaders and draw two batches of each.
         evals: how the evaluations of the config `into` are treated; see `check`.
         estimate: estimate shares from first samples if tokens were not counted.
+        callback: add the callback that logs the figures of each stream.
 
     Raises:
         RecipeError: the recipe or an argument is wrong.
@@ -327,7 +329,7 @@ def render_yaml(
         require_writable(file)
     refuse_recipe(out or "", "--out")
     refuse_recipe(into or "", "--into")
-    mix, text = render_recipe(recipe, overrides, into, evals, estimate)
+    mix, text = render_recipe(recipe, overrides, into, evals, estimate, callback)
 
     # Refuse a mix that may not be trained.
     checked = CheckedMix(run_checks(mix), mix)
@@ -452,6 +454,7 @@ def make_report(
     batch: int | None = None,
     tokenizer: str | None = None,
     preview: bool = True,
+    run: str | None = None,
     progress: ShowProgress = True,
 ) -> ReportPage:
     """Make the page of `mdsmix report`: the mix, its check, lengths, records, plan, first batches,
@@ -467,6 +470,7 @@ def make_report(
             otherwise 8 rows a device.
         tokenizer: decode streams with this tokenizer if their own is not on this machine.
         preview: add the first global batches, which imports Streaming and torch.
+        run: add the figures of a run, from the file that its callback wrote.
         progress: as in `convert`.
 
     Raises:
@@ -484,4 +488,4 @@ def make_report(
     choice = Choice(count=samples, seed=seed)
     with watching(progress) as watcher:
         say = watcher.on_step if preview else None
-        return ReportPage(gather(list_words(mix), choice, machines, tokenizer, say))
+        return ReportPage(gather(list_words(mix), choice, machines, tokenizer, say, run))

@@ -118,6 +118,7 @@ NUMBERS = {
     "fine": ".2%",
     "finest": ".3%",
     "times": ",.2f",
+    "loss": ",.4f",
     "seconds": ".1f",
 }
 "Name of a form -> the format specification for its numbers, as `format` takes it."

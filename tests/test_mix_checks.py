@@ -76,6 +76,7 @@ from tests.mixes import (
 from tests.published import CARD, CONCAT, LENGTH, TOKENIZER, edit
 
 ONE_TOKEN = {"a": 0}
+STREAMS_CALLBACK: Any = {"top": {"callbacks": {"mdsmix_streams": {}}}}
 INTERRUPTED = WEB(card={"index_hash": "0" * 32})
 UNEVEN = DOCS(card={"layout": "document"})
 SHORT_ROWS = PublishedStream("short", {"tokens": "ndarray:uint16:2"}, {"tokens": [5, 0]})
@@ -362,6 +363,10 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
     "unsafe-types": (
         mdsmix_loader(WEB, allow_unsafe_types=True),
         text_loader(allow_unsafe_types=True),
+    ),
+    "callback-without-streams": (
+        text_loader(**STREAMS_CALLBACK),
+        mdsmix_loader(WEB, **STREAMS_CALLBACK),
     ),
     "changed-accepted": (mdsmix_loader(WEB, loader={"accept_changed": True}), mdsmix_loader(WEB)),
     "separators-both": (text_loader(eos_token_id=0, bos_token_id=0), text_loader(bos_token_id=0)),

@@ -397,3 +397,27 @@ def test_a_recipes_dataset_that_has_no_keys_is_refused(home: Path) -> None:
             RecipeError, match=r"train_loader\.dataset is .* must be keys and values"
         ):
             resolve_mix([recipe, f"train_loader.dataset={value}"])
+
+
+def test_the_callback_of_streams_joins_those_of_the_config(recipe: Path) -> None:
+    """Its loader must tell which stream a row is from; its own keys are kept."""
+    config = recipe.with_name("train.yaml")
+    config.write_text(
+        "callbacks:\n  lr_monitor: {}\n  # speed\n  speed_monitor: {window_size: 10}\n"
+    )
+    command = ("render-yaml", recipe, "--into", config, "--callback")
+    errors = run_refused(3, "nothing was rendered", *command)
+    assert "callback-without-streams" in errors
+    assert "the finetuning loader of train_loader does not tell" in errors
+    run_ok(*command, "train_loader.name=mdsmix")
+    text = config.read_text()
+    assert "  speed_monitor: {window_size: 10}\n  mdsmix_streams: {}\n" in text
+    assert "  # speed\n" in text
+    config.write_text(text.replace("mdsmix_streams: {}", "mdsmix_streams: {log_every: 5}"))
+    run_ok(*command, "train_loader.name=mdsmix")
+    assert yaml.safe_load(config.read_text())["callbacks"]["mdsmix_streams"] == {"log_every": 5}
+    assert "callbacks" not in yaml.safe_load(run_ok("render-yaml", recipe).out)
+    alone = run_ok("render-yaml", recipe, "--callback", "train_loader.name=mdsmix").out
+    assert yaml.safe_load(alone)["callbacks"] == {"mdsmix_streams": {}}
+    once = run_ok("check", config)
+    assert "callback-without-streams" not in once.out

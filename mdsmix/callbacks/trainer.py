@@ -68,7 +68,8 @@ class TrainerStreams(TrainerCallback, ExportableState):  # type: ignore[misc]
         # A compiled model leaves its graph for the hooks. Where nothing is compiled, the import of
         # torch._dynamo would take some seconds.
         if "torch._dynamo" in sys.modules:
-            before, after = torch.compiler.disable(before), torch.compiler.disable(after)
+            disable: Any = torch.compiler.disable
+            before, after = disable(before), disable(after)
         self._hooks = [
             model.register_forward_pre_hook(before, with_kwargs=True),
             model.register_forward_hook(after, with_kwargs=True),

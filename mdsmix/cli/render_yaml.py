@@ -54,6 +54,13 @@ def render_yaml(
             "--drop-evals", help="With --into: remove the config's own evaluations from it."
         ),
     ] = False,
+    callback: Annotated[
+        bool,
+        typer.Option(
+            "--callback",
+            help="Add the callback that logs how much of each stream is trained, and its loss.",
+        ),
+    ] = False,
     estimate: Estimate = False,
     as_json: AsJson = False,
 ) -> None:
@@ -74,6 +81,7 @@ def render_yaml(
             validate=validate,
             evals=evals_mode(keep_evals, drop_evals),
             estimate=estimate,
+            callback=callback,
         )
     except MixRefused as refused:
         # If the config of --into is the reason, no command would show the findings: print them all.

@@ -60,6 +60,14 @@ def report(
             help="Add the first global batches; this imports streaming and takes some seconds."
         ),
     ] = True,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Add what a run has trained of each stream, and the losses, from the file that "
+            "its callback wrote.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     log_file: LogFile = None,
 ) -> None:
@@ -95,6 +103,7 @@ def report(
         batch=batch,
         tokenizer=tokenizer,
         preview=preview,
+        run=run,
     )
     page.write(out)
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mdsmix.foundry_yaml.findings import Check
 from mdsmix.mix.checks import (
     batches,
+    callbacks,
     columns,
     conversion,
     outdated,
@@ -22,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     *recipe_changed.CHECKS,
     *outdated.CHECKS,
     *batches.CHECKS,
+    *callbacks.CHECKS,
     *publication.CHECKS,
 )
 "All checks of a mix; findings are printed in this order."

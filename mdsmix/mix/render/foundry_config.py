@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from mdsmix.errors import MdsmixError
-from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, TARGET_KEYS
+from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, STREAMS_CALLBACK, TARGET_KEYS
 from mdsmix.foundry_yaml.training_yaml import TRAIN, Settings, StreamSection
 from mdsmix.kinds.kind_table import DATASET_KEYS_OF
 from mdsmix.mix.render.set_into import LENGTH, LINK
@@ -27,6 +27,7 @@ Section = dict[str, Any]
 "Keys and values of a config, as YAML contains them."
 LENGTH_VARIABLE = "${max_seq_len}"
 EVALS = "eval_loader"
+CALLBACKS = "callbacks"
 LONE_LABEL = "eval"
 "The label under which LLM-Foundry reports an evaluation that is the only one and has no label."
 NUM_WORKERS = 8
@@ -110,6 +111,7 @@ def make_sections(
     recipe: Recipe,
     streams: Mapping[str, StreamSection],
     config: Settings,
+    with_callback: bool = False,
 ) -> Section:
     """Return the sections max_seq_len, tokenizer and train_loader. If the recipe has streams of
     other splits than train, return eval_loader too.
@@ -117,6 +119,8 @@ def make_sections(
     Args:
         streams: the recipe's streams, by name.
         config: the config that the sections are set into; empty if they become a file of their own.
+        with_callback: whether to return callbacks too: those of the config, and the callback that
+            logs the figures of each stream.
     """
     config_loader = _as_section(config.get(TRAIN))
     worker_settings = {key: config_loader[key] for key in WORKER_KEYS if key in config_loader}
@@ -136,6 +140,8 @@ def make_sections(
     }
     if evaluations:
         tree[EVALS] = merge_by_label(config.get(EVALS), evaluations)
+    if with_callback:
+        tree[CALLBACKS] = {STREAMS_CALLBACK: {}} | _as_section(config.get(CALLBACKS))
     return _keep_links(tree, config)
 
 

@@ -145,6 +145,7 @@ def render_recipe(
     into: str | None,
     own_evals: OwnEvals = "look",
     may_estimate: bool = False,
+    with_callback: bool = False,
 ) -> RenderedRecipe:
     """Render a recipe as a YAML of its own, or set into a config. Nothing is checked or written.
 
@@ -157,6 +158,7 @@ def render_recipe(
             removes them.
         may_estimate: whether shares may be computed from the first samples of streams whose tokens
             were not counted.
+        with_callback: whether to add the callback that logs the figures of each stream.
     """
     path = name_recipe(recipe_input)
     recipe = open_recipe(recipe_input, overrides)
@@ -170,10 +172,10 @@ def render_recipe(
         if own_evals == "drop" and EVALS in config:
             dropped.add(EVALS)
         remaining = {key: value for key, value in config.items() if key not in dropped}
-        tree = make_sections(recipe, opened.streams, remaining)
+        tree = make_sections(recipe, opened.streams, remaining, with_callback)
         text, changed = set_sections(old_text, config, tree, into, without=dropped)
     else:
-        tree = make_sections(recipe, opened.streams, {})
+        tree = make_sections(recipe, opened.streams, {}, with_callback)
         text = dump_yaml(tree)
     mix = make_mix(
         text if into else tree, path, opened.streams, recipe, into, own_evals, opened.shares

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from mdsmix.callbacks.run_file import RunFigures, read_run
 from mdsmix.errors import (
     Damaged,
     MdsmixError,
@@ -89,6 +90,8 @@ class Gathered:
     preview: Preview | None = None
     decoder: Decoder | None = None
     "The decoder of the run's tokenizer."
+    run: RunFigures | None = None
+    "The figures that a run has logged, if its file was named."
     notes: dict[str, str] = field(default_factory=dict)
     "A part of the page -> why it has no data."
     problems: dict[str, MdsmixError] = field(default_factory=dict)
@@ -101,6 +104,7 @@ class Gathered:
         """
         mixed = [stream.stream for stream in self.plan.streams] if self.plan else []
         names = dict.fromkeys([*mixed, *(stream.named.name for stream in self.streams)])
+        names |= dict.fromkeys(self.run.streams if self.run else [])
         return {name: f"s{number % COLOURS}" for number, name in enumerate(names)}
 
 
@@ -110,6 +114,7 @@ def gather(
     options: PlanOptions,
     tokenizer: str | None,
     say: Say | None,
+    run: str | None = None,
 ) -> Gathered:
     """Collect the data of a page.
 
@@ -119,6 +124,7 @@ def gather(
         options: the machines of the run. Without a batch, the YAML's is used, or 8 rows a device.
         tokenizer: decodes streams whose own tokenizer is not on this machine.
         say: gets a line before slow work; if None, the first batches are not shown.
+        run: the file that a run's callback wrote; None for a page without a run.
 
     Raises:
         RecipeError: the recipe, the YAML or the command line is wrong.
@@ -127,7 +133,7 @@ def gather(
     if options.batch:
         # Refuses a batch that the devices cannot share.
         Machines(batch=options.batch, nodes=options.nodes, gpus=options.gpus)
-    page = Gathered(targets=targets, choice=choice)
+    page = Gathered(targets=targets, choice=choice, run=read_run(run) if run else None)
     named = named_streams(targets)
 
     # The mix and its findings.

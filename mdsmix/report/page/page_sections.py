@@ -20,6 +20,7 @@ from mdsmix.report.inspection import (
 )
 from mdsmix.report.named_streams import TRAINED
 from mdsmix.report.page.gather import MOST_BAD, ROWS, UNKNOWN, Gathered, StreamOnPage
+from mdsmix.report.page.run_curves import Curves, show_run
 from mdsmix.report.planned_run import show_plan
 from mdsmix.report.show import Item, SampleText, Title, group_findings
 from mdsmix.shards.counts import Records
@@ -54,7 +55,7 @@ class Ribbon:
             start += share
 
 
-PageItem = Item | Ribbon
+PageItem = Item | Ribbon | Curves
 Items = Iterator[PageItem]
 
 
@@ -68,12 +69,17 @@ class Section:
 
 
 def sections(page: Gathered) -> list[Section]:
-    """Return all sections apart from the samples. A section without data gives the reason."""
+    """Return all sections apart from the samples. A section without data gives the reason. The
+    section of a run is there only if its file was named.
+    """
     no_plan = page.notes.get("plan")
     no_preview = page.notes.get("preview")
+    run = page.run
+    runs = [_section("run", "The run", None, show_run(run, page.colours))] if run else []
     return [
         _section("mix", "The mix", no_plan, _mix(page)),
         _section("findings", "Findings of the check", None, _check(page)),
+        *runs,
         _section("lengths", "Lengths of samples", None, _lengths(page)),
         _section("rows", "Tokens in a row", no_plan, _rows(page)),
         _section("records", "Records: written, filtered, quarantined", None, _records(page)),

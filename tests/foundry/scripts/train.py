@@ -14,7 +14,12 @@ from composer.loggers import InMemoryLogger
 from llmfoundry.command_utils import train_from_yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
-METRICS = ("loss/train/total", "time/token", "metrics/eval/.*LanguageCrossEntropy")
+METRICS = (
+    "loss/train/total",
+    "time/token",
+    "metrics/eval/.*LanguageCrossEntropy",
+    "mdsmix/.*/loss",
+)
 
 
 def losses(path: str, steps: int, settings: Sequence[str] = ()) -> list[float]:
