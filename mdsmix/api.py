@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -111,10 +112,12 @@ def convert(
     with watching(progress) as watcher:
         for remark in remarks:
             watcher.on_step(remark)
-        for outcome in run.convert(opened, options, watcher):
-            outcomes.append(outcome)
-            if on_stream:
-                on_stream(outcome)
+        # Closed at the end: a traceback would keep it, and with it the workers, as a notebook does.
+        with closing(run.convert(opened, options, watcher)) as streams:
+            for outcome in streams:
+                outcomes.append(outcome)
+                if on_stream:
+                    on_stream(outcome)
     return Conversion(tuple(outcomes))
 
 
@@ -162,10 +165,12 @@ def convert_part(
     with watching(progress) as watcher:
         for remark in remarks:
             watcher.on_step(remark)
-        for outcome in run.convert_part(opened, options, watcher):
-            outcomes.append(outcome)
-            if on_stream:
-                on_stream(outcome)
+        # Closed at the end: a traceback would keep it, and with it the workers, as a notebook does.
+        with closing(run.convert_part(opened, options, watcher)) as streams:
+            for outcome in streams:
+                outcomes.append(outcome)
+                if on_stream:
+                    on_stream(outcome)
     return ConvertedPart(str(options.part), tuple(outcomes))
 
 

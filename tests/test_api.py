@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import ast
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from omegaconf import OmegaConf
 import mdsmix
 from mdsmix import Progress, Recipe, SourceSpec, StreamSpec, TokenizerSpec, schema
 from mdsmix.errors import MixRefused, NotPublished, RecipeError
+from mdsmix.storage import notices
 from tests.converting import Project, documents, read_public_files, run_ok
 from tests.converting import mdsmix as run_command
 
@@ -282,3 +287,78 @@ def test_a_conversion_with_bad_arguments_is_refused_as_by_the_command(project: P
         answer = run_command("convert", project.recipe, *option)
         assert answer.err.splitlines()[-1] == f"error: {error.value}"
         assert answer.code == error.value.exit_code
+
+
+WITHOUT_GUARD = """
+import sys, types
+
+import mdsmix
+
+sys.modules["ray"] = types.ModuleType("ray")  # then workers are spawned, as on macOS
+print("begun")
+print(mdsmix.convert("recipe.yaml", workers=2, progress=False).streams[0].manifest.totals.samples)
+"""
+
+
+def test_a_script_without_a_guard_is_not_run_again_by_spawned_workers(project: Project) -> None:
+    project.write_source(TEXTS)
+    project.configure(documents("*.jsonl", layout="document"))
+    (project.folder / "script.py").write_text(WITHOUT_GUARD)
+    answer = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=project.folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (answer.stdout.split(), answer.returncode) == (["begun", str(len(TEXTS))], 0), answer
+
+
+def test_a_process_that_may_start_no_workers_says_so_in_one_sentence(project: Project) -> None:
+    project.write_source(TEXTS)
+    project.configure()
+    project.patch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    with pytest.raises(RecipeError, match="does not let a daemonic process"):
+        mdsmix.convert(project.recipe, workers=2, progress=False)
+
+
+@pytest.mark.usefixtures("processes")
+def test_conversions_in_several_threads_of_one_process(project: Project) -> None:
+    """The first conversion ends while the other still runs, and each shows its own notices."""
+    project.write_source(TEXTS)
+    project.configure()
+
+    def convert_into(name: str) -> str:
+        local = f"local={project.folder / name}"
+        return mdsmix.convert(project.recipe, [local], progress=False, workers=1).streams[0].state
+
+    before = list(notices._functions)
+    with ThreadPoolExecutor(3) as pool:
+        states = list(pool.map(convert_into, "abc"))
+    assert states == ["1 of 1 work units converted"] * 3
+    files = [read_public_files(project.folder / name) for name in "abc"]
+    assert files[0]["web/train/index.json"] == files[1]["web/train/index.json"]
+    assert notices._functions == before
+    heard = list[str]()
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(notices.redirect_notices(heard.append))
+    second.enter_context(notices.redirect_notices(print))
+    first.close()
+    second.close()
+    notices.show_notice("for nobody of them")
+    assert heard == []
+
+
+def test_an_error_of_a_callback_ends_the_run_and_the_next_one_continues(project: Project) -> None:
+    project.write_source(TEXTS)
+    project.configure()
+
+    def refuse(_: object) -> None:
+        raise LookupError("of the callback")
+
+    for arguments in ({"progress": refuse}, {"on_stream": refuse, "progress": False}):
+        with pytest.raises(LookupError, match="of the callback"):
+            mdsmix.convert(project.recipe, workers=2, **arguments)  # type: ignore[arg-type]
+        assert multiprocessing.active_children() == []
+        assert not (project.train / ".mdsmix/lease").exists()
+    assert mdsmix.convert(project.recipe, progress=False).streams[0].state == "up to date"

@@ -17,8 +17,8 @@ a note at the target on the content of its sources, so that `--finish` reads no 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeVar
@@ -146,7 +146,7 @@ class Outcome(StreamOutcome):
 
 def convert(
     recipe: Recipe, options: Options, watcher: Watcher, engine: Engine | None = None
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """Convert and publish every stream that has a source, or the streams that the options name, and
     yield an Outcome for each.
 
@@ -167,7 +167,7 @@ def convert(
 
 def convert_part(
     recipe: Recipe, options: Options, watcher: Watcher, engine: Engine | None = None
-) -> Iterator[PartOutcome]:
+) -> Generator[PartOutcome, None, None]:
     """Convert some work units of each stream (`--part 3/64`: each 64th unit, from the third on),
     and yield a PartOutcome for each stream. Nothing is published. Streams are chosen and errors are
     raised as in `convert`.
@@ -188,7 +188,7 @@ def _run_streams(
     watcher: Watcher,
     engine: Engine | None,
     run_stream: Callable[[StreamPlan, Engine, Watcher], OutcomeT],
-) -> Iterator[OutcomeT]:
+) -> Generator[OutcomeT, None, None]:
     """Plan all streams, and yield the outcome of `run_stream` for each.
 
     Args:
@@ -210,7 +210,10 @@ def _run_streams(
         if any(plan.job.processor for plan in plans):
             cleanup.enter_context(share_server())
         if engine is None:
-            engine = cleanup.enter_context(closing(make_engine(recipe, plans, options, watcher)))
+            engine = make_engine(recipe, plans, options, watcher)
+            # Twice, since Ctrl-C may come before the first line of the first call is done.
+            for _ in range(2):
+                cleanup.callback(engine.close)
         # Run stream after stream.
         watcher.expect({plan.job.name: plan.bytes_to_read for plan in plans})
         for plan in plans:

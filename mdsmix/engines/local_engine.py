@@ -25,6 +25,7 @@ from mdsmix.engines.tasks import (
     plan_next_attempt,
 )
 from mdsmix.engines.workers import QueuedTask, Worker, start_worker, stop_workers
+from mdsmix.interrupts import delay_signals
 from mdsmix.messages import Say
 
 
@@ -141,15 +142,20 @@ class LocalEngine:
         workers stay for the next run.
         """
         self.budget.update(self._pids, at_once=True)
-        stopped = self.workers
-        self.workers = []
-        stop_workers(stopped)
+        with delay_signals():
+            stopped = self.workers
+            self.workers = []
+            stop_workers(stopped)
 
     def close(self) -> None:
-        """End the idle workers; the next run starts new ones."""
-        idle = self.idle
-        self.idle = []
-        stop_workers(idle)
+        """End all workers; the next run starts new ones. May be called again, for example if Ctrl-C
+        came before its first line was done.
+        """
+        with delay_signals():
+            ended = [*self.workers, *self.idle]
+            self.workers = []
+            self.idle = []
+            stop_workers(ended)
 
     def _assign_tasks(self) -> None:
         """Give waiting tasks to workers, to as many as the memory budget allows now, and start
@@ -163,9 +169,11 @@ class LocalEngine:
                 worker.assign(self.queue.popleft())
         # Add workers: idle ones first, then new ones.
         while self.queue and len(self.workers) < allowed:
-            worker = self.idle.pop() if self.idle else start_worker(self._size, self.budget)
+            # A worker is in a list at any time, so that an interrupted run can stop it.
+            with delay_signals():
+                worker = self.idle.pop() if self.idle else start_worker(self._size, self.budget)
+                self.workers.append(worker)
             worker.assign(self.queue.popleft())
-            self.workers.append(worker)
         for position, worker in enumerate(self.workers):
             worker.pause(position >= allowed)
 
@@ -192,7 +200,9 @@ class LocalEngine:
                 self._after_task(worker)
                 yield number, result
             case _:  # ("died",): the worker's end of the pipe is closed
-                self._replace(worker, WorkerEnd(how=worker.join()))
+                with delay_signals():
+                    how = self._remove_dead(worker)
+                self._replace(worker, WorkerEnd(how=how))
 
     def _after_task(self, worker: Worker) -> None:
         """Decide what happens to a worker that has stored the output of a task. If it does another
@@ -203,15 +213,8 @@ class LocalEngine:
         """
         self.budget.on_finished_unit(self._pids, worker.needs_restart)
         if not worker.current:
-            self.workers.remove(worker)
-            if worker.needs_restart:
-                stop_workers([worker])
-            else:
-                # A worker returns freed memory to the system when it is paused. Large workers must
-                # do so, since the end of a run needs memory too. A small worker keeps its memory,
-                # which saves 4 ms in the next stream.
-                worker.pause(measure_rss(worker.pid) > LEAST_BYTES)
-                self.idle.append(worker)
+            with delay_signals():
+                self._retire(worker)
         if self.budget.peak > self._warn_above:
             self._warn_above = self.budget.sufficient_cap
             self._say(
@@ -221,19 +224,38 @@ class LocalEngine:
                 f"{self._warn_above >> 20}MiB, or split the largest records of the source"
             )
 
+    def _retire(self, worker: Worker) -> None:
+        """Move a worker without a task to the idle ones, or end it if it needs a restart."""
+        self.workers.remove(worker)
+        if worker.needs_restart:
+            stop_workers([worker])
+        else:
+            # A worker returns freed memory to the system when it is paused. Large workers must do
+            # so, since the end of a run needs memory too. A small worker keeps its memory, which
+            # saves 4 ms in the next stream.
+            worker.pause(measure_rss(worker.pid) > LEAST_BYTES)
+            self.idle.append(worker)
+
     def _replace_hung(self) -> None:
         """Kill each worker that hangs, tell the user, and put its tasks back into the queue."""
         for worker in list(self.workers):
             reason = worker.find_hang()
             if reason:
-                worker.process.kill()
-                worker.join()
+                with delay_signals():
+                    worker.process.kill()
+                    self._remove_dead(worker)
                 self._say(
                     f"a worker process hung ({reason}) on the work unit "
                     f"{worker.tasks[0].task.name}, {worker.records or NO_ACTIVE_RECORDS}; "
                     "the process was ended, and another worker process does this work unit"
                 )
                 self._replace(worker, WorkerEnd(how=reason, hung=True))
+
+    def _remove_dead(self, worker: Worker) -> str:
+        """Wait for the end of a worker that died, and return how it ended."""
+        how = worker.join()
+        self.workers.remove(worker)
+        return how
 
     def _replace(self, worker: Worker, end: WorkerEnd) -> None:
         """Put the tasks of a dead worker at the front of the queue.
@@ -247,7 +269,6 @@ class LocalEngine:
 
         Raises MdsmixError if the task has failed too often.
         """
-        self.workers.remove(worker)
         blamed, *innocent = worker.tasks
         attempt = plan_next_attempt(
             blamed.attempt, worker.records, end, self.settings.set_aside, blamed.task.name

@@ -32,11 +32,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ from mdsmix.engines.memory import (
     release_freed_memory,
 )
 from mdsmix.engines.tasks import ActiveRecords, Attempt, Task
+from mdsmix.errors import RecipeError
 from mdsmix.storage.notices import redirect_notices
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -355,14 +357,52 @@ def choose_start_method() -> str:
     return "fork" if sys.platform.startswith("linux") and "ray" not in sys.modules else "spawn"
 
 
+_spawning = threading.Lock()
+
+
+@contextmanager
+def without_main_module() -> Iterator[None]:
+    """Leave the main module out of what a process imports that this thread spawns in the `with`
+    block.
+
+    Workers need nothing of it. A script without `if __name__ == "__main__":` would otherwise begin
+    its conversion again in each worker.
+    """
+    thread = threading.get_ident()
+    with _spawning:
+        prepare = spawn.get_preparation_data
+
+        def prepare_without_main(name: str) -> dict[str, Any]:
+            data = prepare(name)
+            if threading.get_ident() == thread:
+                for key in ("init_main_from_name", "init_main_from_path"):
+                    data.pop(key, None)
+            return data
+
+        spawn.get_preparation_data = prepare_without_main
+        try:
+            yield
+        finally:
+            spawn.get_preparation_data = prepare
+
+
 def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     """Start a worker process.
+
+    Raises RecipeError in a process that may not start any.
 
     Args:
         pool_size: the most workers of the run.
         budget: the memory that the run may use.
     """
-    context: Any = multiprocessing.get_context(choose_start_method())
+    if multiprocessing.current_process().daemon:
+        raise RecipeError(
+            "the work is done by worker processes, and Python does not let a daemonic process of "
+            "multiprocessing, such as one of a Pool, start any: call it from the main program, a "
+            "thread, a subprocess, or a worker of concurrent.futures.ProcessPoolExecutor."
+        )
+    method = choose_start_method()
+    context: Any = multiprocessing.get_context(method)
     engine_end, worker_end = context.Pipe()
     share = budget.share(budget.allowed_workers(pool_size))
     arguments = (worker_end, pool_size, os.getpid(), budget.cap, share)
@@ -373,7 +413,8 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     # `run_worker` unblocks the signals once it has set the worker's own handlers.
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        process.start()
+        with without_main_module() if method == "spawn" else nullcontext():
+            process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     worker_end.close()

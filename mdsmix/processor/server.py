@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.interrupts import delay_signals
 from mdsmix.processor.loaded import LoadedProcessor
 
 SERVER_BYTES = 730 << 20
@@ -51,24 +52,38 @@ def share_server() -> Iterator[None]:
         return
     with TemporaryDirectory(prefix="mdsmix-", dir=SOCKET_PARENT) as folder:
         path = f"{folder}/socket"
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(path)
-            listening.listen()  # from here on questions wait for an answer
-            process = subprocess.Popen(
-                [sys.executable, "-m", "mdsmix.processor.server"],
-                stdin=listening.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        os.environ[SOCKET_VARIABLE] = path
-        _started.append(process.pid)
-        try:
+        with ExitStack() as at_end:
+            with delay_signals():
+                process = _start_server(path)
+                at_end.callback(_stop_server, process)
             yield
-        finally:
-            del os.environ[SOCKET_VARIABLE]
-            _started.remove(process.pid)
-            process.kill()
-            process.wait()
+
+
+def _start_server(path: str) -> subprocess.Popen[bytes]:
+    """Start the server with a socket at `path`, and return its process."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()  # from here on questions wait for an answer
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mdsmix.processor.server"],
+            stdin=listening.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # A notebook's Interrupt goes to the whole process group, and the kernel goes on.
+            start_new_session=True,
+        )
+    os.environ[SOCKET_VARIABLE] = path
+    _started.append(process.pid)
+    return process
+
+
+def _stop_server(process: subprocess.Popen[bytes]) -> None:
+    """Stop the server."""
+    with delay_signals():
+        del os.environ[SOCKET_VARIABLE]
+        _started.remove(process.pid)
+        process.kill()
+        process.wait()
 
 
 def _is_running() -> bool:

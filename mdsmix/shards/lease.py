@@ -31,7 +31,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -40,6 +40,7 @@ import xxhash
 
 from mdsmix import schema
 from mdsmix.errors import Unreachable
+from mdsmix.interrupts import delay_signals
 from mdsmix.messages import Say
 from mdsmix.shards.index import INDEX, Index, parse_index
 from mdsmix.shards.manifest import MANIFEST, parse_manifest
@@ -147,7 +148,7 @@ class Lease:
     """
 
     def __init__(self, holder: Holder, written: Revision, renewed_at: float) -> None:
-        """Start the thread that renews the lease.
+        """Make the thread that renews the lease. `start` starts it.
 
         Args:
             holder: this run.
@@ -161,6 +162,9 @@ class Lease:
         self._renewed_at = renewed_at
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._renew_regularly, name="lease", daemon=True)
+
+    def start(self) -> None:
+        """Begin to renew the lease regularly."""
         self._heart.start()
 
     def confirm(self) -> None:
@@ -208,15 +212,19 @@ class Lease:
 
     def release(self) -> None:
         """Delete the lease's file. If the store does not answer, the file stays, and another run
-        takes the lease over after 20 s.
+        takes the lease over after 20 s. A second call does nothing.
         """
-        self._ended.set()
-        self._heart.join(1)
-        # A thread that still waits for the store could write the lease again after its deletion.
-        if not self._heart.is_alive():
-            with suppress(Unreachable):
-                if self._written and self._written.is_current():
-                    self._file.delete()
+        with delay_signals():
+            self._ended.set()
+            if self._heart.is_alive():
+                self._heart.join(1)
+            # A thread that still waits for the store could write the lease again after its
+            # deletion.
+            if self._written and not self._heart.is_alive():
+                with suppress(Unreachable):
+                    if self._written.is_current():
+                        self._file.delete()
+                self._written = None
 
     def _renew_regularly(self) -> None:
         """Renew the lease (write lock) every BEAT_SECONDS until it is released. The lease's thread
@@ -239,10 +247,13 @@ def hold_lease(folder: Location, say: Say) -> Iterator[Lease]:
         say: called with sentences for the user, such as that this run waits for another.
     """
     lease = _take_lease(folder / LEASE_PATH, say)
-    try:
+    with ExitStack() as at_end:
+        # Twice, since Ctrl-C may come before the first line of the first call is done.
+        for _ in range(2):
+            at_end.callback(lease.release)
+        # Started only here: a run that was interrupted before this line renews no lease.
+        lease.start()
         yield lease
-    finally:
-        lease.release()
 
 
 def _take_lease(file: Location, say: Say) -> Lease:

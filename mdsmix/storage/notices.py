@@ -18,14 +18,17 @@ def _print_to_stderr(sentence: str) -> None:
     print(make_printable(sentence), file=sys.stderr, flush=True)
 
 
-_say: Say = _print_to_stderr
+_functions: list[Say] = [_print_to_stderr]
+"""The functions that are set, the newest last. Two conversions in two threads may end in any
+order.
+"""
 
 
 def show_notice(sentence: str) -> None:
     """Show a sentence to the user now: on stderr, or by the function that `redirect_notices` has
-    set.
+    set last.
     """
-    _say(sentence)
+    _functions[-1](sentence)
 
 
 @contextmanager
@@ -35,10 +38,8 @@ def redirect_notices(say: Say) -> Iterator[None]:
     Args:
         say: called with each sentence, by any thread.
     """
-    global _say
-    previous = _say
-    _say = say
+    _functions.append(say)
     try:
         yield
     finally:
-        _say = previous
+        _functions.remove(say)

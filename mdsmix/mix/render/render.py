@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from io import StringIO
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 from mdsmix import __version__
@@ -68,24 +69,29 @@ def validate_with_foundry(text: str, labels: Sequence[str]) -> str:
             "environment of this mdsmix: install mdsmix into Foundry's environment and run mdsmix "
             "there, or leave --validate out."
         )
-    # Streaming may wait for ever for a shard, so an alarm ends the draw.
-    signal.signal(signal.SIGALRM, _raise_timeout)
-    signal.alarm(DRAW_SECONDS)
-    try:
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            return _draw_batches(text, labels)
-    except Exception as error:
+    # Streaming may wait for ever for a shard, so a thread draws, and is left behind then. An alarm
+    # would work only in the main thread, and would replace the alarm of a scheduler.
+    drawing = Future[str]()
+
+    def draw() -> None:
+        try:
+            drawing.set_result(_draw_batches(text, labels))
+        except BaseException as error:
+            drawing.set_exception(error)
+
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        Thread(target=draw, name="draw", daemon=True).start()
+        wait([drawing], DRAW_SECONDS)
+    if not drawing.done():
+        reason = (
+            f"no batch in {DRAW_SECONDS} s: a shard or a store does not answer; run `mdsmix check`."
+        )
+    else:
+        error = drawing.exception()
+        if error is None:
+            return drawing.result()
         reason = f"{type(error).__name__}: {error}".strip()
-        raise MixRefused(f"LLM-Foundry's loader fails on the rendered YAML: {reason}") from None
-    finally:
-        signal.alarm(0)
-
-
-def _raise_timeout(*_: object) -> None:
-    """Raise TimeoutError: the handler of the alarm signal."""
-    raise TimeoutError(
-        f"no batch in {DRAW_SECONDS} s: a shard or a store does not answer; run `mdsmix check`."
-    )
+    raise MixRefused(f"LLM-Foundry's loader fails on the rendered YAML: {reason}")
 
 
 def _draw_batches(text: str, labels: Sequence[str]) -> str:
