@@ -23,7 +23,7 @@ LAYERS = (
     {"__init__", "api"},
     {"report"},
     {"preview", "leaks", "callbacks"},
-    {"init", "bench", "doctor", "conversion", "mix", "load"},
+    {"init", "example", "bench", "doctor", "conversion", "mix", "load"},
     {"estimate"},
     {"engines", "kinds", "foundry_yaml"},
     {"images"},

@@ -21,6 +21,7 @@ from mdsmix.cli.bench import bench
 from mdsmix.cli.check import check
 from mdsmix.cli.convert import convert
 from mdsmix.cli.doctor import doctor
+from mdsmix.cli.example import example
 from mdsmix.cli.fetch import fetch
 from mdsmix.cli.gc import gc
 from mdsmix.cli.init import init
@@ -50,6 +51,7 @@ app = typer.Typer(
     "run is at work; 5 too many bad records.",
 )
 EXAMPLES: dict[Callable[..., None], str] = {
+    example: "example ./example",
     init: "init 'data/*.jsonl' --tokenizer ./tokenizer -o recipe.yaml",
     doctor: "doctor recipe.yaml",
     convert: "convert recipe.yaml --memory 8GiB remote=s3://bucket/mix",
@@ -70,7 +72,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
 }
 "An example for each command, shown at the end of its help."
 GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Prepare: from files to streams": (init, doctor, convert, mix),
+    "Prepare: from files to streams": (example, init, doctor, convert, mix),
     "Look: what is in the streams": (inspect, quarantine, leaks, report),
     "Train: from streams to batches": (check, plan, preview, render_yaml, fetch, bench),
     "Keep: published streams over time": (verify, repair, gc),

@@ -1,0 +1,1 @@
+"""The data, tokenizer, recipe and training YAML of `mdsmix example`, for a first run offline."""
