@@ -56,7 +56,7 @@ def test_without_ray_the_message_names_the_extra_to_install(
     project.write_source(["A document."])
     for options, words in (
         ((), "pip install 'mdsmix[ray]'"),
-        (("--part", "1/2"), "and --engine out"),
+        (("--part", "1/2"), "cannot be combined with --finish"),
     ):
         answer = project.convert("--engine", "ray", *options)
         assert (answer.code, answer.out) == (2, "")

@@ -342,7 +342,7 @@ def test_a_failed_write_leaves_the_old_file(
 ) -> None:
     for path in (tmp_path / "no/x.yaml", tmp_path):
         for refuse in (require_writable, lambda path: write_yaml(path, "new")):
-            with pytest.raises(RecipeError, match="it is a folder, or there is no folder"):
+            with pytest.raises(RecipeError, match="the path is a folder, or there is no folder"):
                 refuse(str(path))
     target = tmp_path / "x.yaml"
     target.write_text("old")

@@ -35,7 +35,11 @@ def test_a_state_is_read_as_a_loader_or_composer_writes_it(tmp_path: Path) -> No
             read_state(path)
 
 
-def test_the_command_refuses_in_a_sentence_without_importing_streaming(tmp_path: Path) -> None:
+def test_the_command_refuses_in_a_sentence_without_importing_streaming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "streaming", None)  # importing it fails
+    monkeypatch.delitem(sys.modules, "mdsmix.preview.preview", raising=False)
     project = str(publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 4))
     dataset = {"streams": {"web": {"local": project, "split": "train"}}, "max_seq_len": 8}
     config = tmp_path / "train.yaml"
@@ -53,4 +57,3 @@ def test_the_command_refuses_in_a_sentence_without_importing_streaming(tmp_path:
         answer = mdsmix("preview", *arguments)
         assert (answer.code, answer.out, len(answer.err.splitlines())) == (2, "", 1), told
         assert told in answer.err
-    assert "streaming" not in sys.modules

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -255,9 +256,15 @@ def test_a_log_gets_a_line_each_half_minute(capsys: Any, monkeypatch: pytest.Mon
             now[0] += seconds
             lines.on_progress(done, 6_000_000)
     out, err = capsys.readouterr()
+    assert out == ""
+    # Each line begins with the date and the time since the command began.
+    parts = [line.split("  ") for line in err.splitlines()]
+    assert all(datetime.fromisoformat(date).tzinfo for date, _, _ in parts)
+    assert [elapsed for _, elapsed, _ in parts][:2] == ["0:00:36", "0:01:12"]
+    sentences = [sentence for _, _, sentence in parts]
     first = [f"web: {n}%, 0.8 MB/s, 0.50 M tokens/s, about 1 min left" for n in (30, 60)]
-    assert (out, err.splitlines()[:2]) == ("", first)
-    rest = [line.partition("%, ")[0] for line in err.splitlines()[2:]]
+    assert sentences[:2] == first
+    rest = [sentence.partition("%, ")[0] for sentence in sentences[2:]]
     assert rest == [f"4 streams, now {done}" for done in ("web: 0", "web: 60", "docs: 90")]
 
 

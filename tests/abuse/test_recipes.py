@@ -153,6 +153,6 @@ def test_a_template_cannot_escape_and_an_invalid_one_is_refused() -> None:
         with pytest.raises(RecordRefused, match="template_error"):
             pytest.fail(f"{name}: {template.turns(Conversation(MESSAGES))}")
     for source in UNREADABLE.values():
-        with pytest.raises(RecipeError, match="correct its chat_template") as refused:
+        with pytest.raises(RecipeError, match="correct the template in the tokenizer") as refused:
             open_template(source, {}, "2026-01-01")
         assert len(str(refused.value)) < 400
