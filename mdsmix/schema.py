@@ -43,12 +43,12 @@ class ShortForm(NamedTuple):
     "The field that the text is the value of. All other fields have their defaults."
     words: str
     "What a value of the section must be, for a message: `it must be WORDS`."
-    pattern: str = r"[\s\S]*"
-    "A regular expression that the whole text must match."
+    pattern: str | None = None
+    "A regular expression that the whole text must match; None: any text is the short form."
 
     def fits(self, text: str) -> bool:
         """Check whether a text is the short form of the section."""
-        return re.fullmatch(self.pattern, text) is not None
+        return self.pattern is None or re.fullmatch(self.pattern, text) is not None
 
 
 class Misfit(Exception):
@@ -119,12 +119,12 @@ def _make_schema(cls: Any) -> _Schema:
     hints = typing.get_type_hints(cls)
     return _Schema(
         readers={field.name: _reader(hints[field.name]) for field in fields},
-        required={field.name for field in fields if not _has_default(field)},
+        required={field.name for field in fields if not has_default(field)},
         bounds={field.name: field.metadata["must"] for field in fields if "must" in field.metadata},
     )
 
 
-def _has_default(field: dataclasses.Field[Any]) -> bool:
+def has_default(field: dataclasses.Field[Any]) -> bool:
     """Check whether a field of a dataclass has a default or a function that makes one."""
     missing = dataclasses.MISSING
     return field.default is not missing or field.default_factory is not missing
@@ -146,12 +146,12 @@ def list_set_values(section: Any) -> dict[str, Any]:
     values = {}
     for field in list_fields(section):
         value = getattr(section, field.name)
-        if not (_has_default(field) and value == _default(field)):
+        if not (has_default(field) and value == get_default(field)):
             values[field.name] = _as_tree(value)
     return values
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def get_default(field: dataclasses.Field[Any]) -> Any:
     """Return the default of a field that has one."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()

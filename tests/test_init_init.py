@@ -14,6 +14,7 @@ import pytest
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
 from tests.converting import Answer, manifest_of, mdsmix, run_ok, write_jsonl
+from tests.editor import list_marks
 from tests.styles import train_style
 from tests.tool_styles import QWEN_2_5
 
@@ -53,7 +54,11 @@ def init(tokenizer: Path, *arguments: object) -> Answer:
 def write_recipe(tokenizer: Path, *arguments: object) -> tuple[Answer, str]:
     """Run init; return its answer and the text of the recipe."""
     answer = run_ok("init", *arguments, "--tokenizer", tokenizer, "-o", "recipe.yaml")
-    return answer, Path("recipe.yaml").read_text()
+    text = Path("recipe.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=./mdsmix.schema.json\n")
+    assert Path("mdsmix.schema.json").is_file()
+    assert list_marks(text) == []
+    return answer, text
 
 
 def test_the_recipe_converts_as_it_is_and_can_be_mixed(data: Path, tokenizer_folder: Path) -> None:

@@ -8,8 +8,6 @@ them again; tests/test_docs.py fails if a page differs.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 import runpy
 from collections import Counter, defaultdict
@@ -22,7 +20,9 @@ import typer.main
 
 from mdsmix import recipe
 from mdsmix.cli.main import app
+from mdsmix.json_schema import describe_field
 from mdsmix.kinds.reasons import list_bad_reasons
+from mdsmix.kinds.recipe_schema import SCHEMA_FILE, write_schema
 from mdsmix.mix.check import list_checks
 from mdsmix.record import FILTERED
 
@@ -149,39 +149,15 @@ def describe_keys(section: str) -> Iterator[str]:
     """Yield the keys of a section of the recipe, from the fields of its dataclasses."""
     for class_name, prefix in SECTIONS[section]:
         spec = getattr(recipe, class_name)
-        texts = _texts_of_fields(class_name)
         types = get_type_hints(spec)
         for field in fields(spec):
             is_here = class_name != "Recipe" or (field.name in MIX_KEYS) == (section == "mix")
             if not is_here or "set by" in field.metadata:
                 continue
-            text = texts[field.name]
+            text = describe_field(spec, field)
             mark = "" if f"{class_name}.{field.name}" in NOT_CONVERTED_AGAIN else "**●** "
-            description = _with_kinds(field, text) + _list_values(types[field.name], text)
+            description = text + _list_values(types[field.name], text)
             yield f"- {mark}`{prefix}{field.name}`: {description}{_field_default(field)}"
-
-
-def _texts_of_fields(class_name: str) -> dict[str, str]:
-    """Map each field of a class to the string below it."""
-    [tree] = ast.parse(inspect.getsource(getattr(recipe, class_name))).body
-    assert isinstance(tree, ast.ClassDef)
-    texts = {}
-    for statement, following in zip(tree.body, tree.body[1:], strict=False):
-        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
-            continue
-        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-            text = following.value.value
-            if isinstance(text, str):
-                texts[statement.target.id] = " ".join(text.split())
-    return texts
-
-
-def _with_kinds(field: Field[Any], text: str) -> str:
-    """Return a key's text after the kinds of stream for which the key means something."""
-    kinds = field.metadata.get("only of", "")
-    if not kinds or field.name == "images":
-        return text
-    return f"{kinds.capitalize()}: {text[0].lower()}{text[1:]}"
 
 
 def _list_values(annotation: Any, text: str) -> str:
@@ -300,4 +276,5 @@ def renew_page(page: str) -> str:
 if __name__ == "__main__":
     for path in PAGES:
         path.write_text(renew_page(path.read_text("utf-8")), "utf-8")
+    (ROOT / "yamls" / SCHEMA_FILE).write_text(write_schema(), "utf-8")
     STOPS["PICTURE"].write_text(STOPS["draw"](), "utf-8")

@@ -19,6 +19,7 @@ from mdsmix.errors import RecipeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mdsmix.init.editor_schema import SchemaNotice
     from mdsmix.init.init import FirstRecipe
     from mdsmix.report.show import Item
     from mdsmix.table import Tree
@@ -90,13 +91,15 @@ def init(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look at FILES, recognise their format and shape, and write a recipe that converts them.
+    """Look at FILES, recognise their format and shape, and write a recipe that converts them. With
+    --out, also mdsmix.schema.json next to it, by which editors check the recipe.
 
     One record of each stream is shown as the model will be trained on it. For data that
     is not recognised, a line says what is missing.
     """
+    from mdsmix.init.editor_schema import SCHEMA_COMMENT, write_schema_file
     from mdsmix.init.init import write_first_recipe
-    from mdsmix.mix.render.render import require_writable, write_yaml
+    from mdsmix.mix.render.render import is_device, require_writable, write_yaml
     from mdsmix.report.show import show
     from mdsmix.tokenizer.decoder import open_decoder
 
@@ -121,16 +124,25 @@ def init(
         budget=f"{amount['total']} tokens" if amount else None,
         max_seq_len=int(amount["row"]) if amount and amount["row"] else None,
     )
+    text = begun.text
+    schema: SchemaNotice | None = None
     if out:
-        write_yaml(out, begun.text)
+        # A bucket and a pipe have no folder in which an editor finds the schema.
+        if "://" not in out and not is_device(out):
+            text = SCHEMA_COMMENT + text
+            schema = write_schema_file(Path(out).parent)
+        write_yaml(out, text)
     decoder = open_decoder(begun.tokenizer)
     if as_json:
-        echo_json(_json(begun, decoder) | {"wrote": out})
+        written = {"wrote": out, "schema": schema.message if schema else None}
+        echo_json(_json(begun, text, decoder) | written)
         return
     if not out:
-        typer.echo(begun.text, nl=False)
+        typer.echo(text, nl=False)
     show(*_shown(begun, decoder), err=not out)
     echo(*begun.notices, err=True)
+    if schema:
+        echo(schema.message, err=not schema.is_written)
     if out:
         step = f"mdsmix convert {out}" if begun.accepted else "fix what keeps its streams out"
         echo(f"wrote {out}; next: {step}")
@@ -185,9 +197,12 @@ def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
         yield SampleText(sample_runs(shorten(first, MOST_TOKENS), decoder))
 
 
-def _json(begun: FirstRecipe, decoder: Decoder) -> Tree:
+def _json(begun: FirstRecipe, text: str, decoder: Decoder) -> Tree:
     """Return what --json prints: the recipe, what was found of each stream, and messages on what
     was left out.
+
+    Args:
+        text: the recipe as it was written.
     """
     from mdsmix.report.shown_samples import make_segments, sample_json
 
@@ -205,4 +220,4 @@ def _json(begun: FirstRecipe, decoder: Decoder) -> Tree:
             "unread": draft.tried.unread,
             "first": first,
         }
-    return {"yaml": begun.text, "streams": streams, "left_out": list(begun.notices)}
+    return {"yaml": text, "streams": streams, "left_out": list(begun.notices)}

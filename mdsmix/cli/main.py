@@ -35,6 +35,7 @@ from mdsmix.cli.quarantine import quarantine
 from mdsmix.cli.render_yaml import render_yaml
 from mdsmix.cli.repair import repair
 from mdsmix.cli.report import report
+from mdsmix.cli.schema import schema
 from mdsmix.cli.verify import verify
 from mdsmix.errors import MdsmixError, SeveralFailed
 from mdsmix.messages import make_printable
@@ -53,6 +54,7 @@ app = typer.Typer(
 EXAMPLES: dict[Callable[..., None], str] = {
     example: "example ./example",
     init: "init 'data/*.jsonl' --tokenizer ./tokenizer -o recipe.yaml",
+    schema: "schema -o mdsmix.schema.json",
     doctor: "doctor recipe.yaml",
     convert: "convert recipe.yaml --memory 8GiB remote=s3://bucket/mix",
     check: "check recipe.yaml --deep",
@@ -72,7 +74,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
 }
 "An example for each command, shown at the end of its help."
 GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Prepare: from files to streams": (example, init, doctor, convert, mix),
+    "Prepare: from files to streams": (example, init, schema, doctor, convert, mix),
     "Look: what is in the streams": (inspect, quarantine, leaks, report),
     "Train: from streams to batches": (check, plan, preview, render_yaml, fetch, bench),
     "Keep: published streams over time": (verify, repair, gc),
@@ -88,7 +90,7 @@ def _unfold(text: str | None) -> str:
 for group, commands in GROUPS.items():
     for command in commands:
         app.command(
-            no_args_is_help=True,
+            no_args_is_help=command is not schema,
             help=_unfold(command.__doc__),
             epilog=f"Example: mdsmix {EXAMPLES[command]}",
             rich_help_panel=group,

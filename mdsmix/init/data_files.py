@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.kinds.recipe_schema import SCHEMA_FILE
 from mdsmix.messages import join_names
 from mdsmix.shapes.shape import key_of_list
 from mdsmix.shards.index import INDEX, read_index
@@ -33,6 +34,7 @@ NO_DATA = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "config.json", "generation_config.json", "chat_template"),
     *("preprocessor_config.json", "processor_config.json", "model.safetensors"),
+    SCHEMA_FILE,
 )
 """Names, or beginnings of names, of texts that are often next to data, and of files of tokenizers
 and models.

@@ -77,6 +77,11 @@ def _check_recipe(recipe: Recipe, path: str) -> None:
             f"{path}: train_loader.name is {recipe.loader!r}, but must be the name of a loader: "
             f"{names}."
         )
+    for stream in recipe.streams.values():
+        if stream.kind is not None and not find_kinds(stream.kind):
+            words = list(dict.fromkeys(kind.word for kind in KINDS))
+            similar = suggest_key(stream.kind, words)
+            raise RecipeError(f"{path}: streams.{stream.name}: kind is {stream.kind!r}; {similar}")
     has_templates = False
     for stream in recipe.sourced:
         record_type = find_record_type(stream)
@@ -126,10 +131,6 @@ def _contradictions(recipe: Recipe, stream: StreamSpec, record_type: RecordType)
     """
     source = stream.source
     assert source is not None
-    if stream.kind and not find_kinds(stream.kind):
-        words = list(dict.fromkeys(kind.word for kind in KINDS))
-        yield f"kind is {stream.kind!r}; {suggest_key(stream.kind, words)}"
-        return
     yield from _shape_faults(stream, source)
     shape = record_type.shape
     kind = record_type.kind

@@ -26,6 +26,23 @@ LONE_SHARE = re.compile(rf"\s*(?:{NUMBER}\s*%|\d{{1,9}}/[1-9]\d{{0,8}})\s*")
 BUDGET = re.compile(
     rf"({NUMBER})\s*([kmbt]?)\s+(?:(token|loss_token|sample)s?|pass(?:es)?\s+of\s+(\S+))", re.I
 )
+BUDGET_PATTERN = (
+    rf"^\s*{NUMBER}\s*[kKmMbBtT]?\s+(?:(?:[tT][oO][kK][eE][nN]|[lL][oO][sS][sS]_[tT][oO][kK][eE][nN]"
+    r"|[sS][aA][mM][pP][lL][eE])[sS]?|[pP][aA][sS][sS](?:[eE][sS])?\s+[oO][fF]\s+\S+)\s*$"
+)
+"BUDGET as a pattern of a JSON Schema, which cannot ignore case."
+_EXPONENT = r"(?:[eE][+-]?\d{1,2})?"
+NO_BUDGET = rf"^\s*(?:0[0_,]*(?:\.0*)?|\.0+){_EXPONENT}\s*[kKmMbBtT]?\s"
+"A budget of 0, as a pattern of a JSON Schema."
+NOTHING = rf"^\s*(?:0[0_,]*(?:\.0*)?|\.0+){_EXPONENT}\s*%?\s*$|^\s*0+/"
+"A share of 0, as a pattern of a JSON Schema."
+WHOLE = r"^\s*0*(?:100(?:\.0*)?\s*%|1(?:\.0*)?)\s*$"
+"A share of 1 without separators or exponent, as a pattern of a JSON Schema."
+ABOVE_WHOLE = (
+    r"^\s*0*(?:(?:[1-9]\d{3,}|[2-9]\d\d|1[1-9]\d|10[1-9])(?:\.\d*)?\s*%|100\.0*[1-9]\d*\s*%"
+    r"|(?:[1-9]\d+|[2-9])(?:\.\d*)?|1\.0*[1-9]\d*)\s*$"
+)
+"A share above 1 without separators or exponent, as a pattern of a JSON Schema."
 POWERS = {"": 0, "k": 1, "m": 2, "b": 3, "t": 4}
 "Letter after a number -> the power of 1000 that it means."
 A_SHARE = "a number of at least 0, such as 0.3, 30% or 1/3"
@@ -63,6 +80,12 @@ def read_share(value: str | int | float) -> Fraction:
     if ratio:
         return Fraction(ratio)
     return _parse_number(number) / (100 if percent else 1)
+
+
+def match_share(*words: str) -> str:
+    """Return a pattern of a JSON Schema that matches a share, or one of the words."""
+    others = "".join(f"|{word}" for word in words)
+    return rf"^\s*(?:{NUMBER}\s*%?|\d{{1,9}}/[1-9]\d{{0,8}}{others})\s*$"
 
 
 def read_budget(value: str | int | float) -> Budget:

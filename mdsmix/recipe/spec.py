@@ -14,7 +14,18 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from mdsmix.recipe.amounts import A_BUDGET, A_SHARE, LONE_SHARE, read_budget, read_share
+from mdsmix.json_schema import match_whole
+from mdsmix.recipe.amounts import (
+    A_BUDGET,
+    A_SHARE,
+    ABOVE_WHOLE,
+    BUDGET_PATTERN,
+    LONE_SHARE,
+    NO_BUDGET,
+    match_share,
+    read_budget,
+    read_share,
+)
 from mdsmix.recipe.stream_spec import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -79,7 +90,10 @@ class WeightSpec:
     choose: int | None = key(None, must=NOT_NEGATIVE)
     "The number of samples, as Streaming's `choose`."
     share: str | int | float | None = key(
-        None, must=must_be(A_SHARE, lambda value: read_share(value) >= 0)
+        None,
+        must=must_be(
+            A_SHARE, lambda value: read_share(value) >= 0, minimum=0, pattern=match_share()
+        ),
     )
     """The part of an epoch's tokens, or of the unit in `count`: `0.3`, `30%` or `1/3`. Streams
     without a share divide the rest by their size.
@@ -98,15 +112,18 @@ class Recipe:
     folder: Path = field(default=Path(), metadata=SET_BY_READER)
     "The folder of the recipe."
     tokenizer: TokenizerSpec
-    "A name, or the section below."
+    "A folder or a hub name, or the keys `tokenizer.<key>`."
     max_seq_len: int = key(
         must=must_be(
-            "from 2, since one token gives no loss, to 2^31 - 1", range(2, 2**31).__contains__
+            "from 2, since one token gives no loss, to 2^31 - 1",
+            range(2, 2**31).__contains__,
+            minimum=2,
+            maximum=2**31 - 1,
         )
     )
     "Tokens of a row, shared by all streams."
     streams: Mapping[str, StreamSpec]
-    "The streams, by name: below."
+    "The streams, by their names."
     processor: str | None = None
     """The folder or hub name of a vision-language model's [processor](images.md#the-processor). It
     counts the tokens of each image.
@@ -122,11 +139,24 @@ class Recipe:
     or as a fault (`reject`) ([encode](../mdsmix/encode/README.md#special-tokens-in-text)).
     """
     compression: str | None = key(
-        None, must=must_be("zstd or zstd:N with N from 1 to 22", COMPRESSION.fullmatch)
+        None,
+        must=must_be(
+            "zstd or zstd:N with N from 1 to 22",
+            COMPRESSION.fullmatch,
+            pattern=match_whole(COMPRESSION.pattern),
+        ),
     )
     "The compression of the shards: `zstd`, or `zstd:1` to `zstd:22`."
     max_bad: str | int | float = key(
-        MAX_BAD, must=must_be("a share such as 0.001 or 0.1%", lambda value: read_share(value) <= 1)
+        MAX_BAD,
+        must=must_be(
+            "a share such as 0.001 or 0.1%",
+            lambda value: read_share(value) <= 1,
+            minimum=0,
+            maximum=1,
+            pattern=match_share(),
+            **{"not": {"type": "string", "pattern": ABOVE_WHOLE}},
+        ),
     )
     """The share of quarantined records, `0.001` or `0.1%`, above which nothing is published; `1.0`
     allows any. One bad record alone is never too many, unless the share is below the default.
@@ -155,7 +185,14 @@ class Recipe:
     short for `{share: 30%}`.
     """
     budget: str | int | float | None = key(
-        None, must=must_be(A_BUDGET, lambda value: read_budget(value) is not None)
+        None,
+        must=must_be(
+            A_BUDGET,
+            lambda value: read_budget(value) is not None,
+            type=["string", "null"],  # a number has no unit
+            pattern=BUDGET_PATTERN,
+            **{"not": {"type": "string", "pattern": NO_BUDGET}},
+        ),
     )
     """The size of an epoch: `2B tokens`, `500M loss_tokens`, `1M samples` or `2 passes of STREAM`
     (`k`, `M`, `B`, `T` are thousands). Without it: the largest epoch that takes no stream

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
-from mdsmix.recipe.amounts import read_share
+from mdsmix.recipe.amounts import ABOVE_WHOLE, NOTHING, WHOLE, match_share, read_share
 
 FIELDS = (
     *("text", "prompt", "response", "completion", "messages", "tools", "conversations"),
@@ -23,15 +23,16 @@ FIELDS = (
 "The keys of a source that name fields of a record."
 
 
-def must_be(words: str, test: Callable[[Any], object]) -> dict[str, Any]:
+def must_be(words: str, test: Callable[[Any], object], **keywords: Any) -> dict[str, Any]:
     """Return dataclass metadata by which a value of a key is tested:
-    `key(2, must=must_be("1 at least", lambda value: value >= 1))`.
+    `key(2, must=must_be("1 at least", lambda value: value >= 1, minimum=1))`.
 
     Args:
         words: the allowed values, for the message: `key must be WORDS`.
         test: value -> whether it is allowed.
+        keywords: the same bound in JSON Schema: `minimum=1`.
     """
-    return {"must": (words, test)}
+    return {"must": (words, test), "json schema": keywords}
 
 
 def key(
@@ -61,9 +62,9 @@ SET_BY_READER = {"set by": "the reader"}
 BY_BUDGET = "budget"
 SOURCED = "streams with a source"
 UNSOURCED = "streams without a source"
-ONE_OR_MORE = must_be("1 at least", lambda value: value >= 1)
-NOT_NEGATIVE = must_be("0 or more", lambda value: value >= 0)
-POSITIVE = must_be("a number above 0", lambda value: 0 < value < math.inf)
+ONE_OR_MORE = must_be("1 at least", lambda value: value >= 1, minimum=1)
+NOT_NEGATIVE = must_be("0 or more", lambda value: value >= 0, minimum=0)
+POSITIVE = must_be("a number above 0", lambda value: 0 < value < math.inf, exclusiveMinimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +184,9 @@ class ReencodeSpec:
     """The format in which a conversion encodes all images again."""
 
     format: Literal["jpeg", "png", "webp"] = "jpeg"
-    quality: int = key(90, must=must_be("from 1 to 100", range(1, 101).__contains__))
+    quality: int = key(
+        90, must=must_be("from 1 to 100", range(1, 101).__contains__, minimum=1, maximum=100)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +237,7 @@ class StreamSpec:
     kind: str | None = None
     "`pretraining`, `finetuning`, or [`preference`](data.md#preferences)."
     source: SourceSpec | None = None
-    "The raw records, below; without one the stream is mixed as it was published."
+    "The raw records; without a source the stream is mixed as it was published."
     layout: Literal["concat", "document"] = key("concat", only_for="pretraining")
     """`concat` joins documents and cuts full rows; `document` gives each document a row of its own,
     and splits a longer one.
@@ -284,6 +287,10 @@ class StreamSpec:
             "a share above 0 of at most 1, such as 5% or 0.05, or budget, which takes as much as "
             "the recipe's budget needs",
             lambda value: value == BY_BUDGET or 0 < read_share(value) <= 1,
+            exclusiveMinimum=0,
+            maximum=1,
+            pattern=match_share(BY_BUDGET),
+            **{"not": {"type": "string", "pattern": f"{NOTHING}|{ABOVE_WHOLE}"}},
         ),
     )
     """The share of the records, `5%` or `0.05`, that the stream is made of. A hash of a record's
@@ -302,6 +309,10 @@ class StreamSpec:
         must=must_be(
             "a share between 0 and 1, such as 0.5% or 0.005",
             lambda value: 0 < read_share(value) < 1,
+            exclusiveMinimum=0,
+            exclusiveMaximum=1,
+            pattern=match_share(),
+            **{"not": {"type": "string", "pattern": f"{NOTHING}|{WHOLE}|{ABOVE_WHOLE}"}},
         ),
     )
     """The share of the records, `0.5%` or `0.005`, that is held out: published as `<name>/eval`,
@@ -317,8 +328,8 @@ class StreamSpec:
     [the first stays](publishing.md#duplicates) (`drop`).
     """
     images: ImagesSpec | None = key(None, only_for="messages with images")
-    """The [images](images.md) of messages: a section, below. `{}` takes all defaults, and so do the
-    shapes `llava` and `qwen_vl` without it.
+    """The [images](images.md) of messages, a section of keys. `{}` takes all defaults, and so do
+    the shapes `llava` and `qwen_vl` without it.
     """
     split: str = "train"
     "Any other than `train` is rendered as an `eval_loader` entry."
