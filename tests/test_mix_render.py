@@ -5,7 +5,9 @@ sets.
 from __future__ import annotations
 
 import os
+import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -277,6 +279,115 @@ def test_a_lone_or_oddly_written_evaluation_stays_next_to_the_recipes(home: Path
         text, config = render_into(home, f"eval_loader:{empty}\nseed: 1\n")
         assert [entry["label"] for entry in config["eval_loader"]] == ["held"], empty
         assert "\n- label: held\n" in text, "on lines of its own"
+
+
+BATCH = "global_train_batch_size: {}\n"
+LOADER_OF_FEW = {
+    # Rows of a batch, for an epoch of 35 samples -> keys of the loader.
+    36: {"drop_last": False, **NO_WORKERS},
+    35: {"drop_last": True, **NO_WORKERS},
+    5: {"drop_last": True, **NO_WORKERS},
+    4: {"drop_last": True, "num_workers": 8},
+}
+
+
+def test_an_epoch_with_few_samples_gets_a_batch_and_no_workers(home: Path) -> None:
+    """The next rendering, of more data or of smaller batches, takes none of it for the user's."""
+    config = home / "few.yaml"
+    config.write_text(BATCH.format(1))
+    for batch, keys in LOADER_OF_FEW.items():
+        workers = {key: value for key, value in keys.items() if key != "drop_last"}
+        config.write_text(
+            re.sub(r"(global_train_batch_size:) .*", rf"\1 {batch}", config.read_text())
+        )
+        for _ in range(2):
+            mix, text = render(home, config, train_loader={})
+            config.write_text(text)
+            tree = resolve(text)
+            del tree["train_loader"]["dataset"]
+            assert tree["train_loader"] == {"name": "finetuning", **keys}, batch
+            (held,) = tree["eval_loader"]
+            assert held | workers | {"drop_last": False} == held
+            assert not is_refused(run_checks(mix)), batch
+
+
+def test_what_few_samples_change_is_told_once(home: Path) -> None:
+    config = home / "told.yaml"
+    config.write_text(BATCH.format(36))
+    mix, text = render(home, config, train_loader={})
+    change = "train_loader.drop_last: not set -> false (an epoch has 35 samples, a batch 36)"
+    assert change not in mix.changed, "the whole loader is new"
+    config.write_text(BATCH.format(36) + "train_loader: {name: text}\n")
+    assert change in render(home, config, train_loader={})[0].changed
+    line = "# mdsmix: set for an epoch with few samples: drop_last, num_workers, prefetch_factor"
+    assert line in text
+
+
+KEYS_OF_ITS_OWNER = (
+    ({"drop_last": True}, {}),
+    ({}, {"drop_last": True}),
+)
+
+
+@pytest.mark.parametrize(("of_config", "of_recipe"), KEYS_OF_ITS_OWNER)
+def test_few_samples_never_change_a_key_of_the_user(
+    of_config: dict[str, Any], of_recipe: dict[str, Any], home: Path
+) -> None:
+    """Then the mix is refused, as before."""
+    config = home / "owned.yaml"
+    workers = {"num_workers": 3}
+    config.write_text(yaml.safe_dump({"global_train_batch_size": 36, "train_loader": of_config}))
+    mix, text = render(home, config, train_loader=of_recipe | workers)
+    loader = resolve(text)["train_loader"]
+    assert (loader["drop_last"], loader["num_workers"]) == (True, 3)
+    assert "persistent_workers" not in loader
+    assert "epoch-too-small" in {finding.id for finding in run_checks(mix)}
+    assert "few samples" not in text
+
+
+def test_a_key_that_was_changed_after_rendering_is_the_users(home: Path) -> None:
+    config = home / "edited.yaml"
+    config.write_text(BATCH.format(36))
+    text = render(home, config, train_loader={})[1]
+    config.write_text(text.replace("num_workers: 0", "num_workers: 2"))
+    loader = resolve(render(home, config, train_loader={})[1])["train_loader"]
+    assert (loader["num_workers"], loader["drop_last"]) == (2, False)
+
+
+MODEL = {"name": "mpt_causal_lm", "max_seq_len": LINK, "vocab_size": 100}
+VOCABULARIES = (
+    # Keys of the config -> the vocabulary of the model. The tokenizer has 512 tokens.
+    ({"model": MODEL}, 512),
+    ({"model": MODEL | {"vocab_size": 511}}, 512),
+    ({"model": MODEL | {"vocab_size": 513}}, 513),
+    ({"model": MODEL, "load_path": "old.pt"}, 100),
+    ({"model": MODEL | {"name": "hf_causal_lm"}}, 100),
+    ({"model": MODEL | {"vocab_size": "${size}"}, "size": 100}, 100),
+)
+
+
+@pytest.mark.parametrize(("keys", "size"), VOCABULARIES)
+def test_a_model_from_scratch_gets_the_tokens_of_the_tokenizer(
+    keys: dict[str, Any], size: int, home: Path
+) -> None:
+    """A model that may load weights keeps its own, and the check id-vocabulary refuses it."""
+    before = yaml.safe_dump({"max_seq_len": 4} | keys, sort_keys=False)
+    text, config = render_into(home, before)
+    assert config["model"]["vocab_size"] == size
+    assert config["model"]["max_seq_len"] == LENGTH
+    unset = [line for line in before.splitlines() if "vocab_size" not in line]
+    assert [line for line in text.splitlines() if line in unset] == [
+        line for line in unset if line != "max_seq_len: 4"
+    ]
+
+
+def test_a_vocabulary_is_rounded_up_to_a_multiple_of_64(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = replace(published.TOKENIZER, vocab_size=513)
+    monkeypatch.setattr(card, "open_tokenizer", lambda spec: tokenizer)
+    _, config = render_into(home, yaml.safe_dump({"model": MODEL, "max_seq_len": 4}))
+    assert config["model"]["vocab_size"] == 576
 
 
 ADDED = "max_seq_len: 16\ntokenizer:\n  name: new\n"

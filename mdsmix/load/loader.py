@@ -298,10 +298,11 @@ def open_loader(
     # Refuse an epoch without a batch.
     is_stratified = settings.streaming.get("batching_method") == "stratified"
     if len(dataset) < drawn and (keys["drop_last"] or is_stratified):
+        other_way = "" if is_stratified else ", or set drop_last: false"
         raise RecipeError(
             f"{section.label}: an epoch gives each device {plural(len(dataset), 'sample')}, but a "
             f"batch needs {drawn:,}, so training would never take a step; set a smaller batch "
-            "size, or raise the weights of the streams."
+            f"size, or raise the weights of the streams{other_way}."
         )
     _refuse_unfilled(dataset, section.label)
 

@@ -150,7 +150,8 @@ def epoch_too_small(mix: Mix) -> Findings:
         yield Finding(
             f"an epoch has {drawn} samples, and global_train_batch_size is {batch}{packed} with "
             "drop_last: true.",
-            "raise the weights, add data, or train with smaller batches.",
+            "add data, raise the weights (`repeat: 8` in the recipe's `mix`), set "
+            "global_train_batch_size to at most the samples, or set drop_last: false.",
         )
 
 

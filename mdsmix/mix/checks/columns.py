@@ -374,8 +374,9 @@ def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         )
     model_size = mix.yaml.value_at("model", "vocab_size")
     if isinstance(model_size, int) and largest >= model_size:
+        needed = max(largest + 1, mix.tokenizer.vocab_size if mix.tokenizer else 0)
         yield Finding(
             f"{problem} the model ends at {model_size - 1}.",
-            f"set model.vocab_size to at least {largest + 1}, or convert again with the model's "
+            f"set model.vocab_size to at least {needed}, or convert again with the model's "
             "tokenizer.",
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from math import ceil
 from typing import Any
 
 from mdsmix.errors import MdsmixError
@@ -33,6 +34,18 @@ LONE_LABEL = "eval"
 NUM_WORKERS = 8
 "The num_workers to render: the number in Foundry's own example configs."
 WORKER_KEYS = ("num_workers", "prefetch_factor", "persistent_workers")
+WITHOUT_WORKERS: Settings = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+}
+"""Without workers torch accepts neither prefetching nor persistent workers, and both are Foundry's
+defaults.
+"""
+FROM_SCRATCH = "mpt_causal_lm"
+"The model of LLM-Foundry that begins with random weights."
+VOCABULARY_STEP = 64
+"A vocabulary is rounded up to a multiple, as in LLM-Foundry's own YAMLs, since GPUs prefer it."
 TRAINING_ONLY_KEYS = frozenset(
     [
         "epoch_size",
@@ -114,7 +127,8 @@ def make_sections(
     with_callback: bool = False,
 ) -> Section:
     """Return the sections max_seq_len, tokenizer and train_loader. If the recipe has streams of
-    other splits than train, return eval_loader too.
+    other splits than train, return eval_loader too, and if the config's model has fewer tokens than
+    the tokenizer, model.
 
     Args:
         streams: the recipe's streams, by name.
@@ -140,9 +154,29 @@ def make_sections(
     }
     if evaluations:
         tree[EVALS] = merge_by_label(config.get(EVALS), evaluations)
+    model = _enlarge_vocabulary(recipe, config)
+    if model:
+        tree["model"] = model
     if with_callback:
         tree[CALLBACKS] = {STREAMS_CALLBACK: {}} | _as_section(config.get(CALLBACKS))
     return _keep_links(tree, config)
+
+
+def _enlarge_vocabulary(recipe: Recipe, config: Settings) -> Section | None:
+    """Return the config's model with as many tokens as the tokenizer has, rounded up. None if the
+    model has enough tokens, or if it may load trained weights, whose vocabulary is fixed.
+    """
+    from mdsmix.tokenizer.card import open_tokenizer
+
+    model = _as_section(config.get("model"))
+    size = model.get("vocab_size")
+    if model.get("name") != FROM_SCRATCH or config.get("load_path") or not isinstance(size, int):
+        return None
+    with suppress(MdsmixError):  # tokenizer-unseen reports the error
+        needed = open_tokenizer(recipe.tokenizer).vocab_size
+        if needed > size:
+            return model | {"vocab_size": ceil(needed / VOCABULARY_STEP) * VOCABULARY_STEP}
+    return None
 
 
 def _keep_links(tree: Section, config: Settings) -> Section:
@@ -254,9 +288,7 @@ def make_loader_section(
     # Keys next to the dataset: the defaults, then the config's keys, then the recipe's.
     settings: Section = {"drop_last": trains, "num_workers": NUM_WORKERS, **config_loader}
     if recipe_loader.get("num_workers") == 0:
-        # Without workers torch accepts neither prefetching nor persistent workers, and both are
-        # Foundry's defaults.
-        settings |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+        settings |= WITHOUT_WORKERS
     settings |= recipe_loader
 
     # Keys that follow from the recipe. The text loader silently drops target policies, so it gets

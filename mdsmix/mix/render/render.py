@@ -28,12 +28,13 @@ from typing import NamedTuple
 
 from mdsmix import __version__
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
-from mdsmix.foundry_yaml.training_yaml import parse_training_yaml, read_unresolved
+from mdsmix.foundry_yaml.training_yaml import Settings, parse_training_yaml, read_unresolved
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
 from mdsmix.mix.render.foundry_config import EVALS, make_sections
 from mdsmix.mix.render.set_into import MARK, dump_yaml, set_sections
+from mdsmix.mix.render.small_epoch import find_small_epoch, forget_small_epoch
 from mdsmix.mix.streams.mix import Mix
 from mdsmix.mix.streams.resolve import (
     OwnEvals,
@@ -170,24 +171,34 @@ def render_recipe(
     recipe = open_recipe(recipe_input, overrides)
     opened = open_recipe_streams(recipe, path, may_estimate, overrides=overrides)
     recipe = with_published_hash(recipe, opened.streams.values())
-    changed = list[str]()
-    if into:
-        old_text = read_text(into)
-        config = read_unresolved(old_text, into)
-        dropped = set[str]()
-        if own_evals == "drop" and EVALS in config:
-            dropped.add(EVALS)
-        remaining = {key: value for key, value in config.items() if key not in dropped}
-        tree = make_sections(recipe, opened.streams, remaining, with_callback)
-        text, changed = set_sections(old_text, config, tree, into, without=dropped)
-    else:
+    if not into:
         tree = make_sections(recipe, opened.streams, {}, with_callback)
-        text = dump_yaml(tree)
-    mix = make_mix(
-        text if into else tree, path, opened.streams, recipe, into, own_evals, opened.shares
-    )
-    mix = replace(mix, changed=changed, overrides=overrides)
-    return RenderedRecipe(mix, make_epoch_comment(mix) + text)
+        mix = make_mix(tree, path, opened.streams, recipe, None, own_evals, opened.shares)
+        mix = replace(mix, overrides=overrides)
+        return RenderedRecipe(mix, make_epoch_comment(mix) + dump_yaml(tree))
+
+    old_text = read_text(into)
+    config = read_unresolved(old_text, into)
+    dropped = set[str]()
+    if own_evals == "drop" and EVALS in config:
+        dropped.add(EVALS)
+    kept = {key: value for key, value in config.items() if key not in dropped}
+    remaining = forget_small_epoch(old_text, kept)
+
+    def set_into(source: Settings) -> RenderedRecipe:
+        """Render the sections with the keys of this config, and set them into the text."""
+        tree = make_sections(recipe, opened.streams, source, with_callback)
+        text, changed = set_sections(old_text, config, tree, into, without=dropped)
+        mix = make_mix(text, path, opened.streams, recipe, into, own_evals, opened.shares)
+        return RenderedRecipe(replace(mix, changed=changed, overrides=overrides), text)
+
+    mix, text = set_into(remaining)
+    small = find_small_epoch(mix, recipe, remaining)
+    if small:
+        mix, text = set_into(small.add_to(remaining))
+        mix = replace(mix, changed=[small.explain(change) for change in mix.changed])
+    head_line = f"{MARK} {small.head_line}\n" if small else ""
+    return RenderedRecipe(mix, make_epoch_comment(mix) + head_line + text)
 
 
 def fetch_command(mix: Mix) -> str | None:
