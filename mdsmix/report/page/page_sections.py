@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mdsmix.messages import plural
+from mdsmix.messages import join_names, plural
 from mdsmix.mix.check import describe_coverage
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.report.inspection import (
@@ -75,7 +75,7 @@ def sections(page: Gathered) -> list[Section]:
     no_plan = page.notes.get("plan")
     no_preview = page.notes.get("preview")
     run = page.run
-    runs = [_section("run", "The run", None, show_run(run, page.colours))] if run else []
+    runs = [_section("run", "The run", None, _run(page))] if run else []
     return [
         _section("mix", "The mix", no_plan, _mix(page)),
         _section("findings", "Findings of the check", None, _check(page)),
@@ -117,6 +117,19 @@ def _check(page: Gathered) -> Items:
     if page.mix and not page.findings:
         yield "No error, no warning, no note."
     yield describe_coverage(page.mix) if page.mix else UNKNOWN
+
+
+def _run(page: Gathered) -> Items:
+    """Yield what a run has trained of each stream."""
+    assert page.run
+    names = {stream.named.name for stream in page.streams}
+    others = [name for name in page.run.streams if name not in names]
+    if others and page.mix and not page.mix.is_bare:
+        yield (
+            f"The mix of this page has no {join_names(others)}, which the run has trained: it may "
+            "be the run of another mix."
+        )
+    yield from show_run(page.run, page.colours)
 
 
 def _stream_title(stream: StreamOnPage) -> Title:
