@@ -184,9 +184,6 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
             )
         self.dataset.numbers_streams = True
         self.collate_fn.streams = len(self.dataset.streams)
-        # Workers that wait for the next pass do not know it.
-        if self._reader is None:
-            self._stop_workers()
 
     def end(self) -> None:
         """Stop the workers and threads of the current epoch, which will not be read to its end."""

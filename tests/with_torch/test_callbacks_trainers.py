@@ -242,6 +242,7 @@ def test_trainer_resumes_exactly_and_evaluates(mixed: Any, tmp_path: Path) -> No
     keys |= {"eval_strategy": "steps", "eval_steps": 4, "num_train_epochs": 2}
     whole = TrainerStreams(file=str(tmp_path / "run.jsonl"))
     train(mixed, tmp_path / "saved", whole, **keys)
+    assert sum(values[0] for values in counted(whole).values()) == 14 * ROWS, "none of evaluations"
     lines = read_run(str(tmp_path / "run.jsonl")).steps
     with (tmp_path / "run.jsonl").open("ab") as file:
         file.write(b'{"step": 99, "str')  # a run that was killed
