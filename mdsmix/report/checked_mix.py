@@ -14,8 +14,9 @@ from mdsmix.mix.check import (
 )
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.mix.streams.mix import Mix
+from mdsmix.report.drawings import Ribbon, choose_colours
 from mdsmix.report.result import Result
-from mdsmix.report.show import Item, group_findings
+from mdsmix.report.show import Heading, Item, group_findings
 from mdsmix.table import Table, Tree, table_to_json
 
 
@@ -49,6 +50,17 @@ class CheckedMix(list[Finding], Result):
     def items(self) -> Iterator[Item]:
         yield from group_findings(self)
         yield from self.summary()
+
+    def items_with_drawings(self) -> Iterator[Item | Ribbon]:
+        yield Heading(self.verdict)
+        shares = self.mix.shares
+        if shares:
+            colours = choose_colours(share.stream for share in shares.streams)
+            parts = [(s.stream, colours[s.stream], float(s.reached)) for s in shares.streams]
+            yield Ribbon(f"reached shares of an epoch's {shares.count}", parts)
+        for item in self.items():
+            if item != self.verdict:
+                yield item
 
     def summary(self) -> Iterator[Item]:
         """Yield what follows the findings: the shares, the verdict, and what was not read."""

@@ -20,6 +20,7 @@ from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.messages import format_percent, join_counts, join_names, plural
 from mdsmix.mix.offline.mix_streams import MixOutcome
+from mdsmix.report.drawings import Ribbon, choose_colours, make_records_ribbon
 from mdsmix.report.inspection import list_untrained_tokens, trained_tokens
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item
@@ -103,6 +104,22 @@ class Conversion(Result):
 
     def items(self) -> list[Item]:
         return show_conversion(self.streams)[0] if self.streams else []
+
+    def items_with_drawings(self) -> list[Item | Ribbon]:
+        colours = choose_colours(outcome.stream for outcome in self.streams)
+        parts = []
+        for outcome in self.streams:
+            tokens = trained_tokens(outcome.manifest)
+            parts.append((outcome.stream, colours[outcome.stream], tokens))
+        drawn = list[Item | Ribbon](self.items())
+        if any(tokens for _, _, tokens in parts):
+            drawn.append(Ribbon("tokens", parts))
+        for outcome in self.streams:
+            records = outcome.manifest.records
+            if records.filtered or records.quarantined:
+                css = colours[outcome.stream]
+                drawn.append(make_records_ribbon(f"records of {outcome.stream}", records, css))
+        return drawn
 
     def to_dict(self) -> Tree:
         """Return the result as `mdsmix convert --json` prints it."""

@@ -18,6 +18,7 @@ from typing import Any
 from mdsmix.errors import Unreachable
 from mdsmix.kinds import kind_of
 from mdsmix.messages import choose_verb, join_names, make_printable, plural
+from mdsmix.report.drawings import Ribbon, choose_colours, make_records_ribbon
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import (
@@ -43,6 +44,7 @@ from mdsmix.table import Column, Table, Tree, format_cell, format_grouped, mark_
 from mdsmix.tokenizer.decoder import Decoder, find_decoder
 
 MOST_SOURCES = 5
+(FIRST_COLOUR,) = choose_colours(["a stream alone"]).values()
 _NOT_SHOWN = ("samples", "lengths", "given_eos", "not_given_eos")
 LENGTHS = (Column("stored tokens", "text"), Column("samples"), Column("share", "share"))
 
@@ -66,6 +68,16 @@ class InspectedStream(Inspection, Result):
 
     def items(self) -> Iterator[Item]:
         return show_inspection(self, self.choice)
+
+    def items_with_drawings(self) -> Iterator[Item | Ribbon]:
+        manifest = self.stream.manifest
+        for item in self.items():
+            if manifest and isinstance(item, Table):
+                if not manifest.mixed:
+                    yield make_records_ribbon("records", manifest.records, FIRST_COLOUR)
+                yield make_lengths_table(manifest.totals, FIRST_COLOUR)
+            else:
+                yield item
 
     def to_dict(self) -> Tree:
         """Return the result as `mdsmix inspect --json` prints it."""
@@ -235,6 +247,20 @@ def length_rows(totals: Totals) -> Iterator[tuple[str, int, float]]:
         shortest = 1 << power
         longest = min((2 << power) - 1, totals.longest)
         yield f"{shortest:,}-{longest:,}", count, count / samples
+
+
+def make_lengths_table(totals: Totals, css: str) -> Table:
+    """Return the rows of `length_rows` with a bar in each.
+
+    Args:
+        totals: the counts of the stream.
+        css: the class of the stream's colour.
+    """
+    largest = max(totals.lengths.values(), default=0)
+    rows = []
+    for bounds, count, share in length_rows(totals):
+        rows.append((bounds, (count / largest, css), count, share))
+    return Table(columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]), rows=rows)
 
 
 CUT_SHARE = 0.05

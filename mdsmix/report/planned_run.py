@@ -6,11 +6,12 @@ Every figure comes from the `Plan`, which `--json` prints whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from mdsmix.messages import plural
 from mdsmix.mix.plan.plan import Plan, list_figures
+from mdsmix.report.drawings import Ribbon, choose_colours
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item, NamedValues
 from mdsmix.table import Column, Estimate, Table, Tree, format_cell, is_known
@@ -27,6 +28,8 @@ STREAMS = (
 SIZES = ("run_bytes", "kept_bytes", "largest_shard")
 FIGURES = {"padding": "share", "epochs": "times", "hours": "times", **dict.fromkeys(SIZES, "size")}
 "The form in which a figure is written, for figures that are not counts."
+MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
+"Field of a StreamInEpoch, and its name in a drawing."
 LEGEND = (
     "~ estimated, ? unknown; other figures come from manifests and indexes, or follow from them"
 )
@@ -40,9 +43,45 @@ class PlannedRun(Plan, Result):
     def items(self) -> Iterator[Item]:
         return show_plan(self)
 
+    def items_with_drawings(self) -> Iterator[Item | Ribbon]:
+        yield from make_mix_ribbons(self, choose_colours(s.stream for s in self.streams))
+        yield from make_step_ribbon(self)
+        yield from self.items()
+
     def to_dict(self) -> Tree:
         """Return the plan as `mdsmix plan --json` prints it."""
         return plan_json(self)
+
+
+def make_mix_ribbons(plan: Plan, colours: Mapping[str, str]) -> Iterator[Ribbon]:
+    """Yield each stream's share of an epoch: in samples, tokens and trained tokens. A share that
+    is unknown is not drawn.
+
+    Args:
+        plan: the plan.
+        colours: the class of each stream's colour.
+    """
+    for key, label in MEASURES:
+        parts = []
+        for stream in plan.streams:
+            parts.append((stream.stream, colours[stream.stream], getattr(stream, key)))
+        total = sum(count for _, _, count in parts)
+        if is_known(total) and total:
+            yield Ribbon(f"{label} of an epoch", parts)
+
+
+def make_step_ribbon(plan: Plan) -> Iterator[Ribbon]:
+    """Yield the shares of trained tokens, other tokens and padding in a step, if they are known."""
+    step = plan.step
+    if is_known(step.trained) and step.positions:
+        tokens = min(step.tokens, step.positions)
+        trained = min(step.trained, tokens)
+        parts = (
+            ("trained tokens", "trained", trained),
+            ("other tokens", "read", tokens - trained),
+            ("padding", "padding", step.positions - tokens),
+        )
+        yield Ribbon("the positions of a step", parts)
 
 
 def plan_json(plan: Plan) -> Tree:

@@ -1,5 +1,5 @@
-"""The progress of a long command: a bar with rate and time left on a terminal, plain lines
-elsewhere.
+"""The progress of a long command: a bar with rate and time left on a terminal and in a notebook,
+plain lines elsewhere.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mdsmix.conversion.planning import Watcher
 from mdsmix.messages import make_printable
 from mdsmix.report.log_file import make_stamp, write_log
 from mdsmix.storage.notices import redirect_notices
+from mdsmix.table import format_size
 
 if TYPE_CHECKING:
     import rich.progress
 
+DRAW_SECONDS = 0.25
+"Seconds between two drawings of the bar in a notebook, each a message to the browser."
 PLAIN_SECONDS = 30.0
 "Seconds between two lines if there is no terminal, so that a log stays short."
 
@@ -56,7 +59,9 @@ def watching(show: ShowProgress = True) -> Iterator[Watcher]:
     with ExitStack() as stack:
         if callable(show):
             watcher: PlainLines = Callback(show)
-        elif show and (sys.stderr.isatty() or _is_notebook()):
+        elif show and _is_notebook():
+            watcher = stack.enter_context(NotebookBar())
+        elif show and sys.stderr.isatty():
             watcher = Bar(stack.enter_context(_make_bar()))
         else:
             watcher = PlainLines(quiet=not show)
@@ -65,7 +70,7 @@ def watching(show: ShowProgress = True) -> Iterator[Watcher]:
 
 
 def _is_notebook() -> bool:
-    """Check whether the program runs in a notebook, where rich draws a bar below the cell."""
+    """Check whether the program runs in a notebook, and not in IPython on a terminal."""
     if "IPython" not in sys.modules:
         return False
     from rich.console import Console
@@ -213,6 +218,62 @@ class Bar(PlainLines):
         from rich.text import Text
 
         self._progress.console.print(Text(make_printable(sentence)))
+
+
+class NotebookBar(PlainLines):
+    """A watcher that shows one element below the cell of a notebook, and changes it in place: the
+    sentences, and a bar for all streams. It needs no ipywidgets, which the bar of rich would.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = list[str]()
+        self._display: Any = None
+        "The element as IPython gives it; None until it is shown."
+        self._last_draw = 0.0
+
+    def __enter__(self) -> NotebookBar:
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        """Replace the bar by a line on all that was read."""
+        if self._size:
+            ended = "stopped after " if error_type else ""
+            self._lines.append(
+                f"{ended}{format_size(self._bytes)}, {self._tokens:,} tokens read in "
+                f"{self._seconds:.1f} s"
+            )
+        if self._lines:
+            self._draw(is_ended=True)
+
+    def _show(self) -> None:
+        self._make_line()  # for the log
+        if time.monotonic() - self._last_draw >= DRAW_SECONDS:
+            self._draw()
+
+    def _print(self, sentence: str) -> None:
+        self._lines.append(sentence)
+        self._draw()
+
+    def _draw(self, is_ended: bool = False) -> None:
+        """Draw the element, or draw it again."""
+        from IPython import display
+
+        from mdsmix.report.notebook import make_progress_html
+
+        self._last_draw = time.monotonic()
+        share = None
+        if self._size and not is_ended:
+            share = min(self._bytes / self._size, 1)
+        text = f"{self._subject}: {self._rate}"
+        shown = {
+            "text/html": make_progress_html(self._lines, share, text),
+            "text/plain": "\n".join(map(make_printable, self._lines)),
+        }
+        if self._display is None:
+            self._display = display.display(shown, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._display.update(shown, raw=True)
 
 
 class Callback(PlainLines):

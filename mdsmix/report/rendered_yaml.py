@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from mdsmix.mix.check import list_unopened_evals
 from mdsmix.report.checked_mix import CheckedMix
+from mdsmix.report.drawings import Ribbon
 from mdsmix.report.result import Result
-from mdsmix.report.show import Item
+from mdsmix.report.show import Item, SampleText
 from mdsmix.table import Tree
 
 
@@ -32,6 +33,13 @@ class RenderedYaml(Result):
         if not self.wrote:
             yield from self.yaml.splitlines()
         yield from self.news()
+
+    def items_with_drawings(self) -> Iterator[Item | Ribbon]:
+        yield SampleText([(self.yaml.rstrip(), "text")])
+        yield from self.checked.items_with_drawings()
+        for sentence in self.news():
+            if sentence != self.checked.verdict:
+                yield sentence
 
     def news(self) -> Iterator[str]:
         """Yield sentences on what was changed, kept, written and drawn."""

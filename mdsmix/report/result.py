@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from io import StringIO
+from typing import Any
 
+from mdsmix.report.drawings import Ribbon
 from mdsmix.report.show import Item, show
 from mdsmix.table import Tree
 
@@ -28,8 +30,16 @@ class Result(ABC):
         show(*self.items(), console=Console(file=text, highlight=False, width=100))
         return text.getvalue().rstrip("\n")
 
+    def items_with_drawings(self) -> Iterable[Item | Ribbon]:
+        """Return the result as a notebook shows it: the items and drawings."""
+        return self.items()
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """Print the result as text in IPython, where there is no HTML."""
+        printer.text(str(self))
+
     def _repr_html_(self) -> str:
         """Return HTML for a notebook. Text of streams and records is escaped."""
         from mdsmix.report.notebook import make_html
 
-        return make_html(self.items())
+        return make_html(self.items_with_drawings())

@@ -27,6 +27,7 @@ from mdsmix.mix.epoch.draws import Machines, make_run_machines
 from mdsmix.mix.plan.plan import Plan, PlanOptions, find_plan_problems, make_plan, resolve_for_plan
 from mdsmix.mix.streams.mix import Mix
 from mdsmix.mix.streams.resolve import resolve_mix
+from mdsmix.report.drawings import choose_colours
 from mdsmix.report.inspection import Inspection, find_bad_records, inspect
 from mdsmix.report.named_streams import NamedStream, named_streams
 from mdsmix.report.shown_samples import Choice
@@ -47,8 +48,6 @@ MOST_BAD = 200_000
 READ = 64 << 20
 "Bytes of shards that the preview reads at most."
 STEPS, WINDOWS = 3, 12
-COLOURS = 10
-"Colours of streams. The eleventh has the first colour again; names tell them apart."
 UNKNOWN = "Unknown: see the problem at the top of the page."
 "A problem is described once, at the top. The parts that it affects show this sentence."
 NO_PREVIEW = (
@@ -105,7 +104,7 @@ class Gathered:
         mixed = [stream.stream for stream in self.plan.streams] if self.plan else []
         names = dict.fromkeys([*mixed, *(stream.named.name for stream in self.streams)])
         names |= dict.fromkeys(self.run.streams if self.run else [])
-        return {name: f"s{number % COLOURS}" for number, name in enumerate(names)}
+        return choose_colours(names)
 
 
 def gather(

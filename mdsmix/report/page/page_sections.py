@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from mdsmix.messages import join_names, plural
 from mdsmix.mix.check import describe_coverage
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
+from mdsmix.report.drawings import Ribbon, make_records_ribbon
 from mdsmix.report.inspection import (
-    LENGTHS,
-    length_rows,
     list_untrained_tokens,
+    make_lengths_table,
     show_bad_records,
     sum_in_words,
     trained_tokens,
@@ -21,38 +21,17 @@ from mdsmix.report.inspection import (
 from mdsmix.report.named_streams import TRAINED
 from mdsmix.report.page.gather import MOST_BAD, ROWS, UNKNOWN, Gathered, StreamOnPage
 from mdsmix.report.page.run_curves import Curves, show_run
-from mdsmix.report.planned_run import show_plan
+from mdsmix.report.planned_run import make_mix_ribbons, make_step_ribbon, show_plan
 from mdsmix.report.show import Item, SampleText, Title, group_findings
 from mdsmix.shards.counts import Records
-from mdsmix.table import Column, Table, format_cell, is_known
+from mdsmix.table import Column, Table, format_cell
 
-MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
-"Field of a StreamInEpoch, and its name on the page."
 SHARDS = (
     Column("stream", "text"),
     Column("shards"),
     Column("bytes", "size"),
     Column("place", "text"),
 )
-
-
-@dataclass(frozen=True)
-class Ribbon:
-    """A bar that is divided into the shares of a whole."""
-
-    label: str
-    parts: Sequence[tuple[str, str, float]]
-    "(label, class of the style sheet, count). A stream has the same class everywhere."
-
-    @property
-    def rects(self) -> Iterator[tuple[str, str, float, float]]:
-        """Yield (label, class, left edge in percent, width in percent) of each share."""
-        total = sum(count for _, _, count in self.parts) or 1
-        start = 0.0
-        for label, css, count in self.parts:
-            share = count / total
-            yield f"{label}: {share:.1%}", css, 100 * start, 100 * share
-            start += share
 
 
 PageItem = Item | Ribbon | Curves
@@ -99,13 +78,7 @@ def _section(id: str, title: str, reason: str | None, items: Items) -> Section:
 def _mix(page: Gathered) -> Items:
     """Yield each stream's share of an epoch, in samples, tokens and trained tokens."""
     assert page.plan
-    for key, label in MEASURES:
-        parts = []
-        for stream in page.plan.streams:
-            parts.append((stream.stream, page.colours[stream.stream], getattr(stream, key)))
-        total = sum(count for _, _, count in parts)
-        if is_known(total) and total:
-            yield Ribbon(f"{label} of an epoch", parts)
+    yield from make_mix_ribbons(page.plan, page.colours)
     if page.mix and page.mix.shares:
         yield Title("Planned and reached shares")
         yield from (describe_shares(page.mix.shares), make_shares_table(page.mix.shares))
@@ -155,11 +128,7 @@ def _lengths(page: Gathered) -> Items:
         )
         yield from list_untrained_tokens(manifest)
         css = page.colours[stream.named.name]
-        largest = max(totals.lengths.values(), default=0)
-        rows = []
-        for bounds, count, share in length_rows(totals):
-            rows.append((bounds, (count / largest, css), count, share))
-        yield Table(columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]), rows=rows)
+        yield make_lengths_table(totals, css)
 
 
 def _rows(page: Gathered) -> Items:
@@ -167,15 +136,7 @@ def _rows(page: Gathered) -> Items:
     assert page.plan
     step = page.plan.step
     yield f"{step.how_padded}; a step has {step.positions:,.0f} positions."
-    if is_known(step.trained) and step.positions:  # an unknown share is not drawn
-        tokens = min(step.tokens, step.positions)
-        trained = min(step.trained, tokens)
-        parts = (
-            ("trained tokens", "trained", trained),
-            ("other tokens", "read", tokens - trained),
-            ("padding", "padding", step.positions - tokens),
-        )
-        yield Ribbon("the positions of a step", parts)
+    yield from make_step_ribbon(page.plan)
 
 
 def _records(page: Gathered) -> Items:
@@ -206,12 +167,7 @@ def _record_counts(records: Records, css: str) -> Items:
         css: the stream's class in the style sheet.
     """
     yield sum_in_words(records)
-    parts = [(f"written, {records.written:,}", css, records.written)]
-    for reason, count in records.filtered.items():
-        parts.append((f"filtered, {reason}, {count:,}", "filtered", count))
-    for reason, count in records.quarantined.items():
-        parts.append((f"quarantined, {reason}, {count:,}", "bad", count))
-    yield Ribbon("records", parts)
+    yield make_records_ribbon("records", records, css)
 
 
 def _shards(page: Gathered) -> Items:
