@@ -233,7 +233,7 @@ def test_the_first_samples_are_limited_by_number_and_bytes(tmp_path: Path) -> No
 
 
 DAMAGE = [
-    (0, b"\x05\x00\x00\x00", "it contains 5 samples, but its index states 4"),
+    (0, b"\x05\x00\x00\x00", "the file contains 5 samples, but its index states 4"),
     (4, b"\x00\x00\x00\x00", "point outside"),  # the first one begins inside the table
     (8, b"\xff\xff\xff\x7f", "do not ascend"),
     (20, b"\xff\xff\xff\x7f", "point outside"),  # the last one ends outside the file

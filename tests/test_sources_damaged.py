@@ -282,7 +282,7 @@ UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
         b"1\n",
         {"format": "cvs"},
         RecipeError,
-        r"source\.format is 'cvs'; did you mean csv",
+        r"source\.format is 'cvs', which is no format of mdsmix; did you mean csv",
     ),
     ("a.txt", b"a\n", {}, RecipeError, "a.txt is plain text.*source.split_by"),
 ]

@@ -104,6 +104,7 @@ def _replace_image(match: re.Match[str]) -> str:
     words that only looks like base64 is returned unchanged.
     """
     text = match[0]
+    # JSON writes a line end as \\n. A line of base64 has at least SHORTEST_LINE characters.
     is_list_of_words = len(text) < SHORTEST_LINE * text.count("\\n")
     if is_list_of_words:
         return text
@@ -191,8 +192,9 @@ class Tally:
         Args:
             has_many_rows: whether a record may become several rows, such as a long document that
                 is split.
-            members: decides which items without a record, such as lines that aren't JSON, are in
-                the stream's sample.
+            members: decides which records a stream with `sample: 5%` takes. Lines that are not
+                JSON contain no record, but `members` decides on them too, by a hash of their bytes:
+                a line that is not taken does not count as bad.
             has_images: whether the stream has images; they are left out of the stored bad records.
         """
         self._has_many_rows = has_many_rows
@@ -239,6 +241,7 @@ class Tally:
         """
         rejected = self._rejected + [batch.reject(position, CRASHED) for position in crashed]
         reasons = Counter[str]()
+        # Both iterables are sorted by the place in the batch, and so are the stored bad records.
         for bad in merge(self._sampled_items(batch), sorted(rejected)):
             reasons[bad.reason] += 1
             self.bad.add(format_bad_record(bad, self._has_images))
@@ -302,7 +305,8 @@ def refuse_too_many_bad(job: Job, records: Records) -> None:
         records: the counts of the whole stream.
     """
     allowed = job.max_bad * records.sampled
-    # Unless max_bad is less than its default MAX_BAD, one bad record is allowed in any stream.
+    # In a small stream one bad record is more than the default share MAX_BAD. One bad record is
+    # allowed in any stream, unless the recipe asks for less than the default.
     if job.max_bad >= read_share(MAX_BAD):
         allowed = max(allowed, Fraction(1))
     if records.bad > allowed:

@@ -35,10 +35,9 @@ def set_budget_sample(
     """Return (job, share): the job with a sample that is large enough for the stream's share of the
     token budget, and a description of this share.
 
-    The description is None for a stream whose records are held out of another stream, as an
-    evaluation set. If the recipe has no `sample: budget` for the stream, the result is the
-    unchanged job and None. So it is under `--limit`, since a sample of a few records could be
-    empty.
+    Without `sample: budget`, return the unchanged job and None; also under `--limit`, since a
+    sample of a few records could be empty. If the stream's records are held out of another stream,
+    as an evaluation set, the job gets the sample, but the description is None.
 
     Raises RecipeError if the records that were read give no token.
 

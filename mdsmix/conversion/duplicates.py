@@ -122,7 +122,7 @@ def _find_repeats(
         starts: pass [0]. The start of each following window is appended, and the end of the last
             window: [0, 16, 24] in the example.
     """
-    # One array of rows is sorted in memory.
+    # One array of rows is sorted in memory. Column 2 of a row is the record's position.
     batches = _batch_rows(windows, starts)
     first = next(batches, _NO_ROWS)
     second = next(batches, _NO_ROWS)
@@ -205,7 +205,7 @@ def _find_repeats_in_bucket(bucket: Path) -> Iterator[NDArray[np.uint64]]:
     """
     firsts = _NO_ROWS  # the first row of each fingerprint so far
     with bucket.open("rb") as file:
-        block = np.fromfile(file, np.uint64, 3 * ROWS_AT_ONCE)
+        block = np.fromfile(file, np.uint64, 3 * ROWS_AT_ONCE)  # a row has 3 numbers
         while len(block):
             rows = np.concatenate([firsts, block.reshape(-1, 3)])
             is_later = _is_later(rows)
@@ -222,15 +222,15 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
     ns. So the first halves are sorted to find the rows that may be equal, and only those rows are
     sorted by both.
     """
-    # Find the first halves that occur twice: in sorted order they equal the one before. Flag their
-    # last 16 bits.
+    # Find the first halves that occur twice: in sorted order they equal the one before. Mark their
+    # last 16 bits in `may_repeat`, an array with an entry for each value of 16 bits.
     first_halves = np.sort(rows[:, 0])
     equals_previous = first_halves[1:] == first_halves[:-1]
     repeated = first_halves[1:][equals_previous]
     may_repeat = np.zeros(int(FLAGS) + 1, bool)
     may_repeat[repeated & FLAGS] = True
-    # Sort the rows with a flag by both halves. The sort is stable, so of equal rows the first copy
-    # comes first, and every row that equals the row before is a later copy.
+    # Sort the rows with marked bits by both halves. The sort is stable, so of equal rows the first
+    # copy comes first, and every row that equals the row before is a later copy.
     candidates = np.flatnonzero(may_repeat.take(rows[:, 0] & FLAGS))
     order = candidates[np.lexsort((rows[candidates, 1], rows[candidates, 0]))]
     is_equal = (rows[order[1:], :2] == rows[order[:-1], :2]).all(axis=1)
@@ -261,6 +261,7 @@ def find_dropped(work: Work) -> Work:
             keys += lines_keys(job, content)
         refs = list[BlobRef]()
         for key in keys:
+            # If no file is listed, a worker has written the window's own file in this run.
             file = work.stored.find_hashes_file(key) or hashes_file_name(key)
             refs.append(BlobRef(key, file))
         bits = find_repeats(read_hashes(job.folder, refs))
@@ -279,6 +280,7 @@ def _read_fingerprints(work: Work) -> list[Content]:
     for unit in work.units:
         content = work.cache.content(unit)
         if content and all(map(work.stored.find_hashes_file, lines_keys(job, content))):
+            # The unit need not be read here, so its bytes count as read, without tokens.
             work.watcher.on_progress(estimate_size(unit.files), 0)
         else:
             unread.append(unit)

@@ -67,8 +67,9 @@ class DoneWindow(NamedTuple):
 
     @property
     def bad_records_name(self) -> str:
-        """The name of the window's bad records, `<key>-<place>`. The place is a hash of the
-        window's file and offset.
+        """The name under which the window's bad records are stored in its unit file, and of their
+        file in the quarantine (without suffix): `<key>-<place>`. The key is a hash of the window's
+        content and the settings, the place a hash of its file and offset.
         """
         return bad_records_name(self.record.key, self.window)
 
@@ -300,7 +301,7 @@ def join_unit_files(
     files |= _map_names_to_own_files(done.file for done in windows if done.is_new)
     stored = replace(stored, files=files)
     # Find the windows that are not in a segment yet.
-    hashes_files = dict[str, str]()  # unit file -> the file of its fingerprints
+    hashes_files = dict[str, str]()  # unit file -> the file of its fingerprints, used if `drops`
     for done in windows:
         file = stored.find_file(done.record.key, done.window)
         if UNIT_FILE_NAME.fullmatch(file):
@@ -362,11 +363,13 @@ def delete_damaged(job: Job, held_lease: Lease, say: Say) -> str:
     """Read all files where the stream is published, and delete the damaged ones. Return a sentence:
     `9 files at the target read and hashed: none damaged`.
 
-    This is `--verify-target`; without it, a run trusts an existing shard of the right size. Shards
-    of older versions are read too, since a run may reuse them. The work unit of a deleted shard is
-    converted again, because its stored result names a missing shard. A shard that only an older
-    version has is not made again. A reader of this version then fails, instead of training on
-    damaged data.
+    This is `--verify-target`; without it, a run trusts an existing shard of the right size. Nothing
+    is converted here. The run that follows converts each work unit whose stored result names a
+    deleted shard.
+
+    Shards of older versions are read too, since a run may reuse them. If the stream does not need a
+    deleted shard any more, only the older version lacks the shard: who reads that version then gets
+    an error, instead of damaged data.
 
     Raises Unreachable if a file cannot be read.
 

@@ -164,7 +164,8 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
         if version not in kept_versions and version.age >= older_than:
             old_versions.append(version)
         else:
-            used_keys.add(version.name[-8:])  # the key of its "version mark"
+            # Keep its version mark, which is named by the last 8 digits of the version's name.
+            used_keys.add(version.name[-8:])
     # Add the files that nothing refers to.
     unused = [file for file in files if file.key not in used_keys]
     unused += _list_unfinished(folder)
@@ -299,11 +300,14 @@ def _find_unused_pretrained(folder: Location) -> Iterator[Garbage]:
             card_file = card_file_name(name)
             ours = {card_file, *card.files}
             stats = {path: stat for path, stat in home.list(recursive=True) if path in ours}
-            yield _make_folder_item(card_file.removeprefix("mdsmix."), home, card_file, stats)
+            kind = card_file.removeprefix("mdsmix.")  # tokenizer or processor
+            yield _make_folder_item(kind, home, first=card_file, stats=stats)
 
 
 def _list_splits(folder: Location) -> Iterator[Location]:
-    """Yield the folder of this split, then the folders of all splits and versions of its mix."""
+    """Yield the folder of this split, then the folders of all splits and versions of its mix. The
+    caller stops as soon as the splits so far use every tokenizer.
+    """
     yield folder
     root = folder.parent.parent
     for stream in root.folders():

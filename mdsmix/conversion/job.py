@@ -148,6 +148,7 @@ class Job:
             window_bytes=self.kind.window_bytes,
             fields=self.stream.fields_read,
             parsed=self.stream.fields_parsed,
+            # A short line may name large images, so a file of lines gets smaller windows.
             line_window=self._line_window if self.kind.has_images else None,
             blobs=self.stream.image_fields,
         )
@@ -275,7 +276,7 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
     assert stream.source is not None
     source = source_keys(stream.source.path, recipe.folder, ReadAs.of(stream.source))
     if stream.sample == BY_BUDGET:
-        source[SAMPLE] = BY_BUDGET
+        source[SAMPLE] = BY_BUDGET  # the manifest states that a budget chose the sample
     folder_name = f"limit-{limit}" if limit else stream.split
     return Job(
         name=stream.name,

@@ -320,6 +320,7 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options) -> StreamPl
     refuse_replacing(job, old, draft.files, options.reencode)
     job = with_date(job, old.encoding.date_string if old else None)
     if old:
+        # This rule (on fields such as `loss_mask`) counts only if it changes the published stream.
         rules = job.encoding.rules | find_extras_rule(old, job.stream.shape)
         job = job.with_settings(rules=rules)
     job = replace(
@@ -406,12 +407,13 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
     if plan.options.is_finish:
         finished_parts = plan.cache.learn_parts(job.folder)
         yield f"{job.name}: {describe_finished_parts(finished_parts)}"
-    # Which units would be converted.
+    # Say which units would be converted.
     contents = plan.cache.contents(units)
     is_up_to_date = plan.is_up_to_date
     dropped = recall_dropped(job, contents, plan.cache)
     unfinished = list[Unit]()
     if not is_up_to_date:
+        # Count as if nothing were dropped if the duplicates are not known (None).
         unfinished = _find_unfinished(plan, dropped or [{}] * len(contents))
     yield (
         f"{job.name}: {len(unfinished)} of {len(units)} work units would be converted, into "
@@ -419,7 +421,7 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
     )
     if plan.budget_share:
         yield f"  {plan.budget_share.explanation}"
-    # What only reading would show.
+    # Say what is known only when the source is read.
     unknown = len(units) - len(contents)
     if unknown:
         yield (
@@ -431,7 +433,7 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
             "  the source must be read to find duplicates; a work unit is also converted again if "
             "the duplicates to drop from it have changed"
         )
-    # Why.
+    # Say why the units would be converted.
     if old is None:
         reason = rebuild_reason(job, plan.target)
         if reason is None:
@@ -445,7 +447,7 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
         for unit in unfinished:
             file_names.update(file.name for file in unit.files)
         names = sorted(file_names)
-        yield f"  new, edited or incomplete: units of {join_names(names, 5)}"
+        yield f"  units of {join_names(names, 5)} are new, edited or incomplete"
     if plan.missing_sources:
         yield f"  {plan.missing_sources}"
     if not unfinished and not is_up_to_date:
@@ -500,7 +502,7 @@ def _find_changes(job: Job, old: Manifest) -> list[str]:
     for name, old_hash, new_hash in hashes:
         if old_hash != new_hash:
             changes.append(f"{name} was {old_hash} and is {new_hash}")
-    # Compare the other settings.
+    # Compare the other settings. The manifest joins the names of several backends by " + ".
     if not all(map(job.trusts, old.backend.split(" + "))):
         changes.append(f"the tokenizer's backend was {old.backend} and is the reference")
     changes += map(str, compare_encodings(old.encoding, job.encoding))

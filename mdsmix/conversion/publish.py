@@ -144,7 +144,9 @@ def is_published(job: Job, manifest: Manifest, target: TargetState, keys: list[s
     # such entry, so both lists of keys are accepted.
     leftovers = [leftovers_key(job, keys)] if job.kind.joins_units else []
     published_keys = [part.key for part in manifest.parts]
-    # Units and settings are compared first, then the files, which takes longer.
+    # Units and settings are compared first, then the files, which takes longer. The manifest joins
+    # the names of several backends by " + ". An index in the target of a job with versions is from
+    # a publication without versions; the next publication deletes it.
     return (
         published_keys in (keys, keys + leftovers)
         and manifest.tool_version == __version__

@@ -109,14 +109,16 @@ class KnownSources:
                 self.learn(entry["unit"], Content(windows=windows, files=files))
 
     def learn(self, stamp: str, content: Content) -> None:
-        """Add content (hashes of the source) of the work unit with this stamp.
+        """Add what was found out about the source of one work unit: a hash of each of its windows
+        (slices of the source) and of each of its files.
 
-        If the unit was read to its end, `content` has all of it. Otherwise the `files` of `content`
-        are empty, and its windows (slices of the unit's source) are added to those that are known.
+        The hashes of files are known only if the unit was read to its end. Such a content replaces
+        what `units` has of the unit. A content without hashes of files has single windows: these
+        are added to the known windows, unless the whole unit is known already.
 
         Args:
             stamp: the `unit_stamp` of the unit.
-            content: the content to add.
+            content: the hashes to add.
         """
         earlier = self.units.get(stamp, UNKNOWN)
         if content.files:
@@ -205,6 +207,8 @@ class KnownSources:
         """
         objects = dict[Unit, Content]()
         for unit, content in contents.items():
+            # Another machine has no stamps of the images (`remember_image_stamps`), so it must read
+            # a unit with images itself.
             names_images = any(window.images for window in content.windows)
             if _is_object(unit) and not names_images:
                 objects[unit] = content
@@ -445,7 +449,9 @@ def _stat_image(url: str) -> Stat | None:
     try:
         return location.stat()
     except Unreachable as error:
-        if location.is_store and not isinstance(error, Denied | NoSuchPlace):
+        # A store that refuses this file has answered. Any other error of a store may be temporary.
+        has_answered = isinstance(error, Denied | NoSuchPlace)
+        if location.is_store and not has_answered:
             raise
         return None
 

@@ -196,7 +196,8 @@ def warn_missing_sources(
             total += source.size
             if new_sizes.pop(source.path, None) is None:
                 gone.append(source)
-    # Leave out the files that were moved or compressed otherwise.
+    # Leave out the files that were moved or compressed otherwise. Only files that were not
+    # published before remain in `new_sizes`.
     moved_sizes = set(new_sizes.values())
     repacked_names = set(_repacked_names(new_sizes))
     missing = list[SourceEntry]()
@@ -248,7 +249,8 @@ def make_source_entries(units: Iterable[Unit], contents: Iterable[Content]) -> l
         units: the work units (parts of the files), in the order of the plan.
         contents: the content of each of these units.
     """
-    # A file may be divided into several units: collect the digests of all of them.
+    # A file may be divided into several units: collect the digests of all of them. Under `--limit`
+    # only the first units have contents.
     sizes = dict[str, int]()
     digests = dict[str, list[str]]()
     for unit, content in zip(units, contents, strict=False):

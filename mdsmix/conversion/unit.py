@@ -154,12 +154,14 @@ class ReadTask(_UnitOfJob):
         folders = job.image_folders(self.unit)
         pictures = None
         if not self.is_hashed:
+            # The images are only hashed.
             pictures = open_image_reader(job.encoding, job.images_root, judges=False)
         reading = open_record_reader(job.stream, self.dropped.get(number, b""), pictures)
         # Read them.
         count = 0  # records of the window so far
         for batch in batches:
             reporter.wait_for_room()
+            # The run expects to read its bytes twice only if duplicates are dropped (`is_hashed`).
             reporter.on_progress(batch.size if self.is_hashed else 0, 0)
             for piece in _cut_by_images([range(len(batch.records))], pictures):
                 reading.read(*_slice_batch(batch, piece, count, folders))
@@ -198,7 +200,7 @@ def _store_hashes(job: Job, window: Window, fingerprints: bytes) -> None:
         fingerprints: 16 bytes for each record.
     """
     key = lines_key(job, window)
-    content = pack_unit_file((), {key: compress_with_checksum(fingerprints)})
+    content = pack_unit_file(records=(), blobs={key: compress_with_checksum(fingerprints)})
     (job.folder / FOLDER / hashes_file_name(key)).write(content)
 
 
@@ -444,6 +446,7 @@ class UnitTask(_UnitOfJob):
             if reporter.is_tight():
                 halvings = min(MOST_HALVINGS, halvings + 1)
             window.tally.finish_batch(batch, crashed)
+            # Count the records that may have values in fields which are not read.
             window.reading.diagnostics.add("unseen", batch.unseen)
             window.records_read += count
             del batch  # otherwise it stays in memory while the next one is read
@@ -472,7 +475,7 @@ class _OpenWindow:
         self.dropped = dropped
         self.backend = open_tokenizer_backend(job)
         self.backend.begin(job.name)
-        fetch_processor(job)
+        fetch_processor(job)  # into the cache of this machine
         self.reading = open_record_encoder(
             job.stream, job.tokenizer, self.backend, job.images_root, dropped
         )
@@ -527,6 +530,7 @@ def open_tokenizer_backend(job: Job) -> Backend:
     since opening a tokenizer of 128,000 ids takes half a second and 100 MB.
     """
     backend = job.backend
+    # `job.unequal` names a fast backend whose token ids were found to be wrong.
     if backend == "auto" and job.unequal:
         backend = "reference"
     key = (job.tokenizer.path, backend)

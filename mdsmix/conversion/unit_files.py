@@ -186,6 +186,7 @@ def parse_unit_file(content: bytes) -> UnitFile:
         for name, size in orjson.loads(sizes):
             blobs[name] = slice(offset, offset + size)
             offset += size
+        # Each line is a record. Its key is at the same place (_KEY) in every line.
         return UnitFile({line[_KEY].decode(): line for line in lines}, blobs)
     return UnitFile()
 

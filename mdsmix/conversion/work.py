@@ -313,6 +313,7 @@ def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
             count_before = 0
         for done in result.windows:
             if done.record.records.bad:
+                # If no file is listed, a worker has written the unit file `done.file` in this run.
                 file = QuarantineFile(
                     name=done.bad_records_name,
                     unit_file=work.stored.files.get(done.bad_records_name, done.file),

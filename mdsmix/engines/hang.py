@@ -79,7 +79,8 @@ class HangDetector:
         # A worker whose processor time is unknown (-1) never counts as idle.
         is_idle = self._ticks >= 0 and self._ticks == last_ticks
         self.silent = self.silent + passed if is_idle else 0.0
-        # Apply the two rules of the module's docstring.
+        # The first rule: no message and no processor time. The second rule: no message for longer
+        # than the slowest tokenizer takes for the records that the worker is converting.
         if self.silent > SILENT_SECONDS:
             return (
                 f"no sign of life for {self.silent:.0f} s: it was stopped, or waits for a mount, "

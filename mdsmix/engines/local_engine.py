@@ -99,9 +99,11 @@ class LocalEngine:
             self.stop()
 
     def begin(self, on_progress: OnProgress, say: Say, max_workers: int = sys.maxsize) -> None:
-        """Start a run. Idle workers are reused if all of them are alive and this run has as many
-        workers as the last run, since the number of workers decides how many threads each one has.
-        Otherwise new workers are started.
+        """Begin a run: store its settings, and end the idle workers of the last run if this run
+        cannot use them. Workers are started only in `step`, when there are tasks.
+
+        Idle workers cannot be used if one of them has died, or if this run has another number of
+        workers: a worker is started with as many threads as the number of workers leaves for it.
 
         Args:
             on_progress: called with the bytes and tokens of each progress message.
@@ -132,6 +134,7 @@ class LocalEngine:
         """
         self._assign_tasks()
         ready = wait([worker.pipe for worker in self.workers], PERIOD)
+        # The list is made before the loop, since a message may remove its worker from `workers`.
         for worker in [worker for worker in self.workers if worker.pipe in ready]:
             yield from self._handle_message(worker)
         self.budget.update(self._pids)
@@ -141,7 +144,7 @@ class LocalEngine:
         """Stop the workers that have a task, and return when their processes have ended. Idle
         workers stay for the next run.
         """
-        self.budget.update(self._pids, at_once=True)
+        self.budget.update(self._pids, at_once=True)  # the last time that these workers count
         with delay_signals():
             stopped = self.workers
             self.workers = []
@@ -233,7 +236,8 @@ class LocalEngine:
             # A worker returns freed memory to the system when it is paused. Large workers must do
             # so, since the end of a run needs memory too. A small worker keeps its memory, which
             # saves 4 ms in the next stream.
-            worker.pause(measure_rss(worker.pid) > LEAST_BYTES)
+            is_large = measure_rss(worker.pid) > LEAST_BYTES
+            worker.pause(is_large)
             self.idle.append(worker)
 
     def _replace_hung(self) -> None:
@@ -244,9 +248,11 @@ class LocalEngine:
                 with delay_signals():
                     worker.process.kill()
                     self._remove_dead(worker)
+                # The first task is the one that the worker did; another may wait to be stored.
+                hung_task, *_ = worker.tasks
                 self._say(
                     f"a worker process hung ({reason}) on the work unit "
-                    f"{worker.tasks[0].task.name}, {worker.records or NO_ACTIVE_RECORDS}; "
+                    f"{hung_task.task.name}, {worker.records or NO_ACTIVE_RECORDS}; "
                     "the process was ended, and another worker process does this work unit"
                 )
                 self._replace(worker, WorkerEnd(how=reason, hung=True))

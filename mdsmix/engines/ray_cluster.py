@@ -190,7 +190,8 @@ def _start_cluster(folder: str, workers: int | None) -> None:
 
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    # Ray reads the token only once in a process, so later clusters use the same token.
+    # Without a token in the environment, Ray writes one into the home folder, or does not start. It
+    # reads the token only once in a process, so later clusters use the same token.
     if not any(map(os.environ.get, TOKENS)):
         os.environ[TOKENS[0]] = secrets.token_hex(32)
     try:
@@ -220,12 +221,13 @@ def _cluster_folder() -> Iterator[str]:
     at the end of the block.
     """
     parent = tempfile.gettempdir()
-    if len(parent) > LONGEST_FOLDER:
+    if len(parent) > LONGEST_FOLDER:  # the paths of Ray's sockets in it would be too long
         parent = "/tmp"
     folder = tempfile.mkdtemp(prefix="mdsmix-ray-", dir=parent)
     try:
         yield folder
     finally:
+        # Ray's last processes still write logs into the folder, so deleting is tried again.
         deadline = time.monotonic() + FOLDER_SECONDS
         while os.path.exists(folder) and time.monotonic() < deadline:
             shutil.rmtree(folder, ignore_errors=True)

@@ -229,7 +229,7 @@ class RayEngine:
             try:
                 messages = ray.get(answer)
             except ray.exceptions.RayError as error:
-                self._lose(node, f"was lost ({error_line(error, -1)})")
+                self._lose(node, f"was lost ({error_line(error, number=-1)})")
                 continue
             for message in messages:
                 yield from self._handle_message(node, message)
@@ -254,8 +254,9 @@ class RayEngine:
                 self._say_once(sentence)
             case "progress", size, tokens:
                 self._on_progress(size, tokens)
-            case "done", unit, result if unit in node.units:
+            case "done", unit, result if unit in node.units:  # other answers are late, and ignored
                 node.units.remove(unit)
+                # A unit that is done restarts the count of supervisors that never answered.
                 self._losses.pop(NO_UNIT, None)
                 yield unit, result
 
@@ -264,7 +265,7 @@ class RayEngine:
         next answer.
         """
         node.has_answered = True
-        # The module's docstring explains this number.
+        # Each worker does a unit, n/8 units are being stored, and one more unit waits.
         most_units = node.workers + node.workers // 8 + 1
         count = min(most_units - len(node.units), len(self._waiting))
         positions = [self._waiting.pop() for _ in range(count)]
@@ -292,7 +293,9 @@ class RayEngine:
         self._losses.update(lost)
         too_often = [unit for unit in lost if self._losses[unit] > MOST_LOSSES]
         if too_often:
-            unit_name = f" over the work unit {self._tasks[too_often[0]].name}" if units else ""
+            unit_name = ""
+            if units:
+                unit_name = f" while they had the work unit {self._tasks[too_often[0]].name}"
             raise MdsmixError(
                 f"{MOST_LOSSES + 1} nodes were lost one after the other{unit_name}. The last one, "
                 f"the node {node.name}, {reason}. Finished units are kept: give the nodes more "
@@ -317,6 +320,7 @@ class RayEngine:
             return
         import ray
 
+        # A supervisor that has not answered may not run yet, and has no workers to end.
         ends = [node.actor.end.remote() for node in self.nodes.values() if node.has_answered]
         if ends:
             ray.wait(ends, num_returns=len(ends), timeout=GRACE_SECONDS + 1)

@@ -111,6 +111,8 @@ def plan_next_attempt(
         if not set_aside:
             raise _give_up(records, end, unit)
         skipped = attempt.skipped | {(records.file, records.ordinal)}
+        # Deaths are counted anew without this record. The count is 1 and not 0, so that the next
+        # worker looks for the windows that dead workers have stored.
         return Attempt(skipped=skipped, deaths=1, halvings=ALONE)
     # Give the unit up if too many workers have ended.
     if records:

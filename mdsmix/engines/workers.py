@@ -108,7 +108,8 @@ class WorkerChannel:
         """
         while True:
             message = self._receive()
-            if not isinstance(message, bool):
+            is_pause_message = isinstance(message, bool)  # `_receive` has handled it
+            if not is_pause_message:
                 return message
 
     def _receive(self) -> Any:

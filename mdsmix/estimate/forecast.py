@@ -160,8 +160,8 @@ def _survey(
     if is_by_budget:
         return survey.read(survey.choose_units(files))
     units = survey.choose_units(files, LEAST_WINDOW)
-    decoded = BYTES_WITH_IMAGES if has_images else BYTES
-    return survey.read(units, decoded // len(units))
+    bytes_of_all_splits = BYTES_WITH_IMAGES if has_images else BYTES
+    return survey.read(units, bytes_of_all_splits // len(units))
 
 
 def _describe_survey(samples: Sequence[SplitSample], size: int) -> str:

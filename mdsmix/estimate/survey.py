@@ -110,8 +110,9 @@ class Survey:
             units: the splits, from `choose_units`.
             size: bytes of source to read of each split; None: the default of `read_beginnings`.
         """
-        has_root = self.reads_images and self.images_root is not None
-        root = self.images_root if has_root else None
+        # Image paths are relative to `images.root`, or else to the folder of the records' file.
+        root = self.images_root if self.reads_images else None
+        finds_images_by_file = self.reads_images and root is None
 
         def open_reader(backend: str) -> RecordReader:
             """Return a reader that encodes records with this backend."""
@@ -119,7 +120,6 @@ class Survey:
                 self.stream, self.tokenizer, self.open_backend(backend), root
             )
 
-        finds_images_by_file = self.reads_images and not has_root
         # If the backend's token ids are wrong, encode everything again by the reference.
         try:
             return read_splits(units, open_reader(self.backend), finds_images_by_file, size)

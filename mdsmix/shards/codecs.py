@@ -103,7 +103,7 @@ def _lay_out_arrays(rows: Ragged) -> list[Ragged]:
     lengths = rows.lengths
     has_empty_row = len(lengths) > 0 and lengths.min() == 0
     if has_empty_row:
-        raise ValueError("contains an empty row, which MDS cannot store")
+        raise ValueError("it contains an empty row, which MDS cannot store")
     # A length takes 1, 2 or 4 bytes; log2 of this width is 0, 1 or 2.
     log_widths = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
     return [lay_out_lengths(lengths, log_widths), *_as_bytes(rows)]
@@ -176,7 +176,9 @@ def _split_images(data: bytes) -> list[bytes]:
     sizes = np.frombuffer(data[8:head_bytes], "<u4").astype(np.int64)
     edges = head_bytes + np.concatenate([[0], np.cumsum(sizes)])
     if len(sizes) < count or edges[-1] != len(data):
-        raise ValueError(f"a list of {count} images does not fill its {len(data):,} bytes")
+        raise ValueError(
+            f"the sizes of {count} images do not add up to the {len(data):,} bytes of their list"
+        )
     return [data[start:end] for start, end in pairwise(edges.tolist())]
 
 

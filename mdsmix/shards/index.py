@@ -213,7 +213,8 @@ def read_index(folder: Location) -> Index:
     file = folder / INDEX
     index = find_index(folder)
     if index is None:
-        return parse_index(file.read(), str(file))  # read() raises the error of a missing file
+        content = file.read()  # raises the error of a missing file
+        return parse_index(content, str(file))
     return index
 
 

@@ -183,7 +183,7 @@ class Lease:
         """Raise the counter in the lease's file. Return False if another run took the lease
         over.
         """
-        with _beating:
+        with _beating:  # no process is forked meanwhile
             if self._written:
                 started_at = _now()
                 self._holder = replace(self._holder, beat=self._holder.beat + 1)
@@ -358,7 +358,7 @@ def publish_in_place(folder: Location, index: Index, manifest: bytes | None, lea
     lease.confirm()
     if manifest is None:
         old_manifest.file.delete()
-        new_manifest = Revision(old_manifest.file)
+        new_manifest = Revision(old_manifest.file)  # of a missing file
     else:
         new_manifest = replace_unchanged(old_manifest, manifest)
     try:
@@ -419,8 +419,8 @@ def _restore_manifest(folder: Location, *known_manifests: bytes | None) -> None:
     for known_manifest in known_manifests:
         manifests |= _by_index_hash(known_manifest)
     for _ in range(CONFLICTS):
-        # The manifest is read before the index: if both belong together, the stream was in order
-        # at some moment.
+        # Read the manifest before the index: if both belong together, nothing is to be restored,
+        # whatever another run has written since. If `put` below fails, look again.
         manifest = Revision.read(folder / MANIFEST)
         index = Revision.read(folder / INDEX)
         current = _by_index_hash(manifest.content)

@@ -83,7 +83,7 @@ class TokenizerCard:
         """
         card = cls(**{field_.name: getattr(tokenizer, field_.name) for field_ in fields(cls)})
         name = card.name.rstrip("/")
-        if name.startswith("/"):
+        if name.startswith("/"):  # of a folder on this machine, only the last part is stored
             return replace(card, name=name.rpartition("/")[2])
         return card
 

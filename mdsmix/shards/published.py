@@ -219,6 +219,7 @@ def _find_wrong_counts(index: Index, manifest: Manifest) -> Iterator[str]:
     remaining_shards = iter(index.shards)
     actual = []
     for unit in manifest.parts:
+        # A wrong manifest may state a negative number, or one that is too large for `islice`.
         number_of_shards = min(max(0, unit.shards), len(index.shards))
         shards_of_unit = islice(remaining_shards, number_of_shards)
         actual.append(sum(shard.samples for shard in shards_of_unit))

@@ -94,7 +94,8 @@ def lay_out_samples(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragge
         columns: column name -> the values of the column, one row per sample.
     """
     if isinstance(columns, Interleaved):
-        # All interleaved columns have the same codec, and their values have no fixed size.
+        # One Ragged has the values of all columns, sample by sample. All interleaved columns have
+        # the same codec, and their values have no fixed size.
         codec, *_ = layout.codecs.values()
         return _lay_out_interleaved(codec, columns.cells, len(columns))
     # `pieces` are joined sample by sample at the end: sizes, then heads and values of each column.
@@ -104,7 +105,7 @@ def lay_out_samples(layout: ShardLayout, columns: Mapping[str, Ragged]) -> Ragge
         try:
             pieces_of_column = codec.lay_out(columns[name])
         except ValueError as error:
-            raise ValueError(f"column {name} {error}") from None
+            raise ValueError(f"column {name}: {error}") from None
         pieces += pieces_of_column
         if codec.size is None:
             sizes_of_columns.append(
@@ -216,9 +217,11 @@ def make_shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview
     # In front of the rows are the count (4 bytes), the offsets (4 bytes each) and the settings.
     head_bytes = 4 + 4 * len(rows.offsets) + len(settings)
     offsets = rows.offsets + head_bytes
-    if offsets[-1] >= 1 << 32:
+    shard_bytes = offsets[-1]  # the end of the last row
+    if shard_bytes >= 1 << 32:
         raise ValueError(
-            f"a sample of {offsets[-1]:,} bytes does not fit MDS, whose offsets have 32 bits"
+            f"a shard of {shard_bytes:,} bytes does not fit MDS, whose offsets have 32 bits: a "
+            "sample must have less than 4 GiB"
         )
     head = np.uint32(len(rows)).tobytes() + offsets.astype("<u4").tobytes() + settings
     return [head, *(np.ascontiguousarray(array).data for array in rows.arrays)]
@@ -364,6 +367,7 @@ def copy_missing(
                 originals[file.basename] = source / original
         missing = [file for file in missing if file.basename not in originals]
     if missing:
+        # The first source is the folder in which this run has stored its files.
         raise Unreachable(
             f"the file {missing[0].basename} was deleted from {sources[0]} while this run was "
             "publishing the stream; run the same command again, which makes the file again."

@@ -104,9 +104,10 @@ def parse_samples(shard: Shard, data: bytes) -> Ragged:
     if shard.packing:
         raw = _decompress(io.BytesIO(data), shard, size + 1)  # 1 more shows that it is too long
     if len(raw) != size:
-        raise ValueError(f"it does not decompress to {size:,} bytes, as its index states")
+        raise ValueError(f"the file does not decompress to {size:,} bytes, as its index states")
     table = _parse_sample_table(shard, raw)
-    return Ragged(np.frombuffer(raw, np.uint8, offset=table[0]), table - table[0])
+    first_offset = table[0]
+    return Ragged(np.frombuffer(raw, np.uint8, offset=first_offset), table - first_offset)
 
 
 def check_stored(stored: StoredFile, data: bytes, origin: str = "index") -> None:
@@ -120,7 +121,9 @@ def check_stored(stored: StoredFile, data: bytes, origin: str = "index") -> None
         origin: the file that states size and hashes, `index` or `manifest`, for messages.
     """
     if len(data) != stored.bytes:
-        raise ValueError(f"it has {len(data):,} bytes, but its {origin} states {stored.bytes:,}")
+        raise ValueError(
+            f"the file has {len(data):,} bytes, but its {origin} states {stored.bytes:,}"
+        )
     for algorithm, expected in stored.hashes.items():
         if algorithm in xxhash.algorithms_available:
             digest = getattr(xxhash, algorithm)(data).hexdigest()
@@ -188,7 +191,7 @@ def _parse_sample_table(shard: Shard, raw: bytes) -> NDArray[np.int64]:
     """
     count = int.from_bytes(raw[:4], "little")
     if count != shard.samples:
-        raise ValueError(f"it contains {count} samples, but its index states {shard.samples}")
+        raise ValueError(f"the file contains {count} samples, but its index states {shard.samples}")
     table_end = 4 * (count + 2)
     if len(raw) < table_end:
         raise ValueError("its table of samples is cut off")
@@ -220,6 +223,7 @@ def read_samples(folder: Location, shard: Shard, positions: Iterable[int]) -> di
     with open_shard(folder, shard) as file:
         # Each run of samples that are near to each other is read by one request.
         for run in np.split(rows, np.flatnonzero(is_apart) + 1):
+            # The starts of the samples from the run's first to its last, and the end of the last.
             edges = table[run[0] : run[-1] + 2]
             data = _read_raw(file, shard, int(edges[0]), int(edges[-1]))
             rows_of_run = Ragged(np.frombuffer(data, np.uint8), edges - edges[0])
@@ -253,7 +257,7 @@ def split_columns(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]
     """
     count = len(samples)
     # Each sample begins with the sizes (uint32) of its columns without a fixed size.
-    varying = sum(not size for size in shard.column_sizes)
+    varying = sum(1 for size in shard.column_sizes if not size)  # columns without a fixed size
     heads = samples.first(4 * varying)
     if (heads.lengths < 4 * varying).any():
         raise ValueError("a sample is too short for the sizes of its columns")

@@ -118,6 +118,7 @@ def _read_lines(folder: Location, named_file: NamedFile) -> list[bytes]:
             f"the file {file}, which the manifest of the stream names, is damaged: {error}; run "
             f"mdsmix repair {folder} --recipe RECIPE, which makes the file again."
         ) from None
+    # The content has its stated hash. So it decompresses, unless a broken writer has stored it.
     lines = decompress_frame(content)
     return [] if lines is None else lines.splitlines()
 
@@ -186,9 +187,10 @@ def rename_shards(side_files: Sequence[SideFile], shards: Sequence[Shard]) -> li
             side files.
         shards: the shards of the index.
     """
+    named_shards = shards[: len(side_files)]  # empty if there are no side files
     return [
         replace(side_file, shard=shard.stored.basename)
-        for side_file, shard in zip(side_files, shards[: len(side_files)], strict=True)
+        for side_file, shard in zip(side_files, named_shards, strict=True)
     ]
 
 

@@ -176,6 +176,7 @@ bytes.
 def decode_packed_row(sample: Sample) -> PackedRow:
     """Return the tokens of a packed row. Raises MixRefused if its columns contradict each other."""
     ids, starts = (decode_ids(sample[name], "int64") for name in PACKED_COLUMNS)
+    # Without the column loss_mask all tokens are trained; no id is negative.
     is_trained = ids >= 0
     if "loss_mask" in sample:
         is_trained = decode_ids(sample["loss_mask"], "int64") > 0
@@ -183,12 +184,12 @@ def decode_packed_row(sample: Sample) -> PackedRow:
     ascend_from_zero = edges[0] == 0 and (np.diff(edges) > 0).all()
     if not ascend_from_zero:
         raise MixRefused(
-            "its column starts does not contain ascending positions of documents, from 0 on, in a "
+            "the column starts does not contain ascending positions of documents, from 0 on, in a "
             f"row of {len(ids)} tokens; convert the data again."
         )
     if len(is_trained) != len(ids):
         raise MixRefused(
-            f"its column loss_mask has {len(is_trained)} values for a row of {len(ids)} tokens; "
+            f"the column loss_mask has {len(is_trained)} values for a row of {len(ids)} tokens; "
             "convert the data again."
         )
     is_trained[starts] = False  # nothing predicts a document's first token
@@ -264,6 +265,8 @@ def find_token_columns(shard: Shard) -> tuple[str, ...]:
         names = (*PACKED_COLUMNS, "loss_mask")
     codecs = [find_codec(shard.columns[name]) for name in names]
     are_ids = all(codec.is_array and np.dtype(codec.dtype).kind in "iu" for codec in codecs)
+    # Prompts and responses are joined, so their columns must have one dtype. The columns of packed
+    # rows are decoded one by one.
     has_one_dtype = len({codec.dtype for codec in codecs}) == 1 or STARTS in names
     return names if are_ids and has_one_dtype else ()
 
@@ -290,7 +293,12 @@ def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
     # The last array has the responses. In front of it are the prompts, if the columns are
     # input_ids and labels.
     prompts = arrays[0].lengths if len(arrays) == 2 else np.zeros(len(samples), np.int64)
-    return Tokens(Ragged.zip(arrays), prompts, arrays[-1].lengths, np.arange(len(samples) + 1))
+    return Tokens(
+        ids=Ragged.zip(arrays),
+        prompts=prompts,
+        responses=arrays[-1].lengths,
+        turns=np.arange(len(samples) + 1),  # each sample is one turn
+    )
 
 
 def decode_sample_tokens(sample: Sample) -> Tokens:
@@ -299,7 +307,12 @@ def decode_sample_tokens(sample: Sample) -> Tokens:
     # Prompt and response alternate in `sides`: prompt, response, prompt, response ...
     sides = Ragged.from_rows([side for turn in turns for side in turn], np.int64)
     ids = Ragged.from_lengths(sides.values, np.array([len(sides.values)]))
-    return Tokens(ids, sides.lengths[0::2], sides.lengths[1::2], np.array([0, len(turns)]))
+    return Tokens(
+        ids=ids,
+        prompts=sides.lengths[0::2],
+        responses=sides.lengths[1::2],
+        turns=np.array([0, len(turns)]),
+    )
 
 
 def _decode_tokens_of_packed_rows(
@@ -331,7 +344,13 @@ def _decode_tokens_of_packed_rows(
     is_trained[starts] = False  # a document's first token is never trained, whatever the mask is
     counts = np.add.reduceat(is_trained, row_starts, dtype=np.int64)  # trained tokens per row
     lengths = ends - starts
-    return Tokens(rows, np.zeros_like(lengths), lengths, starts_of_rows.offsets, counts)
+    return Tokens(
+        ids=rows,
+        prompts=np.zeros_like(lengths),  # each document is a response with an empty prompt
+        responses=lengths,
+        turns=starts_of_rows.offsets,
+        trained=counts,
+    )
 
 
 def _decode_tokens_of_turns(cells: Ragged) -> Tokens:
@@ -345,5 +364,6 @@ def _decode_tokens_of_turns(cells: Ragged) -> Tokens:
     arrays = (turn[side] for turns in samples for turn in turns for side in SIDES)
     sides = Ragged.from_rows(arrays, np.int64)
     turns = np.cumsum([0, *map(len, samples)])
+    # A turn has two sides, so a sample that begins with turn n begins with side 2 n.
     ids = Ragged(sides.values, sides.offsets[2 * turns])
-    return Tokens(ids, sides.lengths[0::2], sides.lengths[1::2], turns)
+    return Tokens(ids=ids, prompts=sides.lengths[0::2], responses=sides.lengths[1::2], turns=turns)

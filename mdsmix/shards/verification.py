@@ -123,6 +123,7 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Ve
         ]
         watcher.begin(str(folder), sum(file.stored.bytes for file in present))
         read_files = _read_files(folder, present, watcher)
+        # A fault of a file whose second read was whole is no fault of the stream (`in_transit`).
         faults += (file.fault for file in read_files if file.fault and not file.is_whole)
         if manifest:
             faults += _find_lost_records(folder, manifest)
@@ -145,6 +146,8 @@ def _parse_or_add_fault(
 ) -> T | None:
     """Return a parsed index or manifest. If the file is damaged, add a fault to `faults` and return
     None; if it is missing, return None.
+
+    Raises EarlierFormat for a manifest of an earlier commit of mdsmix, which is not damaged.
 
     Args:
         file: the index or the manifest.
@@ -197,7 +200,7 @@ def _find_wrong_tokens(
     """
     if None in tokens_of_files:
         return
-    counted = sum(tokens or 0 for tokens in tokens_of_files)
+    counted = sum(tokens for tokens in tokens_of_files if tokens is not None)
     expected = manifest.totals.tokens
     if counted != expected:
         problem = f"expected {expected:,} tokens, counted {counted:,}"
@@ -253,6 +256,7 @@ def _choose_threads(files: list[_ExpectedFile]) -> int:
     for file in files:
         decompressed_bytes = file.shard.raw_data.bytes if file.shard else 0
         largest = max(largest, file.stored.bytes + decompressed_bytes)
+    # `largest` has two of the COPIES (stored and decompressed), so about twice the bytes of one.
     fitting = 2 * IN_FLIGHT_BYTES // (COPIES * largest + 1)
     return max(1, min(MOST_THREADS, fitting))
 
@@ -270,15 +274,16 @@ def _read_file(folder: Location, file: _ExpectedFile) -> _FileResult:
         data = (folder / stored.basename).read()
         try:
             check_stored(stored, data, "index" if shard else "manifest")
-            tokens = None if shard else 0  # None: unknown, unless the shard can be unpacked
+            # Only shards have tokens. If mdsmix cannot unpack a shard, they are unknown (None).
+            tokens = None if shard else 0
             if shard and can_unpack(shard):
                 tokens = decode_and_count(shard, parse_samples(shard, data))
-            return _FileResult(fault, True, tokens)
+            return _FileResult(fault, is_whole=True, tokens=tokens)
         except Exception as error:  # a decoder may raise any error for damaged bytes
             problem = flatten_error(error) or type(error).__name__
             rule = SHARD_CONTENTS if shard else SIDE_FILES
             fault = fault or StreamFault(rule, stored.basename, problem)
-    return _FileResult(fault, False)
+    return _FileResult(fault, is_whole=False)
 
 
 def decode_and_count(shard: Shard, samples: Ragged) -> int | None:

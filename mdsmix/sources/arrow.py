@@ -63,12 +63,12 @@ class Arrow(Format):
         import pyarrow.ipc  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1 as the format's version that is hashed into the digest of this file, although
-        `version` is 2. A file is converted again if its digest changes.
+        """Return 1 as the version of this format that is hashed into the file's digests, although
+        `version` is 2. If a digest changes, its records are converted again.
 
-        Version 2 hashes the decoded values of JSON strings and maps. The digests of files with such
-        values changed by that alone, so they need no new version. All other files keep their
-        digests, and are not converted again.
+        Version 2 decodes JSON strings and maps, and hashes their decoded values. So a file with
+        such values has new digests anyway. Any other file has the same records as under version 1:
+        with a 2 in its digests it would be converted again for nothing.
         """
         return 1
 
@@ -179,7 +179,7 @@ def _check_stream_end(file: SourceFile, stored: Any, head: bytes) -> None:
         end = ARROW_MESSAGE_START + _STREAM_END
     stored.seek(max(0, file.stat.size - len(end)))
     if stored.read() != end:
-        raise EOFError("its end mark is missing, so the file was not written completely")
+        raise EOFError("the end mark is missing, so the file was not written completely")
 
 
 def _rows(opened: _Opened, span: Span) -> Iterator[Item]:
@@ -263,7 +263,8 @@ def row_items(
         raw = raws[index] if index in raws else json_line(record)
         row_place = {**place, "row": place["row"] + index}
         reason = reasons.get(index, "")
-        yield Item(ordinal + index, row_place, len(raw) + 1, raw, record, reason, columns)
+        length = len(raw) + 1  # with a newline, as in a file of lines
+        yield Item(ordinal + index, row_place, length, raw, record, reason, columns)
 
 
 def _read_row(rows: pa.RecordBatch, index: int, reasons: dict[int, str]) -> Any:

@@ -118,6 +118,7 @@ def _decode_json(text: Any) -> Any:
     except (ValueError, RecursionError) as error:
         raw = text.encode() if isinstance(text, str) else bytes(text)
         reason = reason_of(raw, error)
+        # The other reasons of `reason_of` are about a line of a file, not about one value.
         raise RecordRefused(reason if reason in _OWN_REASONS else "not_json") from None
 
 

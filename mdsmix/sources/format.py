@@ -181,7 +181,7 @@ class Block:
             return self.whole
         if not self.items:
             return b"".join(self.raws)
-        if self.format == ROWS:
+        if self.format == ROWS:  # the bytes of each row are a line of JSON
             return b"\n".join(self.raws) + b"\n"
         # The length of each item shows where the item ends.
         parts = list[bytes]()
@@ -220,7 +220,7 @@ class Block:
         first_line, first_offset = self.start
         if not self._offsets:
             self._offsets.extend(accumulate(map(len, self.raws), initial=first_offset))
-        raw = self.raws[index][:-1]
+        raw = self.raws[index][:-1]  # without its newline
         offset = self._offsets[index]
         place = {"line": first_line + index, "offset": offset}
         return Item(ordinal=offset, place=place, length=len(raw), raw=raw, file=self.file)
@@ -242,39 +242,39 @@ def item_blocks(
         unseen: fields that are not read, although a record may have a value in them.
     """
 
-    def make_block() -> Block:
-        """Return the pending items as a block."""
+    def make_block(block_items: list[Item], block_start: int) -> Block:
+        """Return the items as a block, which begins at `block_start` (as below)."""
         return Block(
             format=format,
             file=file.name,
-            window=span.window_of(begin),
-            start=(pending[0].ordinal,),
-            raws=[item.raw for item in pending],
-            items=pending,
+            window=span.window_of(block_start),
+            start=(block_items[0].ordinal,),
+            raws=[item.raw for item in block_items],
+            items=block_items,
             unseen=tuple(unseen),
         )
 
-    pending = list[Item]()
-    # Uncompressed bytes from the split's start to ...
-    begin = 0  # ... the beginning of the block
-    position = 0  # ... the next item
-    edge = 0  # ... the end of the block's window
+    pending = list[Item]()  # the items of the next block
+    # These three count uncompressed bytes from the start of the range that is read.
+    block_start = 0
+    item_start = 0
+    window_end = 0  # the end of the window in which the block begins
     for item in items:
         has_no_room = (
             len(pending) >= MOST_ITEMS
-            or position >= edge
-            or position + item.length > begin + BLOCK_BYTES
+            or item_start >= window_end
+            or item_start + item.length > block_start + BLOCK_BYTES
         )
         if pending and has_no_room:
-            yield make_block()
+            yield make_block(pending, block_start)
             pending = []
         if not pending:
-            begin = position
-            edge = span.next_edge(position)
+            block_start = item_start
+            window_end = span.next_edge(item_start)
         pending.append(item)
-        position += item.length
+        item_start += item.length
     if pending:
-        yield make_block()
+        yield make_block(pending, block_start)
 
 
 class Stretch(NamedTuple):

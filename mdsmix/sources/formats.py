@@ -101,7 +101,7 @@ def format_by(path: str, name: str = "") -> Format:
     for key in (file_name, last_two, last_suffix):
         if key in FORMATS:
             return FORMATS[key]
-    if added := _added_format(last_suffix):
+    if added := _added_format(last_suffix):  # by another package
         return added
     plain = [suffix for suffix in FORMATS if not suffix.endswith(PACKINGS)]
     raise RecipeError(
@@ -135,7 +135,8 @@ def _format_by_name(name: str, suffix: str) -> Format:
         return FORMATS.get(packed_key, FORMATS[key])
     if added := _added_format(f".{name}"):
         return added
-    raise RecipeError(f"source.format is {name!r}; {suggest_key(name, list(NAMED))}")
+    suggestion = suggest_key(name, list(NAMED), "the formats are")
+    raise RecipeError(f"source.format is {name!r}, which is no format of mdsmix; {suggestion}")
 
 
 def list_raised_versions(formats: Iterable[Format]) -> dict[str, int]:

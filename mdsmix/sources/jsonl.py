@@ -190,6 +190,7 @@ def split_lines(
         """Return the line that began in an earlier piece (`crossing`) as a block of one line. If
         the line is too long, the block has a bad record instead.
         """
+        # The place comes first, since `make_block` raises `next_line`.
         place = {"line": next_line, "offset": crossing.offset}
         block = make_block(crossing.offset, [b"".join([*crossing.parts, b"\n"])])
         if not crossing.is_too_long:

@@ -75,7 +75,7 @@ def _samples_of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[It
     samples = read_all_samples(folder, shard)
     decoders = dict[str, Callable[[bytes], Any]]()  # column -> decoder of its values
     slices = dict[str, Iterator[Any]]()  # column -> bytes of its value in each sample
-    with open_shard(folder, shard):
+    with open_shard(folder, shard):  # turns the error of a damaged sample into Unreachable
         for name, cells in split_columns(shard, samples):
             decoders[name] = find_codec(shard.columns[name]).decode
             slices[name] = cells.slices()

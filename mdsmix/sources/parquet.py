@@ -52,12 +52,12 @@ class Parquet(Format):
         import pyarrow.parquet  # noqa: F401
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1 as the format's version that is hashed into the digest of this file, although
-        `version` is 2. A file is converted again if its digest changes.
+        """Return 1 as the version of this format that is hashed into the file's digests, although
+        `version` is 2. If a digest changes, its records are converted again.
 
-        Version 2 hashes the decoded values of JSON strings and maps. The digests of files with such
-        values changed by that alone, so they need no new version. All other files keep their
-        digests, and are not converted again.
+        Version 2 decodes JSON strings and maps, and hashes their decoded values. So a file with
+        such values has new digests anyway. Any other file has the same records as under version 1:
+        with a 2 in its digests it would be converted again for nothing.
         """
         return 1
 
@@ -191,7 +191,14 @@ def _rows_of_group(table: _Table, place: _GroupPlace) -> Iterator[Item]:
         if batch is None or not batch.num_rows:
             # Nothing after a damaged batch can be read from this row group.
             for lost in range(row, end):
-                yield Item(lost, {"row": lost}, 1, b"", None, "damaged_rows", table.names)
+                yield Item(
+                    ordinal=lost,
+                    place={"row": lost},
+                    length=1,  # no bytes, and the newline that every row counts
+                    raw=b"",
+                    reason="damaged_rows",
+                    fields=table.names,
+                )
             return
         yield from row_items(batch, row, {"row": row}, table.names, table.decoders)
         row += batch.num_rows

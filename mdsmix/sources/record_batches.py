@@ -180,6 +180,7 @@ class RecordBatch:
         self.records += records
         self.count += block.count
         self.size += block.size
+        # Add the number of the block's records to the count of each field that it did not read.
         self.unseen.update(dict.fromkeys(block.unseen, block.count))
         return len(filled)
 

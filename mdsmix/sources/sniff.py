@@ -45,7 +45,7 @@ def sniff_format(file: SourceFile) -> str:
     Examples: `jsonl`, `parquet`, `gzip`.
     """
     with file.open() as stored:
-        head = stored.read(HEAD_BYTES).lstrip()
+        head = stored.read(HEAD_BYTES).lstrip()  # JSON may begin with white space
     for magic, name in _FORMATS.items():
         if head.startswith(magic):
             return name

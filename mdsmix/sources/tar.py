@@ -50,12 +50,12 @@ class Tar(Format):
     }
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1 as the format's version that is hashed into the digest of this file, although
-        `version` is 2. A file is converted again if its digest changes.
+        """Return 1 as the version of this format that is hashed into the file's digests, although
+        `version` is 2. If a digest changes, its records are converted again.
 
-        Version 2 does not hash hidden members. The digests of files with such members changed by
-        that alone, so they need no new version. All other files keep their digests, and are not
-        converted again.
+        Version 2 neither reads nor hashes hidden members. So an archive with such members has new
+        digests anyway. Any other archive has the same records as under version 1: with a 2 in its
+        digests it would be converted again for nothing.
         """
         return 1
 
@@ -85,7 +85,7 @@ class _Header(tarfile.TarInfo):
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]  # the file has ended
-            raise _BadArchive("its end mark is missing") from None
+            raise _BadArchive("the end mark is missing") from None
         except tarfile.HeaderError as error:
             raise _BadArchive(str(error)) from None
 
@@ -162,11 +162,11 @@ def _member(info: tarfile.TarInfo) -> _Member:
     """Return the member with this header. It has a reason code if its name is not valid."""
     *folders, last = info.name.split("/")
     if info.name.startswith("/") or ".." in folders:
-        return _Member(info.name, "unsafe_name", "", info)
+        return _Member(key=info.name, reason="unsafe_name", field="", info=info)
     stem, dot, suffix = last.partition(".")
     if not dot:
-        return _Member(info.name, "no_suffix", "", info)
-    return _Member("/".join([*folders, stem]), "", suffix.lower(), info)
+        return _Member(key=info.name, reason="no_suffix", field="", info=info)
+    return _Member(key="/".join([*folders, stem]), reason="", field=suffix.lower(), info=info)
 
 
 class _Record:
@@ -210,7 +210,7 @@ class _Record:
         elif self._unit.fields and field not in self._unit.fields:
             self._unread_sizes[field] = member.info.size
         elif self._bytes_read + member.info.size > format.LONGEST:
-            self._reason = TOO_LONG
+            self._reason = TOO_LONG  # counts more than an earlier reason
         elif content := archive.extractfile(member.info):
             self._add_cell(field, content.read())
 

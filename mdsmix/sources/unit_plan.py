@@ -328,7 +328,8 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
         if records_of_file := format.records(original):
             share = sum(block.count for block in read) / records_of_file
         elif file.readers:
-            share = (_position(file.readers[-1], unit) - unit.start) / original.stat.size
+            last_reader = file.readers[-1]
+            share = (_position(last_reader, unit) - unit.start) / original.stat.size
         else:
             share = size / format.weight(original)
     if not size:

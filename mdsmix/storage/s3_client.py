@@ -103,7 +103,8 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
                 _make_client.cache_clear()  # a new client reads the credentials again
                 continue
             if endpoint in _answered and not tries:
-                # Measure the time from the first failure: sending a large body may take long.
+                # This store works: measure the time of the retries alone, from the first failure
+                # on, since a large body may have taken long before it.
                 start = time.monotonic()
             tries += 1
             _pause(url, endpoint, error, tries, time.monotonic() - start)

@@ -80,7 +80,9 @@ def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> St
         except ClientError as error:
             if error_code(error) in _CONDITION_FAILED:
                 return None
-            if error_code(error) not in _UNKNOWN_HEADER or _keeps.get(store):
+            # A store that has passed the test has changed since then: raise its error.
+            has_passed = _keeps.get(store)
+            if error_code(error) not in _UNKNOWN_HEADER or has_passed:
                 raise
 
     # The store does not respect conditions: check the object, then write.

@@ -97,13 +97,13 @@ class ObjectReader(io.RawIOBase):
         If the last read failed, the bytes from the current position on are requested again. If the
         likely end (`end`) is reached, the bytes after it are requested.
         """
-        if self._is_over:
+        if self._is_over:  # nothing more comes from this body: request the bytes after it
             self._body.close()
             self._begin(client)
-        self._is_over = True  # remains True if the read raises an error
+        self._is_over = True  # if the read raises an error, the next call requests the bytes again
         data: bytes = self._body.read(size)
         self._is_over = not data and size > 0 and self._position == self._end
-        if self._is_over:
+        if self._is_over:  # the likely end was reached
             self._end = None  # request all bytes up to the object's end
             return self._next(size, client)
         return data

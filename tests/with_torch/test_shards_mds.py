@@ -102,7 +102,7 @@ def test_the_bytes_are_mdswriters(tmp_path: Path) -> None:
 def test_a_sample_that_no_shard_may_hold_is_refused() -> None:
     """An empty row as by MDSWriter; and a shard's last offset fits 32 bits."""
     tokens = {"tokens": Ragged.from_rows([[1], []], "uint16")}
-    with pytest.raises(ValueError, match="column tokens contains an empty row"):
+    with pytest.raises(ValueError, match="column tokens: it contains an empty row"):
         lay_out_samples(ShardLayout({"tokens": "ndarray:uint16"}), tokens)
 
     def of_bytes(count: int) -> Any:
