@@ -271,7 +271,7 @@ class NotebookBar(PlainLines):
             "text/plain": "\n".join(map(make_printable, self._lines)),
         }
         if self._display is None:
-            self._display = display.display(shown, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            self._display = display.display(shown, raw=True, display_id=True)
         else:
             self._display.update(shown, raw=True)
 
