@@ -27,7 +27,7 @@ class RenderedYaml(Result):
     drawn: str | None
     "A line on the batches of LLM-Foundry's own loaders; None without `validate`."
     before_training: str | None
-    "A command that every training node has to run before training; None if there is none."
+    "A command that a training node without mdsmix runs before training; None if not needed."
 
     def items(self) -> Iterator[Item]:
         if not self.wrote:
@@ -54,7 +54,10 @@ class RenderedYaml(Result):
         if self.drawn:
             yield self.drawn
         if self.before_training:
-            yield f"on every training node, before training: {self.before_training}"
+            yield (
+                "on every training node that has no mdsmix, before training: "
+                f"{self.before_training}"
+            )
 
     def to_dict(self) -> Tree:
         """Return the result as `mdsmix render-yaml --json` prints it."""

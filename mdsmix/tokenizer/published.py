@@ -15,7 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ import xxhash
 from mdsmix import schema
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.messages import join_names
 from mdsmix.processor.card import Processor
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.rules import is_pretrained_folder
@@ -241,33 +242,72 @@ def localize_name(name: str, streams: Iterable[str]) -> str:
 
 
 def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
-    """Fetch the tokenizer of an LLM-Foundry training config if `tokenizer.name` is the URL of a
-    published tokenizer. Return the config with the fetched folder instead of the URL.
+    """Fetch the published tokenizer of an LLM-Foundry training config if this node does not have
+    it: `tokenizer.name` is its URL, or a folder such as `/cache/tokenizer-0f3a9c21` that is missing
+    here and published next to a stream of the config. Return the config with the fetched folder.
 
     Foundry calls this function in every process, before it reads the config
-    (`llmfoundry_config_transforms` in pyproject.toml). The processes of a node take turns: the
-    first fetches the files, the others only the card.
-    Raises Unreachable if there is no tokenizer at the URL.
+    (`llmfoundry_config_transforms` in pyproject.toml). So training on a node with mdsmix needs no
+    step by hand. The processes of a node take turns: the first fetches the files, the others only
+    the card.
+    Raises Unreachable if no tokenizer is published there.
     """
     section = config.get("tokenizer")
     if not isinstance(section, dict):
         return config
     name = section.get("name")
-    if not isinstance(name, str) or "://" not in name:
+    if not isinstance(name, str) or not is_pretrained_folder(os.path.basename(name.rstrip("/"))):
         return config
-    if not is_pretrained_folder(locate(name).name):
+    if os.path.isdir(name):
         return config
+    streams = _list_remotes(config)
     lock = cache_folder() / "fetched" / ".lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
-        folder = fetch_folder(locate(name))
-    if folder is None:
-        raise Unreachable(
+        folder = localize_name(name, streams)
+    if folder == name:
+        raise _make_missing_error(name, streams)
+    return {**config, "tokenizer": {**section, "name": folder}}
+
+
+def _make_missing_error(name: str, streams: Sequence[str]) -> Unreachable:
+    """Return the error on a tokenizer of a training config that is nowhere published.
+
+    Args:
+        name: `tokenizer.name` of the config: a URL, or a folder that this node does not have.
+        streams: the remotes of the config's streams.
+    """
+    if "://" in name:
+        return Unreachable(
             f"no tokenizer is published at {name}, which the training config names: run `mdsmix "
             "convert` again, which publishes the tokenizer there."
         )
-    return {**config, "tokenizer": {**section, "name": str(folder)}}
+    searched = f"is not published next to {join_names(streams, 3)}" if streams else "has no remote"
+    return Unreachable(
+        f"the training config names the tokenizer {name}, which is not on this node and "
+        f"{searched}: copy it there by the command at the top of the rendered YAML, or run "
+        "`mdsmix convert` again, which publishes the tokenizer."
+    )
+
+
+def _list_remotes(config: Mapping[str, Any]) -> list[str]:
+    """Return the remotes of all streams of a training config, each once."""
+    evaluations = config.get("eval_loader")
+    loaders = [config.get("train_loader")]
+    loaders += evaluations if isinstance(evaluations, list) else [evaluations]
+    remotes: dict[str, None] = {}
+    for loader in loaders:
+        dataset = loader.get("dataset") if isinstance(loader, Mapping) else None
+        if not isinstance(dataset, Mapping):
+            continue
+        streams = dataset.get("streams")
+        sections = [*streams.values()] if isinstance(streams, Mapping) else []
+        for section in [dataset, *sections]:
+            remote = section.get("remote") if isinstance(section, Mapping) else None
+            if isinstance(remote, str) and remote:
+                remotes[remote] = None
+    return [*remotes]
 
 
 def copy_folder(home: Location, folder: Path) -> list[str]:

@@ -187,6 +187,29 @@ def test_if_mdsmix_is_on_the_nodes_the_yaml_names_the_bucket(mix: Project, remot
         with_tokenizer_fetched({"tokenizer": {"name": f"{remote}/tokenizer-00000000"}})
 
 
+def test_a_node_with_mdsmix_fetches_a_folder_that_it_lacks(mix: Project, remote: str) -> None:
+    """By default the YAML names a folder of the node."""
+    config = yaml.safe_load(Rendered(mix).path.read_text())
+    name = config["tokenizer"]["name"]
+    assert name.startswith("/")
+    assert not Path(name).exists()
+    mix.patch.setenv("MDSMIX_CACHE", str(mix.folder / "another machine"))
+    fetched = with_tokenizer_fetched(config)
+    folder = Path(fetched["tokenizer"]["name"])
+    assert (folder.name, folder.parent) != (name, Path(name).parent)
+    assert (folder / "tokenizer.json").is_file()
+    assert {**fetched, "tokenizer": None} == {**config, "tokenizer": None}
+    Path(name).mkdir(parents=True)
+    assert with_tokenizer_fetched(config) is config, "what is on the node is used"
+    other = {"name": f"{mix.folder}/tokenizer-00000000"}
+    with pytest.raises(Unreachable, match="not on this node and is not published next to s3://"):
+        with_tokenizer_fetched({**config, "tokenizer": other})
+    with pytest.raises(Unreachable, match="not on this node and has no remote: copy it there by"):
+        with_tokenizer_fetched({"tokenizer": other})
+    for plain in ({}, {"tokenizer": {"name": "gpt2"}}, {"tokenizer": None}):
+        assert with_tokenizer_fetched(plain) is plain
+
+
 def test_a_folder_that_was_changed_after_publication_is_refused(mix: Project, remote: str) -> None:
     spec = TokenizerSpec(name=str(Rendered(mix).name))
     mix.patch.setenv("MDSMIX_CACHE", str(mix.folder / "another machine"))

@@ -230,8 +230,9 @@ def make_epoch_comment(mix: Mix) -> str:
     command = fetch_command(mix)
     if command:
         comment.append(
-            "the tokenizer is stored next to the streams. Before training, fetch it on every "
-            "training node with this command, or with `mdsmix fetch` and the same arguments:"
+            "the tokenizer is stored next to the streams. If mdsmix is installed next to "
+            "LLM-Foundry, training fetches it. Otherwise fetch it on every training node first "
+            "with this command:"
         )
         comment += _indent([command])
     return "".join(f"{MARK} {line}".rstrip() + "\n" for line in comment)
