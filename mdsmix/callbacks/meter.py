@@ -73,7 +73,7 @@ class StreamMeter:
         Args:
             loader: the loader of the run.
             step: the steps that the run has taken before.
-            writes: whether this rank writes the file.
+            writes: whether this rank logs the figures and writes the file: rank 0.
         """
         if not isinstance(loader, MixLoader):
             raise RecipeError(
@@ -87,7 +87,8 @@ class StreamMeter:
             self._state = MeterState()
         elif self.tally:
             self._state = MeterState(now=self.tally.counts(), logged=self._state.logged)
-        self.streams = list_planned_streams(loader)
+        # Only the rank that writes logs the plan: a thousand ranks would all read the manifests.
+        self.streams = list_planned_streams(loader, with_tokens=writes)
         names = [stream.name for stream in self.streams]
         replication = loader.dataset.replication or 1
         self.tally = StreamTally(names, replication, self.losses)
@@ -134,7 +135,8 @@ class StreamMeter:
     def log(self, step: int) -> dict[str, float]:
         """Return the metrics of a step, and write them to the file.
 
-        Every rank gets the same metrics. Losses are means since the last call.
+        Every rank gets the same metrics, except planned shares of tokens, which only rank 0 has.
+        Losses are means since the last call.
         """
         assert self.tally is not None, "of a run that began"
         now = self.tally.counts()

@@ -18,14 +18,18 @@ from mdsmix.table import is_known
 log = logging.getLogger(__name__)
 
 
-def list_planned_streams(loader: MixLoader) -> list[PlannedStream]:
+def list_planned_streams(loader: MixLoader, with_tokens: bool = True) -> list[PlannedStream]:
     """Return the streams of a loader, in the order of their numbers. Tokens are None if a manifest
     cannot be read, which is logged.
+
+    Args:
+        with_tokens: whether to read the manifests, for the figures of tokens.
     """
     measured: dict[str, StreamInEpoch] = {}
     try:
-        opened = open_section_streams(loader.settings.section)
-        measured = {stream.stream: stream for stream in measure_epoch(opened)}
+        if with_tokens:
+            opened = open_section_streams(loader.settings.section)
+            measured = {stream.stream: stream for stream in measure_epoch(opened)}
     except MdsmixError as error:
         log.warning("The planned shares of tokens are unknown: %s", error)
     streams = list[PlannedStream]()

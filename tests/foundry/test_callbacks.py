@@ -147,3 +147,34 @@ def test_a_loader_of_llm_foundry_is_refused_before_and_at_the_start(
     )
     assert "mdsmix_streams" in started
     assert "name: mdsmix" in started
+
+
+COMPOSER = """
+from composer import DataSpec, Trainer
+from composer.models import HuggingFaceModel
+from mdsmix.callbacks.composer import ComposerStreams
+from mdsmix.load import build_loader
+
+spec = DataSpec(build_loader(CONFIG, batch_size=8))
+streams = ComposerStreams(log_every=1, file=FILE)
+trainer = Trainer(
+    model=HuggingFaceModel(model), train_dataloader=spec, max_duration="1ep", callbacks=[streams]
+)
+trainer.fit()
+"""
+
+
+def test_composer_without_llm_foundry_counts_a_model_of_transformers(
+    lab: Lab, foundry: Foundry
+) -> None:
+    config = rendered(lab)
+    file = lab.folder / "run.jsonl"
+    code = COMPOSER.replace("CONFIG", repr(str(config))).replace("FILE", repr(str(file)))
+    assert foundry("train.run", code=code) == 6
+    steps = read_run(str(file)).steps
+    assert [line.step for line in steps] == [1, 2, 3, 4, 5, 6]
+    for stream in steps[-1].streams.values():
+        assert (stream.samples, stream.passes) == (COUNT, 1)
+        assert stream.mean_loss == pytest.approx(7.6, abs=0.4), (
+            "ln 2048, of a model that knows none"
+        )

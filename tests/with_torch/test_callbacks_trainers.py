@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from pytorch_lightning.loggers import CSVLogger
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from mdsmix.callbacks.lightning import LightningStreams
+from mdsmix.callbacks.lightning import LightningStreams, _import_lightning
 from mdsmix.callbacks.run_file import read_run
 from mdsmix.callbacks.trainer import TrainerStreams
 from mdsmix.errors import RecipeError
@@ -340,3 +341,14 @@ def test_lightning_refuses_a_step_with_two_calls(mixed: Any, tmp_path: Path) -> 
     alone = LightningStreams(losses=False)
     fit(mixed, tmp_path, alone, LitTwice(0.0))
     assert counted(alone)["web"] == [24, 192, 168, 0.0]
+
+
+def test_the_package_of_lightning_that_is_imported_is_the_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its two packages have different classes, and a Trainer takes only its own."""
+    assert _import_lightning() is lightning
+    assert issubclass(LightningStreams, lightning.Callback)
+    other = object()
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", other)
+    assert _import_lightning() is other
