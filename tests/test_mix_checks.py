@@ -460,14 +460,18 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
     (
         text_loader(WEB | {"repeat": 0}, DOCS, batching_method="per_stream", **BATCH_OF_8),
         "batching-infeasible resume-devices weights-off",
-        "draws too few samples of web for their share",
+        "draws too few samples of web to fill the share",
     ),
     (
         text_loader(WEB | {"repeat": 0}, DOCS | {"choose": 0}),
         "weights-none weights-off",
         "no sample",
     ),
-    (evaluations("held", "held"), "eval-label", "entry 1 of eval_loader has the label held."),
+    (
+        evaluations("held", "held"),
+        "eval-label",
+        "entry 1 of eval_loader (counted from 0) has the label held, like an earlier entry.",
+    ),
     (LONGER_SHARD, "shard-size", "shard.00000.mds of web: expected 998 bytes, found 999."),
     (
         text_loader(UNCACHED, UNCACHED("b"), WEB("c")),

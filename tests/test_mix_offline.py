@@ -236,7 +236,7 @@ def test_the_refusal_of_different_streams_names_the_remedy(tmp_path: Path) -> No
 
 def test_streams_that_cannot_be_mixed_are_refused(two: Path) -> None:
     for columns, card, weights, said in (
-        ({"tokens": "ndarray:uint16"}, {}, (), "one stream can have only one"),
+        ({"tokens": "ndarray:uint16"}, {}, (), "all samples of a mix must have the same columns"),
         (CONCAT, {"tokenizer": replace(CARD, hash="b" * 32)}, (), "error tokenizer-differs [b]"),
         (CONCAT, {}, ("mix.a.repeat=0", "mix.b.repeat=0"), "draw no sample of any stream"),
         (CONCAT, {}, ("mix.a.repeat=0.001",), "weights-zero"),

@@ -194,7 +194,7 @@ def test_a_stream_of_weight_0_is_planned_as_if_it_were_absent(project: Project) 
 IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"batch": 5}, {}, "take a multiple of 2,"), ({"batch": 64}, {}, "does not fill one step"),
     ({"tokens": "0"}, {}, "not a number of tokens"), ({"tokens": "many"}, {}, "not a number of tokens"),
-    ({"tokens": "31"}, {}, "less than one step of 32:"), ({"disk": "big"}, {}, "not a size"),
+    ({"tokens": "31"}, {}, "less than one step, which has 32 tokens:"), ({"disk": "big"}, {}, "not a size"),
     ({"nodes": 2}, {"num_canonical_nodes": 3}, "a multiple of the other"),
     ({"nodes": 2}, {"replication": 3}, "does not divide 4 devices"),
     ({}, {"packing_ratio": "much"}, "packing_ratio"),

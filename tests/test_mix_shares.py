@@ -221,14 +221,14 @@ def test_shares_are_rendered_and_shown_as_a_table_and_as_json(home: Path) -> Non
 
 
 UNCOUNTED = (
-    "were not counted (the stream has no manifest, or its manifest is of another index, of another "
-    "max_seq_len or of other targets, or its padding token is EOS), and"
+    "were not counted: the stream has no manifest, or its manifest is of another index, of another "
+    "max_seq_len or of other targets, or its padding token is EOS. Also,"
 )
 REFUSED = {
     "web chat | budget=1M tokens": (
-        "the share of chat, 50% under a budget of 1,000,000 tokens, comes to 500,000 tokens, and "
-        "the stream has 18,000: 27.78 passes an epoch exceed max_repeat: 4. The largest budget "
-        "that fits is 144,000 tokens;"
+        "the share of chat, 50% under a budget of 1,000,000 tokens, comes to 500,000 tokens, but "
+        "the stream has only 18,000 tokens. An epoch would read it 27.78 times, and max_repeat "
+        "allows 4. The largest budget that fits is 144,000 tokens;"
     ),
     "web chat | budget=144001 tokens": "The largest budget that fits is 144,000 tokens;",
     "web chat | budget=4.0005 passes of chat": "The largest budget that fits is 4 passes of chat;",
@@ -240,11 +240,11 @@ REFUSED = {
         "budget is 2 passes of web, but the share of web is 0"
     ),
     "web docs": (
-        f"the tokens of docs {UNCOUNTED} its first samples suggest 4.0 a sample, which --estimate"
+        f"the tokens of docs {UNCOUNTED} its first samples suggest 4.0 tokens a sample, which --estimate"
     ),
-    "web raw": f"the tokens of raw {UNCOUNTED} the loader itself tokenizes the stream: convert",
+    "web raw": f"the tokens of raw {UNCOUNTED} the loader itself tokenizes the stream. Convert",
     "web chat | count=loss_tokens | target_prompts=all": (
-        "the loss_tokens of chat were not counted (the stream has no manifest, or its manifest"
+        "the loss_tokens of chat were not counted: the stream has no manifest, or its manifest"
     ),
     "web mute | count=loss_tokens": "mute must be 50% of an epoch's loss_tokens, and has none",
 }

@@ -202,6 +202,7 @@ def describe_expected(expected: Any, value: Any) -> str | None:
     try:
         schema.Reader(expected).read(value, "")
     except schema.Misfit as misfit:
+        # The message is `... is 3; it must be a string.`: return what follows.
         return str(misfit).partition("; it must be ")[2]
     return None
 

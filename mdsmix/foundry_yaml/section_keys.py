@@ -40,6 +40,7 @@ class SectionOfLoader(NamedTuple):
 
 def list_sections(loader: LoaderSection) -> Iterator[SectionOfLoader]:
     """Yield the loader's section, its dataset and each of its streams."""
+    # LLM-Foundry takes the label of an evaluation out only if eval_loader is a list.
     keys = loader.keys | {"label": Any} if loader.is_in_list else loader.keys
     yield SectionOfLoader("{loader}", loader.section, keys)
     # If the loader is unknown, all keys are allowed: `loader_unknown` reports the loader itself.
@@ -61,6 +62,8 @@ def keys_unread(loader: LoaderSection) -> Findings:
     """Find keys that are not read in their section."""
     for section in list_sections(loader):
         for key in sorted({*map(str, section.settings)}.difference(section.allowed)):
+            # The text loader drops unknown keys of its dataset, apart from keys that LLM-Foundry
+            # passes itself: with these it fails.
             is_dataset = section.settings is loader.dataset
             is_dropped = loader.is_text and is_dataset and key not in PASSED_TWICE
             yield Finding(
@@ -118,7 +121,7 @@ def data_is_named(loader: LoaderSection) -> Findings:
     if loader.dataset.get("streams"):
         if keys:
             yield Finding(
-                f"dataset of {{loader}} has streams and {keys}.",
+                f"dataset of {{loader}} has both streams and {keys}, outside the streams.",
                 f"leave {keys} out.",
                 id="streams-and-remote",
             )
@@ -131,7 +134,7 @@ def data_is_named(loader: LoaderSection) -> Findings:
         )
     elif loader.name == "finetuning" and len(loader.own_data_keys) == 1:
         yield Finding(
-            f"dataset of {{loader}} has only {keys}.",
+            f"dataset of {{loader}} has no streams, and of remote and local it has only {keys}.",
             "write the dataset as one stream under streams.",
             id="remote-alone",
         )
@@ -178,17 +181,18 @@ def local_duplicate(loader: LoaderSection) -> Findings:
 
 @CHECKS.stream_section(
     "error",
-    "Streaming cuts the key off at `#` or `?`, and asks the store for another object.",
+    "Streaming cuts the path off at `#` or `?`, and asks the store for another object.",
 )
 def remote_cut(loader: LoaderSection, stream: StreamSection) -> Findings:
     """Find a stream whose remote or split contains `#` or `?`. Streaming cuts the path off at this
     character, and asks the store for another object.
     """
+    # remote/split, the folder that Streaming reads
     remote = "/".join(str(stream.settings.get(key) or "") for key in ("remote", "split"))
     sign = find_key_terminator(remote)
     if sign:
         yield Finding(
-            f"the remote of {{streams}} is {remote}, with a `{sign}` in it.",
+            f"the remote of {{streams}} is {remote}, which contains the character `{sign}`.",
             f"publish the stream under a name without `{sign}`.",
         )
 

@@ -68,6 +68,7 @@ def setting_value(loader: LoaderSection) -> Findings:
     """
     for section in list_sections(loader):
         for key, value in section.settings.items():
+            # In a dataset or stream null means the default; `setting_null` knows the exceptions.
             is_default = value is None and section.settings is not loader.section
             if is_default:
                 continue
@@ -82,6 +83,7 @@ def setting_value(loader: LoaderSection) -> Findings:
 def setting_null(loader: LoaderSection) -> Findings:
     """Find keys of a dataset that are null but must not be (NOT_NULL)."""
     known = DATASET_KEYS_OF.get(loader.name, {}).keys()
+    # The loader of mdsmix reads null as the default.
     for key in sorted(NOT_NULL & known & loader.dataset.keys()):
         if loader.dataset[key] is None and not loader.is_mdsmix:
             yield Finding(
@@ -102,10 +104,12 @@ def split_nested(loader: LoaderSection) -> Findings:
     split = str(loader.dataset.get("split") or "")
     remote = loader.dataset.get("remote")
     local = loader.dataset.get("local")
+    # A remote that equals local is no remote: the data is in the local folder.
     is_local = bool(local) and remote in (None, local)
     if loader.name == "finetuning" and is_local and "/" in split:
         yield Finding(
-            f"dataset of {{loader}} has local: {local} and split: {split}.",
+            f"dataset of {{loader}} has local: {local} and the path {split} as split, which may "
+            "only be the name of one folder.",
             "write the dataset as one stream under streams, or move the path into local and keep "
             "only its last folder as split.",
         )
@@ -121,7 +125,7 @@ def workers(loader: LoaderSection) -> Findings:
     loader's section with num_workers: 0.
     """
     if loader.section.get("num_workers") != 0 or loader.is_mdsmix:
-        return
+        return  # without workers the loader of mdsmix leaves these settings out itself
     settings = LOADER_DEFAULTS | dict(loader.section)
     prefetch = settings["prefetch_factor"]
     persistent = settings["persistent_workers"]
@@ -152,7 +156,10 @@ def targets_invalid(loader: LoaderSection) -> Findings:
             "set decoder_only_format to true for a causal model, to false for an encoder-decoder.",
         )
     if loader.reads_turns or TARGET_KEYS & set(loader.dataset):
-        for contradiction in find_target_contradictions(*loader.targets, decoder_only is not False):
+        contradictions = find_target_contradictions(
+            *loader.targets, decoder_only_format=decoder_only is not False
+        )
+        for contradiction in contradictions:
             # A contradiction is written as `problem; fix`.
             problem, _, fix = contradiction.partition("; ")
             yield Finding(f"{{loader}}: {problem}.", fix)

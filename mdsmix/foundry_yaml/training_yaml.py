@@ -254,6 +254,7 @@ class TrainingYaml:
             if isinstance(entry, Mapping):
                 label = f"eval_loader {entry.get('label', '')}".strip()
                 sections.append(LoaderSection(label=label, section=entry, is_in_list=is_list))
+        # An evaluation with hf_name reads a data set of Hugging Face, not a stream.
         return tuple(section for section in sections if not section.dataset.get("hf_name"))
 
     def loader(self, name: str) -> LoaderSection:

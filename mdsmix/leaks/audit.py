@@ -189,7 +189,9 @@ def scan_stream(
     tokens = 0
     first_sample = 0
     most_samples = items.common or MOST_SAMPLES
-    with ThreadPoolExecutor(8 if stream.folder.is_store else None) as pool:
+    # From a store 8 threads fetch; for a local folder Python chooses their number by the CPUs.
+    threads = 8 if stream.folder.is_store else None
+    with ThreadPoolExecutor(threads) as pool:
         searches = pool.map(lambda shard: _search_shard(stream.folder, shard, items), stream.shards)
         for shard, finds in zip(stream.shards, searches, strict=True):
             # Do not remember further samples of a gram that has enough of them.

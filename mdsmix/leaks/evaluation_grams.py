@@ -156,6 +156,7 @@ def hash_grams(ids: NDArray[Any]) -> NDArray[np.uint64]:
     for size, more in _JOINED:
         following = one if more == 1 else joined
         joined = joined[:-more] * np.uint64(pow(_FACTOR, more, 1 << 64)) + following[size:]
+    # Mix the bits, so that the upper bits, which index the table of flags, depend on all ids.
     joined ^= joined >> np.uint64(32)
     joined *= _MIX
     return joined
@@ -201,8 +202,9 @@ def load_eval_samples(evaluations: Sequence[StreamInMix], common: int) -> EvalSa
             if tokens > MOST_TOKENS:
                 raise RecipeError(
                     f"the evaluations up to {stream.name} have more than {MOST_TOKENS:,} tokens, "
-                    "and their grams must fit in memory: name fewer evaluations, or convert only a "
-                    "sample of their records (`sample:` in the recipe)."
+                    "and their grams (runs of 13 tokens) must fit in memory: name fewer "
+                    "evaluations, or convert only a sample of their records (`sample:` in the "
+                    "recipe)."
                 )
     return EvalSamples(Ragged.concat(rows_of_shards), firsts, common, tuple(images))
 

@@ -130,6 +130,7 @@ def find_best_ratio(rows: Rows, ratios: Mapping[int, float], bins: int, max_seq_
     for drawn, ratio in sorted(ratios.items()):
         packer = Packer(bins=bins, max_seq_len=max_seq_len)
         batches = [rows[start : start + drawn] for start in range(0, len(rows), drawn)]
+        # The last batch may have too few rows to give each packed row one.
         full_batches = [batch for batch in batches if len(batch) >= bins]
         for batch in full_batches:
             packer.pack(batch)
@@ -192,7 +193,8 @@ class Collate:
         if self.vision:
             rows, pixels = self.vision.expand(rows, self.rules)
 
-        # Choose the width of the batch; encoder and decoder may differ after trimming.
+        # Choose the width of the batch; encoder and decoder may differ after trimming. The first
+        # batch is not trimmed, so that it shows how much memory the run needs.
         inputs = [row.input_ids for row in rows]
         labels = [row.labels for row in rows]
         full_width = self.rules.max_seq_len

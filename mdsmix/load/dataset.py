@@ -162,6 +162,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
                 f"({describe_error(error)}), so no row of the stream can be loaded; convert the "
                 "stream, or correct its remote, local and split in the training YAML."
             ) from error
+        # The index is read; a forked worker would share the connection that fetched it.
         drop_connection(self)
         self.validate_hash = self._choose_hash(files)
         self._refuse_deletion(shards)
@@ -218,7 +219,7 @@ class CheckedStream(Stream):  # type: ignore[misc]
             self.check(shard, with_hash=False)
         except Exception as error:
             if self.is_cached:
-                shard.evict()
+                shard.evict()  # deletes the damaged copy, so that it is fetched again
             raise self.failure(shard, describe_error(error)) from error
         return change
 
@@ -258,10 +259,11 @@ class CheckedStream(Stream):  # type: ignore[misc]
 
     def failure(self, shard: Reader, why: str) -> Unreachable:
         """Return the error that the training loop gets for a shard that cannot be used."""
+        raw, _ = shard.file_pairs[0]  # an MDS shard has one pair: decompressed, compressed
         return Unreachable(
-            f"Stream {self.name}: shard {shard.file_pairs[0][0].basename} under {self.url} is lost "
-            f"or damaged ({why}), so the epoch would lose its rows; restore the file there or "
-            "convert the stream again."
+            f"Stream {self.name}: shard {raw.basename} under {self.url} is lost or damaged "
+            f"({why}), so the epoch would lose its rows; restore the file there or convert the "
+            "stream again."
         )
 
 
@@ -325,6 +327,7 @@ class MixDataset(ShardKeeper):
         """
         super().__init__(**settings)
         self.rules = rules
+        # `_begin_at` restores them, since Streaming fills them in when an epoch begins.
         self._settings_before_epochs = {key: getattr(self, key) for key in SETTINGS_FILLED_IN}
         is_read = torch.zeros(1, dtype=torch.bool)
         self.is_read_by_loader = is_read.share_memory_()  # type: ignore[no-untyped-call]
@@ -349,6 +352,8 @@ class MixDataset(ShardKeeper):
         repeat samples.
         """
         if not self.is_read_by_loader[0]:
+            # Another loader counts the batches to skip from the beginning of the epoch, and does
+            # not know that a loaded state skips them too.
             if self.is_resumed:
                 raise RecipeError(SKIPPED_TWICE)
             has_trainer = self.came_from_trainer or _has_trainer_five()
@@ -516,11 +521,12 @@ class MixDataset(ShardKeeper):
             log.warning("accept_changed: the checkpoint %s, under %s.", change, method)
 
     def _compare_lock(self, text: str, canonical_nodes: int) -> LoaderLock | None:
-        """Compare the lock of a state with the lock of this data. Return the state's lock, or None
-        if it cannot be read and `accept_changed` is set.
+        """Compare the data that a state was saved on with the data of this run, by their locks
+        (descriptions of data and settings). Return the state's lock.
 
-        Raises RecipeError if the state's lock cannot be read, MixRefused if the data differs; in
-        both cases only if `accept_changed` is not set.
+        If `accept_changed` is set, differences are only logged, and None is returned for a lock
+        that cannot be read. Otherwise raises RecipeError if the state's lock cannot be read,
+        MixRefused if the data differs.
 
         Args:
             text: the lock of the state, one line of JSON.

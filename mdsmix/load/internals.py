@@ -129,6 +129,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         self.end()
         for key in PROCESS_ATTRIBUTES:
             self.__dict__.pop(key, None)
+        # A lock of this process; filelock refuses it in a forked worker, which makes its own.
         self._shared_barrier.__dict__.pop("lock", None)
         for stream in self.streams:
             drop_connection(stream)

@@ -90,6 +90,7 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
         devices = World(machines.nodes, machines.gpus, max(1, machines.workers), 0)
         self.world = devices.replicate(machines.replication)
         "The devices that draw samples of their own, and their workers."
+        # Streaming then draws other samples in each epoch, with another seed.
         self.epoch_seed_change = self.shuffle and self.sampling_method == "balanced"
         with self._turn_into_recipe_errors():
             self.streams = [Stream(local=".", **stream.weight) for stream in streams]
@@ -100,10 +101,10 @@ class EpochLayout(StreamingDataset):  # type: ignore[misc]
             )
         if not 0 < self.epoch_size <= MOST_SAMPLES:
             raise RecipeError(
-                f"train_loader: by weights and epoch_size an epoch has {self.epoch_size:,} "
-                f"samples, but a preview lays out 1 to {MOST_SAMPLES:,} samples, since Streaming "
-                "takes 1.1 s for each million on every node at every start; change repeat, choose "
-                "or epoch_size in the recipe or training YAML."
+                f"train_loader: the weights and epoch_size give an epoch of {self.epoch_size:,} "
+                f"samples, but a preview can lay out only 1 to {MOST_SAMPLES:,} samples. Streaming "
+                "needs 1.1 s for each million samples, on every node and at every start. Change "
+                "repeat, choose or epoch_size in the recipe or training YAML."
             )
 
     def set_samples(self, sizes: Sequence[Sequence[int]]) -> None:

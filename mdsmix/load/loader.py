@@ -91,6 +91,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         Raises RecipeError if another pass is begun, or a state is loaded, before this pass ends.
         """
         self._follow_dataset()
+        # Stop the workers of an earlier pass. Only persistent workers in the middle of a pass are
+        # kept: torch resets them.
         if self._reader is not self._iterator:
             self._stop_workers()
         self._passes += 1
@@ -179,8 +181,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         if self.dataset.other_row:
             raise RecipeError(
                 f"stream_ids: a row of the {self.settings.section.name} loader has two answers "
-                "and no labels, so no loss can be told by its stream: leave stream_ids and the "
-                "callback of streams out."
+                "and no labels, so losses cannot be counted for each stream: leave stream_ids and "
+                "the callback of streams out."
             )
         self.dataset.numbers_streams = True
         self.collate_fn.streams = len(self.dataset.streams)
@@ -292,7 +294,8 @@ def open_loader(
     tokens = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
     dataset.locked = locked_settings(section, tokens=tokens)
 
-    # Refuse an epoch without a batch.
+    # Refuse an epoch without a batch. An incomplete batch is dropped by drop_last, and under
+    # `stratified` always.
     is_stratified = settings.streaming.get("batching_method") == "stratified"
     if len(dataset) < drawn and (keys["drop_last"] or is_stratified):
         other_way = "" if is_stratified else ", or set drop_last: false"
@@ -404,7 +407,7 @@ def _find_packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: i
         # epoch at the first sample. It prepares only `batch_size` samples ahead, since it is read
         # only here: Streaming's default would be 8 batches of `count` samples.
         count = BATCHES_TRIED * max(ratios)
-        dataset = _open_dataset(settings, rules, count, 0, batch_size)
+        dataset = _open_dataset(settings, rules, drawn=count, workers=0, ahead=batch_size)
         try:
             rows = [*islice(dataset, count)]
         finally:
@@ -531,7 +534,8 @@ def _open_dataset(
         raise RecipeError(f"{settings.section.label}: {why}") from error
     if ahead is not None:
         dataset.predownload = min(dataset.predownload, ahead)
-    _refuse_evicting(dataset, settings, ahead or drawn, workers)
+    # The cache needs room for the samples that are prepared ahead, so `ahead` counts as a batch.
+    _refuse_evicting(dataset, settings, drawn=ahead or drawn, workers=workers)
     return dataset
 
 

@@ -131,6 +131,8 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
             "bare placeholder for each image; set train_loader.dataset.processor to the folder or "
             "name of the model's processor, or take the stream out of the mix."
         )
+    # Prompt and response in columns of their own (input_ids and labels) are cut one by one, before
+    # EOS is added. Conversations and rows with images are cut as a whole, at the end.
     if not is_pictured and columns != ("turns",):
         turn = turns[0]
         turns = [Turn(turn.prompt[:end], turn.response[:end])]
@@ -236,6 +238,7 @@ def _make_plain_row(tokens: Tokens, rules: RowRules) -> TrainingRow:
 def _end_with_eos(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
     """Append EOS to the last response if it does not end with EOS."""
     eos = rules.ids.eos
+    # Without EOS nothing is appended, so an empty response is not looked at here.
     if not turns or (eos is not None and not turns[-1].response.size):
         raise MixRefused(
             "it has no turns, or its last response is empty, so there is nothing to train on; "

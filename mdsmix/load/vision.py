@@ -78,6 +78,8 @@ def open_vision(settings: LoaderSettings, has_images: bool) -> Vision | None:
         return None
     refuse_packing(settings)
     vision = Vision(name, with_dummy=bool(settings.row_key("dummy_image", False)))
+    # Some processors print ordinary text around each image. Only a conversion with a processor puts
+    # this text into rows.
     if any(vision.processor.around):
         for stream in _list_image_streams(settings):
             if not stream.manifest.encoding.images.get("around"):
@@ -118,8 +120,8 @@ def _fetch_published_processor(settings: LoaderSettings) -> str | None:
                 f"{published} contains the processor that the streams were converted for "
                 f"({expected[:8]}), but transformers {version('transformers')} makes another one "
                 f"from its files ({actual[:8]}): install the version of transformers that "
-                "converted the streams, or set dataset.processor in the training YAML to this "
-                "processor, so that only the token counts of images are compared."
+                "converted the streams, or name this processor by dataset.processor in the "
+                "training YAML. A processor that is named there is used without this comparison."
             )
         return str(folder)
     return None
@@ -280,7 +282,7 @@ def decode_row_image(pictures: RowImages, number: int) -> Any:
     except Exception as error:
         raise MixRefused(
             f"{pictures.where}: image {number} does not decode ({describe_error(error)}); convert "
-            "the data with decode: full."
+            "the data with decode: full, which finds such images."
         ) from error
 
 

@@ -64,6 +64,7 @@ def _run(mix: Mix, checks: Sequence[Check]) -> list[Finding]:
     for check in checks:
         for label, finding in _run_on_loaders(check, mix):
             names = shared.setdefault(replace(finding, streams=()), _Shared())
+            # The dicts serve as ordered sets.
             names.loaders[label] = None
             names.streams |= dict.fromkeys(finding.streams)
     return [finding.with_names(names.loaders, names.streams) for finding, names in shared.items()]
@@ -87,7 +88,7 @@ def _run_on_loaders(check: Check, mix: Mix) -> Iterator[tuple[str, Finding]]:
             for stream in loader.streams:
                 for finding in check.run(mix, loader, stream, stream=stream.name):
                     yield loader.label, finding
-    elif not mix.is_bare:
+    elif not mix.is_bare:  # a mix of named streams has no YAML whose sections could be wrong
         for section in (*mix.loaders, *mix.unopened_evals):
             for finding in check.run_rule(section):
                 yield section.label, finding
@@ -116,7 +117,9 @@ def is_refused(findings: Sequence[Finding]) -> bool:
 
 
 def make_report(mix: Mix, findings: Sequence[Finding]) -> Tree:
-    """Return verdict, findings and the epoch's samples and tokens, as `--json` prints them."""
+    """Return what `check --json` prints: the verdict, the findings, the samples and tokens of an
+    epoch, the changes of a config that was set into, and the evaluations that were not opened.
+    """
     epoch = make_epoch_table(measure_epoch(mix.train, mix.yaml.batch_size))
     report: Tree = {
         "origin": mix.yaml.origin,

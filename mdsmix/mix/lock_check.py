@@ -89,7 +89,7 @@ def _lock_loader(mix: Mix, loader: Loader) -> LoaderLock:
     card = mix.tokenizer
     settings = locked_settings(
         loader,
-        batch=mix.yaml.batch_size if loader.trains else None,
+        batch=mix.yaml.batch_size if loader.trains else None,  # it is the batch of training
         tokenizer=card.hash if card else None,
         chat_template=card.chat_template_hash if card else None,
     )

@@ -37,7 +37,7 @@ def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
         return UNKNOWN
     mean_tokens = count_tokens(stream, loader).in_rows / max(1, stream.index.samples)
     is_exact = fixed_row_length(stream) is not None
-    return mark_estimate(mean_tokens, is_exact)
+    return mark_estimate(mean_tokens, is_exact=is_exact)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def preview(mix: Mix, options: PreviewOptions) -> Preview:
         )
         first, ids = _rest_of_epoch(layout, options)
         shown_ids = ids[: options.steps]
-        steps = list(loaders.steps(layout, shown_ids, first, options.samples, ratio > 1))
+        steps = list(loaders.steps(layout, shown_ids, first, options.samples, is_packed=ratio > 1))
     tokens = [sample_tokens(stream, mix.train) for stream in mix.train.streams]
     return Preview(
         options=options,
@@ -131,6 +131,7 @@ def _ratio(loaders: Loaders) -> float:
 
     # Lay out an epoch with so large a batch that its first step has all samples to try.
     profiled = BATCHES_TRIED * max(candidates)
+    # The loader reads these samples without workers.
     layout = EpochLayout(loaders.settings, reader.streams, replace(world, workers=0), profiled)
     layout.drop_last = False  # an epoch may have fewer samples
     layout.apply_state()
@@ -140,7 +141,7 @@ def _ratio(loaders: Loaders) -> float:
     best_ratios = list[float]()
     limit = reader.most
     for rank, ids in enumerate(first_step):
-        draws = draws_of_rank(layout, world, rank, 0, ids)
+        draws = draws_of_rank(layout, world, rank, worker=0, ids=ids)
         samples = reader.samples(draws.places)
         if samples is None:
             raise RecipeError(

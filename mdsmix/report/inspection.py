@@ -273,7 +273,7 @@ def trained_tokens(manifest: Manifest) -> float:
     count this EOS.
     """
     is_counted = manifest.totals.is_eos_counted or not kind_of(manifest.encoding).gets_eos
-    return mark_estimate(manifest.totals.seen_tokens, is_counted)
+    return mark_estimate(manifest.totals.seen_tokens, is_exact=is_counted)
 
 
 def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""Checks that the weights of streams draw the intended samples, and that batches can be built."""
+"""Checks of sampling and batches: weights must draw the intended samples, an epoch must fill its
+batches without loss, and evaluations must draw the same samples each time.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def weights_repeated(mix: Mix) -> Findings:
 def weights_tokens(mix: Mix) -> Findings:
     """Find streams whose share of an epoch's tokens is far from their share of its samples."""
     if mix.shares is not None:
-        return
+        return  # a recipe with shares says itself what they count (`count`)
     epoch = _measure_epoch(mix)
     samples = sum(stream.delivered for stream in epoch)
     tokens = sum(stream.tokens for stream in epoch)
@@ -134,13 +136,15 @@ def epoch_too_small(mix: Mix) -> Findings:
     epoch = _measure_epoch(mix)
     drawn = sum(stream.drawn for stream in epoch)
     ratio = mix.train.dataset.get("packing_ratio")
+    # Only loaders that read turns pack samples.
     packing = 1.0
     if mix.train.reads_turns and is_number(ratio) and ratio:
         packing = float(ratio)
     needed = int((batch or 0) * packing)  # samples of one batch
-    # The rule weights-none reports weights that are all 0.
+    # The rule weights-none reports weights that are all 0, and index-empty streams without samples.
     has_weight = not all(_is_off(stream) for stream in mix.train.streams)
-    if has_weight and any(stream.samples for stream in epoch) and not drawn:
+    has_samples = any(stream.samples for stream in epoch)
+    if has_weight and has_samples and not drawn:
         yield Finding(
             "the weights draw no samples from any stream.",
             "give at least one stream a weight above 0.",
@@ -148,8 +152,8 @@ def epoch_too_small(mix: Mix) -> Findings:
     elif 0 < drawn < needed and mix.train.section.get("drop_last"):
         packed = f" and packing_ratio {ratio}" if packing > 1 else ""
         yield Finding(
-            f"an epoch has {drawn} samples, and global_train_batch_size is {batch}{packed} with "
-            "drop_last: true.",
+            f"an epoch has only {drawn} samples, which fill no batch: global_train_batch_size is "
+            f"{batch}{packed} with drop_last: true.",
             "add data, raise the weights (`repeat: 8` in the recipe's `mix`), set "
             "global_train_batch_size to at most the samples, or set drop_last: false.",
         )
@@ -170,6 +174,7 @@ def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
     samples = sum(stream.index.samples for stream in loader.streams)
     algorithm = loader.dataset.get("shuffle_algo", "py1e")
     is_py1e = loader.dataset.get("shuffle") is True and algorithm == "py1e"
+    # The samples of a stream that mdsmix cannot open are unknown.
     is_known = not loader.unopened
     if is_known and nodes and (loader.name == "finetuning" or is_py1e) and samples < nodes:
         yield Finding(
@@ -187,6 +192,7 @@ def resume_devices(mix: Mix) -> Findings:
     """Report a batching method with which a run can be resumed only on as many devices as before.
     On other devices the run would repeat some samples and lose others.
     """
+    # The loader of mdsmix needs no note, since it refuses to resume on other devices.
     if get_batching_method(mix.train) in METHODS and not mix.train.is_mdsmix:
         yield Finding(
             f"train_loader sets batching_method: {get_batching_method(mix.train)}, so a checkpoint "
@@ -290,16 +296,17 @@ def batching_method(mix: Mix) -> Findings:
     fix = "use batching_method: random."
     if drawn and count_loader_delivered(mix.train, batch) is None:
         yield Finding(
-            f"{problem}, and {mix.yaml.origin} has global_train_batch_size: {batch or 'none'} and "
-            f"packing_ratio: {mix.train.dataset.get('packing_ratio')}.",
+            f"{problem}, and it is unknown how many samples this drops: {mix.yaml.origin} has "
+            f"global_train_batch_size: {batch or 'none'} and packing_ratio: "
+            f"{mix.train.dataset.get('packing_ratio')}.",
             "check a complete training YAML that sets both as numbers (render-yaml --into), or "
             f"{fix}",
             id="batching-unknown",
         )
     elif drawn and method in METHODS and undelivered:
         yield Finding(
-            f"{problem}, and an epoch draws too few samples of {', '.join(undelivered)} for their "
-            f"share of a batch of {batch}.",
+            f"{problem}, and an epoch draws too few samples of {', '.join(undelivered)} to fill "
+            f"the share of a batch of {batch}.",
             "raise the weight, remove a stream of weight 0 from the mix, change the batch, or "
             f"{fix}",
             undelivered,
@@ -309,7 +316,7 @@ def batching_method(mix: Mix) -> Findings:
         yield Finding(
             f"{problem}, which delivers {delivered} of the epoch's {drawn} samples in batches of "
             f"{batch} (counted for one device): {(drawn - delivered) / drawn:.1%} are dropped.",
-            f"set weights that divide the batch evenly, or {fix}",
+            f"set weights that give each stream a whole number of samples in a batch, or {fix}",
             [stream.stream for stream in epoch if stream.delivered < stream.drawn],
             "batching-drops",
         )

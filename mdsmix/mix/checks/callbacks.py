@@ -17,6 +17,7 @@ def callback_without_streams(mix: Mix) -> Findings:
     callbacks = mix.yaml.value_at("callbacks")
     has_callback = isinstance(callbacks, Mapping) and STREAMS_CALLBACK in callbacks
     if has_callback and not mix.train.is_mdsmix:
+        # Only the loader of mdsmix gives a batch the streams of its rows.
         yield Finding(
             f"callbacks has {STREAMS_CALLBACK}, and the {mix.train.name} loader of train_loader "
             "does not tell which stream a row is from.",

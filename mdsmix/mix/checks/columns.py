@@ -1,4 +1,5 @@
-"""Checks of columns and token ids: the loader must be able to read the columns of every stream.
+"""Checks of columns and token ids: the loader must read the columns of every stream, with the right
+dtype, and the model must know every id.
 
 The two loaders of LLM-Foundry read different columns. Neither notices a wrong sample before its
 batch comes up: with 3 % of wrong samples, after about ten batches. Columns are listed in
@@ -74,6 +75,7 @@ def find_layout(stream: StreamInMix, loader: str) -> str | None:
     """
     extra_loader = EXTRA_LOADERS.get(loader)
     if extra_loader:
+        # These loaders need certain encodings too, and have one layout, named like the loader.
         has_columns = dict(stream.columns).items() >= extra_loader.columns.items()
         return extra_loader.name if has_columns else None
     columns = set(stream.columns)
@@ -167,7 +169,8 @@ def text_and_tokens(mix: Mix, loader: Loader) -> Findings:
 )
 def columns_unlike(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find streams whose columns differ from those of the loader's first stream. Only loaders of
-    other libraries (`EXTRA_LOADERS`, such as preference loaders) are checked.
+    other libraries (`EXTRA_LOADERS`, such as preference loaders) are checked: their streams may
+    have columns in addition to those that they need, and all columns get into the batch.
     """
     first = loader.streams[0]
     name = loader.name
@@ -187,12 +190,13 @@ def columns_unlike(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "(UnknownExampleTypeError).",
 )
 def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find streams of text that have more columns than the text itself, such as `prompt`,
-    `response` and `id`: the finetuning loader refuses their samples.
+    """Find streams of text with any column besides those of their layout, such as `id` besides
+    `prompt` and `response`: the finetuning loader refuses their samples.
     """
     if loader.name != "finetuning":
         return
     layout = find_layout(stream, "finetuning")
+    # A stream with the right number of columns has only the columns of its layout.
     if layout in TEXT_LAYOUTS and len(stream.columns) != TEXT_LAYOUTS[layout]:
         yield Finding(
             f"{{streams}}: the columns are {', '.join(sorted(stream.columns))}, and {{loader}} "
@@ -210,7 +214,7 @@ def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find columns in an encoding of MDS that the loader cannot decode."""
     if loader.name in EXTRA_LOADERS:
-        return
+        return  # `find_layout` compares their encodings, and columns-loader reports a wrong one
     for column, encoding in stream.columns.items():
         if not re.fullmatch(ENCODINGS.get(column, ".*"), encoding):
             yield Finding(
@@ -232,8 +236,8 @@ def columns_shards(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         yield Finding(
             f"the first shard of {{streams}} has the columns {dict(stream.columns)}, and "
             f"{unlike[0].stored.basename} has {unlike[0].columns}.",
-            "publish the two sets of shards as two streams; Streaming's merge_index joins indexes "
-            "without comparing their columns.",
+            "publish the two sets of shards as two streams. Streaming's merge_index may have "
+            "joined them, since it does not compare columns.",
         )
 
 
@@ -262,14 +266,15 @@ def labels_repeated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     a copy of its input_ids, with -100 at positions that are not trained. LLM-Foundry instead
     expects the prompt as input_ids and the answer as labels.
     """
+    # A stream with a manifest was written by mdsmix, in the form that the loaders expect.
     if stream.trusted_manifest or find_layout(stream, loader.name) != "input_ids":
         return
     dtype = str(loader.dataset.get("token_encoding_type", "int64"))
     samples = stream.head.samples
     if samples and all(_has_masked_labels(sample, dtype) for sample in samples):
         yield Finding(
-            "labels of {streams} equal its input_ids except for -100, as the collators of Hugging "
-            "Face expect.",
+            "the labels of {streams} repeat the input_ids, with -100 where nothing is trained. "
+            "Only the collators of Hugging Face expect this form.",
             "write the prompt as input_ids and the answer as labels, or convert the source with "
             "`mdsmix convert`.",
         )
@@ -366,17 +371,18 @@ def id_vocabulary(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
                 "write only token ids; put a token that is not trained into a prompt, not into "
                 "labels as -100.",
             )
-    problem = f"the largest id of {{streams}} is {largest}, and the vocabulary of"
     if mix.tokenizer and largest >= mix.tokenizer.vocab_size:
         yield Finding(
-            f"{problem} the tokenizer ends at {mix.tokenizer.vocab_size - 1}.",
+            f"{{streams}}: the largest id in the samples is {largest}, but the tokenizer's "
+            f"vocabulary ends at {mix.tokenizer.vocab_size - 1}.",
             "name the tokenizer of the conversion, or convert again.",
         )
     model_size = mix.yaml.value_at("model", "vocab_size")
     if isinstance(model_size, int) and largest >= model_size:
         needed = max(largest + 1, mix.tokenizer.vocab_size if mix.tokenizer else 0)
         yield Finding(
-            f"{problem} the model ends at {model_size - 1}.",
+            f"{{streams}}: the largest id in the samples is {largest}, but the model's vocabulary "
+            f"(model.vocab_size) ends at {model_size - 1}.",
             f"set model.vocab_size to at least {needed}, or convert again with the model's "
             "tokenizer.",
         )

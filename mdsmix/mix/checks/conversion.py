@@ -1,5 +1,6 @@
-"""Checks that streams are trained as they were converted: with the same target policies, and, for
-images, with a loader and a processor that can read them.
+"""Checks that streams are trained as they were converted: in the same format (decoder_only_format),
+with the same target policies, with documents kept apart, and, for images, with a loader and a
+processor that can read them.
 
 A stored sample has one token for each image.
 """
@@ -57,9 +58,9 @@ def decoder_only(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if format != converted:
         yield Finding(
             f"{{streams}}: converted with decoder_only_format: {format_yaml_value(converted)}, and "
-            f"{{loader}} sets {format_yaml_value(format)}.",
-            "convert again, or train in the format of the conversion; train pretraining data with "
-            "the text loader.",
+            f"{{loader}} sets decoder_only_format: {format_yaml_value(format)}.",
+            "convert again, or train in the format of the conversion. Pretraining data can also be "
+            "trained with the text loader.",
             id="format-differs" if stream.has_targets else "format-pretraining",
         )
 
@@ -152,13 +153,16 @@ def documents_joined(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         return
     if stream.encoding is None or stream.encoding.layout != "concat":
         return
+    # Rows in finetuning columns (`input_ids`) are never separated. Rows in the column `tokens` are
+    # separated only by the id of EOS or BOS.
     layout = find_layout(stream, loader.name)
     separators = ("eos_token_id", "bos_token_id")
     is_marked = any(loader.dataset.get(key) is not None for key in separators)
     is_unmarked = layout == "tokens" and not is_marked
     if layout == "input_ids" or is_unmarked:
         yield Finding(
-            "{streams}: pretraining text in full rows (layout: concat).",
+            "{streams}: pretraining text in full rows (layout: concat), whose documents are not "
+            "kept apart.",
             "OK if intended. To keep documents apart, use name: mdsmix with dataset.eos_token_id, "
             "or layout: document with packing_ratio.",
             id="documents-unmarked" if is_unmarked else "documents-unseparated",
@@ -178,6 +182,7 @@ def documents_unmasked(mix: Mix) -> Findings:
             packed.append(stream)
     model = mix.yaml.value_at("model", "name")
     key = ".".join(USES_SEQUENCE_ID)
+    # MPT masks documents if its key is set; models of transformers (hf_causal_lm) have no such key.
     masks_documents = model == "mpt_causal_lm" and mix.yaml.value_at(*USES_SEQUENCE_ID)
     if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks_documents:
         yield Finding(
@@ -233,6 +238,7 @@ def find_processor(mix: Mix, loader: Loader, stream: StreamInMix) -> FoundProces
         if name:
             folder = localize_name(str(name), mix.yaml.stream_urls)
         elif manifest and manifest.processor_folder:
+            # The folder of the mix contains the stream's folder, which contains the split's.
             folder = fetch_folder(stream.folder.parent.parent / manifest.processor_folder)
         if not folder:
             return None
@@ -273,9 +279,9 @@ def images_planned(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         yield Finding(
             f"{{streams}}: images were converted {converted}, and the processor of {{loader}} is "
             f"{name or 'not named'} ({hash or 'not found here'}).",
-            "name the model's processor (processor: at the top of the recipe, dataset.processor in "
-            "a YAML of your own), run the check where this processor can be loaded, and "
-            f"{again}: the conversion publishes the processor next to the streams.",
+            "name the model's processor: in a recipe by processor at the top, in a YAML of your "
+            "own by dataset.processor. Run the check where this processor can be loaded, and "
+            f"{again}, which publishes the processor next to the streams.",
             id=check,
         )
     longest = loader.max_seq_len or 0
@@ -305,13 +311,18 @@ def _judge_processor(loader: Loader, planned: str | None, hash: str | None) -> s
     name = loader.dataset.get("processor")
     if name:
         # A folder that `convert` published would be found next to the streams. If it is not found,
-        # the streams have another processor.
+        # the streams have another processor. Of any other name that cannot be opened here it is
+        # unknown which processor it is.
         is_published = PROCESSOR_FOLDER.fullmatch(os.path.basename(str(name)))
-        if planned and (hash or is_published) and planned != hash:
+        is_known = hash or is_published
+        if planned and is_known and planned != hash:
             return "images-processor"
+        # Both hashes are known and equal, or one of them is unknown.
         return None if planned and hash else "images-unplanned"
-    # Without a name, all streams must share the one processor that is published next to them.
+    # Without a name the loader uses the processor that is published next to the streams, so all
+    # streams that were converted for a processor must have the same one.
     processors = {planned_processor_hash(stream) for stream in loader.streams} - {None}
     if len(processors) != 1 or planned != hash:
         return "images-processor"
+    # This stream was converted for that processor, or without any.
     return None if planned else "images-unplanned"

@@ -31,6 +31,7 @@ def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         return
     tokenizer = find_conversion_tokenizer(mix, stream, manifest)
     encoding = manifest.encoding
+    # The rules of the kind and template, of the source formats, and of extra columns.
     rules_today = find_raised_rules(encoding, tokenizer) | _format_rules_of(stream, manifest)
     rules_today |= find_extras_rule(manifest, find_shape(encoding.shape, encoding.fields))
     for change in compare_rules(manifest.rules, rules_today):

@@ -57,14 +57,17 @@ def validate_hash(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         return
     for shard in stream.shards:
         if str(algorithm) not in shard.stored.hashes:
-            # `validate_hash: null` turns the validation off.
-            available = ", ".join(sorted(shard.stored.hashes)) or "null"
+            available = ", ".join(sorted(shard.stored.hashes))
+            fix = f"set validate_hash to one of them: {available}."
+            if not available:
+                available = "missing"
+                fix = "set validate_hash: null, which turns the validation off."
             yield Finding(
                 f"{{loader}} sets validate_hash: {algorithm}, and the hashes in the index of "
                 f"{{streams}} are {available}.",
-                f"set validate_hash to one of them: {available}.",
+                fix,
             )
-            return
+            return  # one shard without this hash is enough for a finding
 
 
 @CHECKS.stream(
@@ -167,6 +170,7 @@ def _find_lack(loader: Loader, rows: int, gpus: int) -> Lack | None:
             loader, batch=rows * gpus, gpus=gpus, workers=workers, packing=packing
         )
         if replication and replication > 1:
+            # Devices that draw the same samples are counted once, so the batch has fewer rows.
             machines = replace(
                 machines, batch=machines.batch // replication, replication=replication
             )
@@ -181,15 +185,18 @@ def _device_rows(mix: Mix, loader: Loader) -> int:
 
 
 def _devices(mix: Mix, loader: Loader) -> int | None:
-    """Return how many devices a node is assumed to have. The YAML shows only how many devices the
-    whole run has (batch of the run / batch of a device): that number is returned, but at most 8.
+    """Return how many devices a node is assumed to have: all devices of the run, but at most 8.
+    The YAML shows only how many devices the whole run has: the batch of the run, divided by the
+    batch of a device.
 
-    Return None if the YAML does not set both batches.
+    Return None if the YAML does not set both batches, or if one does not divide the other. For an
+    evaluation, return None too if the YAML does not set its rows (device_eval_batch_size).
     """
     batch = mix.yaml.batch_size
     rows = as_whole_number(mix.yaml.value_at("device_train_batch_size"))
     if not batch or not rows or min(batch, rows) < 1 or batch % rows:
         return None
+    # An evaluation runs on the same devices. Without its own rows its batch is unknown.
     if loader is not mix.train:
         eval_rows = as_whole_number(mix.yaml.value_at("device_eval_batch_size"))
         if not eval_rows:

@@ -134,6 +134,8 @@ def _list_setting_changes(
     try:
         encoding = resolve_stream(mix.recipe_spec, spec, tokenizer).encoding
     except RecipeError as error:
+        # A function of the user may only be missing on this machine; any other error is a change
+        # of the recipe, which was converted without this error.
         if spec.source and is_function(spec.source.shape):
             raise _NotComparable(_without_full_stop(error)) from None
         return [f"the recipe cannot be converted as it is now: {_without_full_stop(error)}"]
@@ -245,6 +247,7 @@ def _is_edited(file: SourceFile, sizes: Mapping[str, int], stamps: Stamps | None
             were not stored on this machine.
     """
     size = sizes.get(file.name)
+    # A Counter gives 0 for the stamp of a file that was not converted in this state.
     has_other_stamp = stamps is not None and not stamps[stamp_of(file)]
     return size is not None and (file.stat.size != size or has_other_stamp)
 

@@ -67,11 +67,11 @@ def _find_excess(loader: Loader, stream: StreamInMix) -> Excess | None:
     """Find samples of a stream that the loader truncates, or that conversion truncated. Return None
     if there are none.
     """
-    is_kept = _has_usable_long_samples(loader, stream)
-    if is_kept and loader.is_text:
+    keeps_long = _has_usable_long_samples(loader, stream)
+    if keeps_long and loader.is_text:
         return None  # the text loader reads no conversation: columns-loader reports that
     manifest = stream.trusted_manifest
-    cut = _find_counted_cuts(manifest, loader, is_kept) if manifest else None
+    cut = _find_counted_cuts(manifest, loader, keeps_long) if manifest else None
     if cut:
         return cut
     longest = _find_longest(loader, stream)
@@ -81,7 +81,7 @@ def _find_excess(loader: Loader, stream: StreamInMix) -> Excess | None:
     # For an encoder-decoder, context and target are cut at max_seq_len each.
     has_sides = (stream.encoding or loader).decoder_only_format is False
     if not has_sides:
-        return Excess("rows-cut" if is_kept else "rows-too-long", message)
+        return Excess("rows-cut" if keeps_long else "rows-too-long", message)
     if manifest:
         # Tokens that are cut at the conversion's length were counted. If none were, none are cut
         # at a larger length either.
@@ -92,15 +92,15 @@ def _find_excess(loader: Loader, stream: StreamInMix) -> Excess | None:
     return Excess("sides-unseen", f"{message}, context and target together")
 
 
-def _find_counted_cuts(manifest: Manifest, loader: Loader, is_kept: bool) -> Excess | None:
+def _find_counted_cuts(manifest: Manifest, loader: Loader, keeps_long: bool) -> Excess | None:
     """Report the samples that the loader or the conversion truncates, as the manifest counts them;
     None if the manifest counts none.
 
     Args:
-        is_kept: whether conversion kept long samples whole, for the loader to truncate.
+        keeps_long: whether conversion kept long samples whole, for the loader to truncate.
     """
     counts = manifest.totals
-    if is_kept and loader.row_limit == manifest.encoding.max_seq_len and counts.cut_rows:
+    if keeps_long and loader.row_limit == manifest.encoding.max_seq_len and counts.cut_rows:
         return Excess(
             "rows-cut",
             f"{counts.cut_rows:,} of {plural(counts.samples, 'sample')} of {{streams}} are cut, by "
@@ -109,6 +109,7 @@ def _find_counted_cuts(manifest: Manifest, loader: Loader, is_kept: bool) -> Exc
         )
     if counts.truncated_rows and manifest.encoding.too_long == "cut":
         tokens = counts.tokens + counts.truncated_tokens
+        # Packed rows contain several documents, which were truncated one by one.
         samples = plural(counts.documents or counts.samples, "sample")
         return Excess(
             "rows-cut",
@@ -263,7 +264,8 @@ def sample_unusable(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if reasons:
         yield Finding(
             f"some of the first samples of {{streams}} cannot be trained on under max_seq_len "
-            f"{loader.max_seq_len} and {'/'.join(loader.targets)}: {', '.join(sorted(reasons))}.",
+            f"{loader.max_seq_len} and the targets {'/'.join(loader.targets)}: "
+            f"{', '.join(sorted(reasons))}.",
             "convert again with `mdsmix convert`, which leaves such records out and counts them.",
         )
 

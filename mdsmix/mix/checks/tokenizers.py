@@ -181,7 +181,7 @@ def tokenizer_lone_file(mix: Mix) -> Findings:
     name = mix.yaml.value_at("tokenizer", "name")
     if isinstance(name, str) and name.endswith(".json"):
         yield Finding(
-            f"tokenizer.name is the file {name}.",
+            f"tokenizer.name is the file {name}, not a folder.",
             "put the file into a folder with a tokenizer_config.json that names its special "
             "tokens, and set tokenizer.name to the folder.",
         )
@@ -226,6 +226,7 @@ def mask_missing(mix: Mix, loader: Loader) -> Findings:
     probability = loader.dataset.get("mlm_probability")
     if not loader.is_text or probability is None or mix.run_tokenizer is None:
         return
+    # The variables of a chat template include every special token that the tokenizer has.
     if "mask_token" not in mix.run_tokenizer.template_variables:
         yield Finding(
             f"the dataset of {{loader}} has mlm_probability: {probability}, and the tokenizer has "
@@ -260,6 +261,8 @@ def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     card = _find_reference(mix)
     if card is None or card.pad_id not in (None, card.eos_id):
         return
+    # Without a padding token, loaders of other libraries pad with EOS. The text loader then cannot
+    # pad at all, and the finetuning loader masks by length.
     is_text = is_plain(loader, stream)
     if loader.name in EXTRA_LOADERS:
         yield Finding(
@@ -303,7 +306,7 @@ def answer_ends(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     if manifest is None or tokenizer is None:
         return
     for note in kind_of(manifest.encoding).end_notes(tokenizer):
-        if note.level != "fact":
+        if note.level != "fact":  # a fact needs no fix
             id = "answer-end-untrained" if note.level == "warning" else "answer-end-unknown"
             yield Finding(f"{{streams}}: {note.sentence}.", f"{note.fix}.", id=id)
 
@@ -417,7 +420,7 @@ def model_tokenizer(mix: Mix) -> Findings:
     problem = f"the model is pretrained ({model}), and the tokenizer is {tokenizer}"
     if not mix.run_tokenizer or not mix.model_tokenizer:
         yield Finding(
-            f"{problem}.",
+            f"{problem}; the two could not be compared here.",
             "make sure that the two tokenizers are the same, or run the check where the model's "
             "folder or hub can be reached.",
             id="model-tokenizer-unseen",
@@ -446,7 +449,8 @@ def eval_label(mix: Mix) -> Findings:
     labels = [entry.get("label") for entry in entries if isinstance(entry, Mapping)]
     for number, label in enumerate(labels):
         if label is None or label in labels[:number]:
+            what = "no label" if label is None else f"the label {label}, like an earlier entry"
             yield Finding(
-                f"entry {number} of eval_loader has the label {label}.",
+                f"entry {number} of eval_loader (counted from 0) has {what}.",
                 "give each entry a label of its own.",
             )

@@ -254,7 +254,8 @@ def round_to_whole(ideal: Sequence[Fraction], is_absolute: bool = False) -> list
     # The positions of the numbers, the largest remainder first. `counts[i] - ideal[i]` is the
     # negative of the remainder.
     largest_first = sorted(range(len(ideal)), key=lambda i: counts[i] - ideal[i])
-    left_over = math.floor(sum(ideal, half)) - sum(counts)
+    rounded_sum = math.floor(sum(ideal) + half)
+    left_over = rounded_sum - sum(counts)
     for i in largest_first[:left_over]:
         counts[i] += 1
     return counts
@@ -279,9 +280,9 @@ def _refuse_many_passes(
     amount = Fraction(math.floor(budget.amount * max_passes / passes * parts), parts)
     raise MixRefused(
         f"the share of {scarcest.stream}, {format_percent(scarcest.target)} under a budget of "
-        f"{budget}, comes to {float(passes * scarcest.size):,.0f} {unit}, and the stream has "
-        f"{float(scarcest.size):,.0f}: {float(passes):,.2f} passes an epoch exceed "
-        f"max_repeat: {float(max_passes):g}. The largest budget that fits is "
+        f"{budget}, comes to {float(passes * scarcest.size):,.0f} {unit}, but the stream has only "
+        f"{float(scarcest.size):,.0f} {unit}. An epoch would read it {float(passes):,.2f} times, "
+        f"and max_repeat allows {float(max_passes):g}. The largest budget that fits is "
         f"{replace(budget, amount=amount)}; set this budget, lower the share, or raise max_repeat."
     )
 
@@ -307,7 +308,7 @@ def make_shares_table(apportioned: Apportioned) -> Table:
             share.choose,
             share.passes,
             float(share.target),
-            mark_estimate(float(share.reached), share.is_exact),
+            mark_estimate(float(share.reached), is_exact=share.is_exact),
         )
         for share in apportioned.streams
     ]

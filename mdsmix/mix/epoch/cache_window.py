@@ -140,10 +140,15 @@ class Window:
         # The windows of workers begin anywhere in a batch, so together they extend over one more
         # batch on either side.
         window = self.workers * (self.span + 2 * self.machines.drawn)
+        # With fewer canonical nodes than nodes, several nodes take the samples of one section in
+        # turn, so the samples of one node extend over those of the others.
         window *= max(1, self.machines.layout_nodes // canonical)
         # Streaming's default size of a shuffle block.
         block = self.block_size or max(4_000_000 // canonical, 1 << 18)
-        return self.regions * (window / self.regions + 2 + BLOCKS[self.machines.algo] * block)
+        # In each region: its part of the window with a margin of 2 positions, and the positions
+        # from which the shuffle may have moved a sample into the window.
+        moved = BLOCKS[self.machines.algo] * block
+        return self.regions * (window / self.regions + 2 + moved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +207,7 @@ def compute_loader_need(loader: Loader, machines: Machines) -> CacheNeed:
 
 def _describe_stream(stream: StreamInMix, loader: Loader, drawn: int) -> CachedStream:
     """Return the samples and bytes of each shard of a stream, and how many samples an epoch draws
-    from it.
+    from it. A stream's own keep_zip (whether compressed files are kept) precedes the loader's.
     """
     shards = stream.index.shards
     keeps_packed = stream.settings.get("keep_zip")
@@ -251,7 +256,8 @@ def compute_cache_need(
         if local_bytes < window_bytes:
             window_bytes = local_bytes
             count = min(count, inner + ends)
-    # Before Streaming fetches a shard and unpacks it, Streaming makes room for both forms.
+    # Before Streaming fetches a shard and unpacks it, Streaming makes room for both forms. So the
+    # cache also needs room for the largest packed file, unless packed files are kept anyway.
     unpacking = [int(stream.packed.max(initial=0)) for stream in drawn if not stream.keeps_packed]
     both_forms = _join([stream.raw + stream.packed for stream in streams])
     least = max(LEAST_SHARDS * int(both_forms.max(initial=0)), index_bytes + 1)

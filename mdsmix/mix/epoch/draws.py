@@ -152,15 +152,17 @@ def count_delivered(
     if method == "stratified":
         return _deliver_stratified(drawn, split_batch(shares, machines.drawn_together), machines)
     if method == "per_stream":
+        # All devices draw a batch from one stream, and only whole batches are delivered.
         per_device = [count_per_device(count, machines) for count in drawn]
         return [count // machines.drawn * machines.drawn_together for count in per_device]
-    # device_per_stream: each node reads whole canonical nodes, or none if there are fewer of them
-    # than nodes.
+    # device_per_stream: each device draws a batch from one stream. Each node reads whole canonical
+    # nodes, or none if there are fewer of them than nodes.
     canonical_per_node = machines.canonical // machines.layout_nodes
     delivered = list[int]()
     for count in drawn:
         # Samples of each canonical node, padded so that its devices get the same number.
         per_canonical = _round_up(_divide_up(count, machines.canonical), machines.layout_ranks)
+        # The whole batches of a node, each of `machines.drawn` samples.
         batches = per_canonical * canonical_per_node // machines.drawn
         delivered.append(batches * machines.drawn * machines.layout_nodes)
     return delivered
@@ -215,6 +217,7 @@ def count_per_device(samples: int, machines: Machines) -> int:
     """
     per_canonical = _divide_up(samples, machines.canonical)
     if machines.canonical < machines.layout_nodes:
+        # Several nodes divide one canonical node among them, so that each gets the same number.
         per_canonical = _round_up(per_canonical, machines.layout_nodes // machines.canonical)
     per_node = per_canonical * machines.canonical // machines.layout_nodes
     return _divide_up(per_node, machines.layout_ranks)
@@ -258,7 +261,7 @@ def count_draws(
     counts = (total * shares).astype(np.int64)  # rounded down
     # The samples left over go to streams drawn at random, one each.
     left_over = int(total - counts.sum())
-    chosen = np.random.default_rng(seed).choice(len(shares), left_over, False)
+    chosen = np.random.default_rng(seed).choice(len(shares), left_over, replace=False)
     counts[chosen] += 1
     return [int(count) for count in counts]
 
@@ -293,7 +296,7 @@ def _list_requested(
     allows proportions only for all streams or for none.
     """
     if epoch_size and not any(weights):
-        return samples
+        return samples  # then an epoch draws from each stream in proportion to its samples
     return [_requested(weight, count) for weight, count in zip(weights, samples, strict=True)]
 
 

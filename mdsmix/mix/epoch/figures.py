@@ -68,13 +68,13 @@ def measure_stream(
     # An incomplete pass draws its rows at random: unless all rows are equally long, their tokens
     # are a mean.
     is_exact = fixed_row_length(stream) is not None or not delivered % (samples or 1)
-    passes = mark_estimate(delivered / (samples or 1), is_exact)
+    passes = mark_estimate(delivered / (samples or 1), is_exact=is_exact)
     tokens = count_tokens(stream, loader)
     return StreamInEpoch(
         stream=stream.name,
-        samples=mark_estimate(samples, is_counted),
-        drawn=mark_estimate(drawn, is_counted),
-        delivered=mark_estimate(delivered, is_counted),
+        samples=mark_estimate(samples, is_exact=is_counted),
+        drawn=mark_estimate(drawn, is_exact=is_counted),
+        delivered=mark_estimate(delivered, is_exact=is_counted),
         tokens=tokens.in_rows * passes,
         trained=count_trained(stream, loader) * passes,
         cut=tokens.cut * passes,
@@ -160,7 +160,8 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
                 written=written[stream.name],
             )
         )
-    shares = set_target_shares(measured, Fraction(str(recipe.temperature)), recipe.absolute)
+    temperature = Fraction(str(recipe.temperature))
+    shares = set_target_shares(measured, temperature, is_absolute=recipe.absolute)
     # A stream with a target must have something to draw; without any target, every stream must.
     has_targets = any(share.target for share in shares)
     for share in shares:
@@ -175,7 +176,7 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
         count=unit,
         budget=budget,
         is_absolute=recipe.absolute,
-        streams=choose_samples(shares, budget, unit, max_passes, recipe.absolute),
+        streams=choose_samples(shares, budget, unit, max_passes, is_absolute=recipe.absolute),
     )
 
 
@@ -213,13 +214,13 @@ def _measure_mean(stream: StreamInMix, loader: Loader, unit: Unit, may_estimate:
         hint = "the loader itself tokenizes the stream"
         if is_known(total):
             hint = (
-                f"its first samples suggest {total / samples:,.1f} a sample, which --estimate "
-                "applies to all samples"
+                f"its first samples suggest {total / samples:,.1f} {unit} a sample, which "
+                "--estimate applies to all samples"
             )
         raise MixRefused(
-            f"the {unit} of {stream.name} were not counted (the stream has no manifest, or its "
+            f"the {unit} of {stream.name} were not counted: the stream has no manifest, or its "
             "manifest is of another index, of another max_seq_len or of other targets, or its "
-            f"padding token is EOS), and {hint}: convert the stream, or set `count: samples` and a "
-            "budget of samples in the recipe."
+            f"padding token is EOS. Also, {hint}. Convert the stream, or set `count: samples` and "
+            "a budget of samples in the recipe."
         )
     return Mean(Fraction(total) / samples, is_exact=not isinstance(total, Estimate))

@@ -145,16 +145,21 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     if fixed is not None:
         in_rows = samples * min(fixed, limit)
         cut = samples * max(0, fixed - limit)
-        return TokenCount(mark_estimate(in_rows, is_counted), mark_estimate(cut, is_counted))
+        return TokenCount(
+            mark_estimate(in_rows, is_exact=is_counted), mark_estimate(cut, is_exact=is_counted)
+        )
     if stream.trusted_manifest is None:
         lengths = read_head_turns(stream, loader).samples.lengths
         mean = np.minimum(lengths, limit).mean() if len(lengths) else UNKNOWN
         return TokenCount(Estimate(samples * mean), UNKNOWN)
     totals = stream.trusted_manifest.totals
     if is_cut_as_converted(stream, loader):
+        # Tokens that the loader will cut, and tokens that conversion has cut.
         cut = totals.cut_tokens + totals.truncated_tokens
         in_rows = totals.seen_tokens - totals.given_eos
-        return TokenCount(mark_estimate(in_rows, is_counted), mark_estimate(cut, is_counted))
+        return TokenCount(
+            mark_estimate(in_rows, is_exact=is_counted), mark_estimate(cut, is_exact=is_counted)
+        )
     # The loader cuts otherwise than conversion: estimate the share of tokens within the limit from
     # the histogram of lengths.
     histogram = expand_histogram(totals)
@@ -175,7 +180,7 @@ def count_trained(stream: StreamInMix, loader: Loader) -> float:
     """
     manifest = stream.trusted_manifest
     if manifest and is_trained_as_converted(stream, loader):
-        return mark_estimate(manifest.totals.loss_tokens, not stream.survey)
+        return mark_estimate(manifest.totals.loss_tokens, is_exact=not stream.survey)
     turns = read_head_turns(stream, loader)
     targets = loader.target_policies
     if not len(turns.counts) or targets is None:
@@ -184,7 +189,7 @@ def count_trained(stream: StreamInMix, loader: Loader) -> float:
         # The text loader trains all tokens of a row but the first.
         losses = np.minimum(turns.samples.lengths, targets.max_seq_len) - 1
     else:
-        losses = Labels(targets, turns, None).losses()
+        losses = Labels(targets, turns, eos=None).losses()
     return Estimate(stream.index.samples * losses.mean())
 
 
@@ -203,6 +208,7 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
     totals = manifest.totals
     limit = loader.row_limit
     converted_limit = encoding.max_seq_len
+    # Whether a sample has room for EOS under this loader exactly if it had room at the conversion.
     has_same_room = limit == converted_limit or totals.longest < min(limit, converted_limit)
     if not kind_of(encoding).gets_eos:
         # Rows that were cut from a long document or joined from several documents are full, unless
@@ -211,17 +217,18 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
         is_plain = "labels" in encoding.columns and is_full
         return Estimate(0) if is_plain else 0
     if totals.is_eos_counted:
-        return mark_estimate(totals.given_eos, has_same_room and not stream.survey)
-    # The last id of each of the first samples that have ids.
+        return mark_estimate(totals.given_eos, is_exact=has_same_room and not stream.survey)
+    # Not counted: look at the last id of each of the first samples that have ids.
     heads = read_head_turns(stream, loader).samples
     ends_of_rows = heads.offsets[1:][heads.lengths > 0]
     last_ids = heads.values[ends_of_rows - 1]
     share_without = 0.0  # the share of samples that do not end with EOS
     if len(last_ids):
         share_without = float((last_ids != manifest.tokenizer.eos_id).mean())
+    # Samples that are cut are full, and get no EOS.
     added = (totals.samples - totals.cut_rows) * share_without
     is_exact = not share_without or (share_without == 1 and totals.longest < limit)
-    return mark_estimate(added, is_exact)
+    return mark_estimate(added, is_exact=is_exact)
 
 
 def is_cut_as_converted(stream: StreamInMix, loader: Loader) -> bool:
@@ -255,6 +262,7 @@ def has_policies_of(encoding: Encoding, loader: Loader) -> bool:
     policies = loader.target_policies
     if policies is None:
         return False
+    # The length and what is done with long samples are no policies, so they are made equal.
     comparable = replace(policies, max_seq_len=converted.max_seq_len, too_long=converted.too_long)
     return comparable == converted
 
@@ -269,6 +277,7 @@ def estimate_lengths(stream: StreamInMix, loader: Loader) -> LengthHistogram | N
     if fixed is not None:
         tokens = np.array([min(fixed, loader.row_limit)], np.float64)
         return LengthHistogram(tokens, np.array([samples], np.float64))
+    # A manifest's lengths count each image as one token: too few if a processor makes more of it.
     if manifest and not manifest.totals.image_tokens:
         histogram = expand_histogram(manifest.totals)
         mean_added_eos = float(count_added_eos(stream, loader)) / max(1, samples)

@@ -292,6 +292,7 @@ def _count_shard(
         copies: how often each sample is drawn.
     """
     manifest = stream.trusted_manifest
+    # The `with` block turns an error of decoding into Unreachable with the shard's name.
     with open_shard(stream.folder, shard):
         tokens = decode_tokens(shard, samples)
         if tokens is None:
@@ -325,7 +326,7 @@ def count_samples(tokens: Tokens, copies: Copies, manifest: Manifest | None) -> 
         losses = kind.losses(tokens, eos)
         cut = kind.cut(tokens)
         appended = kind.appended(tokens, eos)
-        if appended is not None:
+        if appended is not None:  # the loader appends EOS to samples of this kind
             given_eos = int(appended @ copies)
             not_given_eos = plain.samples - given_eos
     else:

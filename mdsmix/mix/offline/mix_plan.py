@@ -146,8 +146,9 @@ def check_streams(mix: Mix) -> list[Finding]:
 
 
 def _is_about_streams(finding: Finding) -> bool:
-    """Check whether a finding is an error or warning about streams or their weights, and not about
-    a loader's settings or batches. Only the first matter here, since an offline mix is a stream.
+    """Check whether a finding is an error or warning about streams or their weights. Findings about
+    a loader's settings or batches do not matter here, since an offline mix is one stream and no
+    loader reads it yet.
     """
     if finding.severity == "note" or finding.id.startswith(RUN_CHECK_PREFIXES):
         return False
@@ -176,6 +177,7 @@ def plan_mix(mix: Mix, compression: str | None, seed: int) -> MixPlan:
 
     # The layout and manifest of the one stream.
     columns = sources[0].stream.columns  # the same in all streams, as checked above
+    # Images are compressed already.
     layout = ShardLayout(columns, None if has_images(columns) else compression)
     manifests = [source.stream.trusted_manifest for source in sources]
     known = [manifest for manifest in manifests if manifest]
@@ -189,20 +191,25 @@ def _refuse_different_settings(streams: Sequence[StreamInMix]) -> None:
     """Raise MixRefused if streams differ in a setting that decides how a sample is stored, trained
     or loaded. Samples of equal columns have one format, so their bytes can be copied.
     """
-    # The key of a setting -> the first stream with this key, and its value.
+    # The key of a setting -> the name of the first stream with this key, and its value.
     first_by_key: dict[str, tuple[str, Any]] = {}
     for stream in streams:
         for key, value in _settings_to_share(stream).items():
             first_name, first_value = first_by_key.setdefault(key, (stream.name, value))
             if value != first_value:
+                hint = ""
+                if key == "columns":
+                    hint = (
+                        " To give both streams the same columns, set one of these keys in the "
+                        "recipe: columns: compact gives conversations the columns of pairs, "
+                        "layout: document gives text the columns of pairs, and images: {} gives a "
+                        "stream the columns of streams with images."
+                    )
                 raise MixRefused(
-                    f"{first_name} has {key}: {first_value} and {stream.name} has {key}: {value}, "
-                    "but one stream can have only one: convert both for the same loader with the "
-                    "same settings, or mix them while training (`mdsmix render-yaml`). If their "
-                    "columns differ, set in the recipe what one of the streams is: columns: "
-                    "compact gives conversations the columns of pairs, layout: document gives text "
-                    "the columns of pairs, and images: {} gives a stream the columns of streams "
-                    "with images."
+                    f"{first_name} has {key}: {first_value}, but {stream.name} has {key}: {value}, "
+                    f"and all samples of a mix must have the same {key}. Convert both streams for "
+                    "the same loader with the same settings, or mix them while training (`mdsmix "
+                    f"render-yaml`).{hint}"
                 )
 
 
@@ -298,8 +305,9 @@ def _oldest_rules(merged: Encoding, encodings: Sequence[Encoding]) -> dict[str, 
     """
     oldest = dict[str, int]()
     for encoding in encodings:
-        for rule in find_raised_rules(encoding, None):
+        for rule in find_raised_rules(encoding, tokenizer=None):
             version = encoding.rules.get(rule, 1)
             oldest[rule] = min(version, oldest.get(rule, version))
-    rules = find_raised_rules(merged, None) | oldest
+    # Rules that apply only to the merged encoding have their current version.
+    rules = find_raised_rules(merged, tokenizer=None) | oldest
     return {rule: version for rule, version in rules.items() if version > 1}

@@ -189,8 +189,9 @@ def _mix(
             mixed.append(drawn.mixed)
         shards = _store_buckets(plan, buckets, folder, watcher)
 
+    # Shards with equal names get distinct ones; the files are copied to the new names.
     index = make_index(make_names_distinct(shards))
-    copy_missing(folder, index.files, [folder])
+    copy_missing(folder, index.files, sources=[folder])
     record = MixRecord(
         key=plan.key,
         draw=plan.draw,

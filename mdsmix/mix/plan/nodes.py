@@ -82,8 +82,11 @@ def chance_of_fetch(
     # A stratified batch is divided among nodes after the shuffle, so every node reads from every
     # section.
     if machines.algo == "naive" or method == "stratified":
+        # Each sample of the piece is read by a random node.
         is_read = 1 - (1 - 1 / machines.layout_nodes) ** piece
     else:
+        # A piece stays together, and is cut only where a section ends: one section more for each
+        # of the `canonical - 1` cuts that falls into one of its `piece - 1` gaps.
         sections = 1 + (machines.canonical - 1) * (piece - 1) / max(1, epoch - 1)
         is_read = min(1.0, sections / min(machines.canonical, machines.layout_nodes))
     # `is_read` is the probability that the node reads the shard in one pass that draws from it.
@@ -147,8 +150,8 @@ def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: 
         is_exact &= share in (0, 1)
     return NodePlan(
         remote_streams=sum(map(is_fetched, loader.streams)),
-        run_bytes=mark_estimate(fetched, is_exact),
-        kept_bytes=mark_estimate(kept, is_exact),
+        run_bytes=mark_estimate(fetched, is_exact=is_exact),
+        kept_bytes=mark_estimate(kept, is_exact=is_exact),
         largest_shard=largest,
     )
 

@@ -213,10 +213,11 @@ def _measure_streams(
     if method in METHODS and not all(delivered):
         pairs = zip(loader.streams, delivered, strict=True)
         empty = [stream.name for stream, count in pairs if not count]
+        size = "larger" if method == "stratified" else "smaller"
         raise MixRefused(
-            f"batching_method: {method} cannot fill a batch of {machines.batch:,} rows with "
-            f"{join_names(empty)}, so Streaming ends before the first step: use batching_method: "
-            "random, or a larger batch for stratified, or a smaller batch for another method."
+            f"batching_method: {method} cannot fill a batch of {machines.batch:,} rows, since an "
+            f"epoch draws too few samples of {join_names(empty)}. Streaming would end before the "
+            f"first step: use batching_method: random, or a {size} batch."
         )
     streams = []
     for stream, draws, count in zip(loader.streams, drawn, delivered, strict=True):

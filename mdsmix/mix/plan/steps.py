@@ -92,6 +92,16 @@ class Duration(NamedTuple):
     "Where the length is set, such as `max_duration: 2ep`."
 
 
+STEP_UNITS = {
+    "ep": "epochs",
+    "ba": "batches",
+    "sp": "samples",
+    "tok": "tokens",
+    "positions": "tokens with padding",
+}
+"Unit of a duration -> the noun for a message."
+
+
 def has_equal_rows(loader: Loader) -> bool:
     """Check whether all rows of all streams have one length. Every full step then has the same
     number of tokens.
@@ -150,13 +160,13 @@ def plan_epoch(streams: Sequence[StreamInEpoch], loader: Loader, machines: Machi
     trained_samples = drawn - dropped
     is_counted = not any(stream.survey for stream in loader.streams)
     is_exact = trained_samples == delivered or has_equal_rows(loader)
-    share = mark_estimate(trained_samples / delivered, is_exact)
+    share = mark_estimate(trained_samples / delivered, is_exact=is_exact)
     return EpochPlan(
-        steps=mark_estimate(steps, is_counted),
-        samples=mark_estimate(trained_samples, is_counted),
+        steps=mark_estimate(steps, is_exact=is_counted),
+        samples=mark_estimate(trained_samples, is_exact=is_counted),
         tokens=sum(stream.tokens for stream in streams) * share,
         trained=sum(stream.trained for stream in streams) * share,
-        dropped=mark_estimate(dropped, is_counted),
+        dropped=mark_estimate(dropped, is_exact=is_counted),
     )
 
 
@@ -175,7 +185,9 @@ def plan_step(
         global_batch=machines.batch,
         device_batch=machines.rows,
         rows=rows,
-        drawn=mark_estimate(machines.drawn_together, not isinstance(machines.packing, Estimate)),
+        drawn=mark_estimate(
+            machines.drawn_together, is_exact=not isinstance(machines.packing, Estimate)
+        ),
         positions=positions,
         tokens=tokens,
         trained=epoch.trained / steps,
@@ -232,7 +244,7 @@ def _find_padding(
             weighted_lengths.append((lengths, float(figures.delivered)))
     if is_trimmed and len(weighted_lengths) == len(streams):
         longest = mean_longest_row(weighted_lengths, machines.rows, multiple)
-        row_length = mark_estimate(longest, has_equal_rows(loader))
+        row_length = mark_estimate(longest, is_exact=has_equal_rows(loader))
         return RowPadding(row_length, "every row padded to the longest of a device's batch")
     return RowPadding(limit, f"every row padded to max_seq_len, {plural(limit, 'token')}")
 
@@ -253,7 +265,7 @@ def plan_run(
         speed: positions (tokens and padding) that all devices together train in a second; None if
             unknown, so that the hours are unknown too.
     """
-    # The size of a step in each unit of a duration: a step is a part of an epoch, one batch, ...
+    # The size of one step in each unit of a duration. In epochs it is a fraction such as 1/5000.
     size_by_unit = {
         "ep": 1 / epoch.steps,
         "ba": 1,
@@ -270,17 +282,18 @@ def plan_run(
         )
     if duration.length < math.floor(step_size):
         raise RecipeError(
-            f"{duration.setting} is less than one step of {step_size:,.0f}: use a larger budget or "
-            "a smaller batch."
+            f"{duration.setting} is less than one step, which has {step_size:,.0f} "
+            f"{STEP_UNITS[duration.unit]}: use a larger budget or a smaller batch."
         )
-    # Without 1e-9 less, 3.0000000001 steps, which are 3 and an error of rounding, would become 4.
+    # 1e-9 is subtracted, since 3.0000000001 steps are 3 steps with an error of rounding, and would
+    # be rounded up to 4.
     count = math.ceil(duration.length / float(step_size) - 1e-9)
-    steps = mark_estimate(count, not isinstance(step_size, Estimate))
+    steps = mark_estimate(count, is_exact=not isinstance(step_size, Estimate))
     epochs = steps / epoch.steps
     # The tokens of whole epochs are exact. Those of a part are a mean, unless all steps have the
     # same number of tokens.
     has_equal_steps = has_equal_rows and step.rows == step.global_batch
-    times = mark_estimate(epochs, has_equal_steps or float(epochs).is_integer())
+    times = mark_estimate(epochs, is_exact=has_equal_steps or float(epochs).is_integer())
     return RunPlan(
         budget=duration.setting,
         steps=steps,

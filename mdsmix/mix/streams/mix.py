@@ -153,7 +153,7 @@ class StreamInMix(StreamSection, PublishedStream):
             return Head(samples=tuple(read_first_samples(self.folder, first)))
         except Unreachable as error:
             if " is damaged: " not in str(error):
-                raise
+                raise  # the shard could not be read, which says nothing about it
             return Head(damage=str(error))
 
 

@@ -423,7 +423,9 @@ def make_stream_mix(urls: Sequence[str]) -> Mix:
     streams = {stream.name: stream for stream in map_threads(_open_stream, urls)}
     folders = {stream.folder.url for stream in streams.values()}
     if len(folders) < len(urls):
-        raise RecipeError(f"{', '.join(urls)} names a stream twice; name every stream once.")
+        raise RecipeError(
+            f"the streams {', '.join(urls)} contain one stream twice; name every stream once."
+        )
     encodings = [stream.encoding for stream in streams.values() if stream.encoding]
     dataset: dict[str, Any] = {
         "streams": {name: dict(stream.settings) for name, stream in streams.items()},
