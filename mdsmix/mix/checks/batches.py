@@ -1,5 +1,6 @@
-"""Checks of sampling and batches: weights must draw the intended samples, an epoch must fill its
-batches without loss, and evaluations must draw the same samples each time.
+"""Checks of weights, epochs, batches, packing, and train against eval: weights must draw the
+intended samples, an epoch must fill its batches, and an evaluation must draw the same samples each
+time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A check of the callback that logs the figures of each stream (docs/streams-of-a-run.md)."""
+"""Checks of callbacks: the callback that logs the figures of each stream needs a loader that tells
+it the streams (docs/streams-of-a-run.md).
+"""
 
 from __future__ import annotations
 

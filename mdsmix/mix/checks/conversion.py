@@ -1,6 +1,5 @@
-"""Checks that streams are trained as they were converted: in the same format (decoder_only_format),
-with the same target policies, with documents kept apart, and, for images, with a loader and a
-processor that can read them.
+"""Checks of target policies, formats, documents and images: streams must be trained as they were
+converted, with documents kept apart, and images by a loader and processor that can read them.
 
 A stored sample has one token for each image.
 """

@@ -1,4 +1,4 @@
-"""Checks that this mdsmix would convert the same records to the same rows today."""
+"""Checks of rule versions: this mdsmix must still convert the same records to the same rows."""
 
 from __future__ import annotations
 

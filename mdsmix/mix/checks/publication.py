@@ -1,5 +1,5 @@
-"""Checks that each stream is published completely, by the rules of `mdsmix verify`, and that
-training nodes can find and cache it.
+"""Checks of published files and caches: each stream must be complete by the rules of `mdsmix
+verify`, and training nodes must be able to find and cache it.
 """
 
 from __future__ import annotations

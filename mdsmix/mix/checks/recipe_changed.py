@@ -1,4 +1,4 @@
-"""Checks that converting the recipe and its sources today would give the published streams."""
+"""Checks of the recipe and its sources: converting them today must give the published streams."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks that the streams, the run and the model have the same tokenizer and the same length of
-rows, and that special ids affect the loss as intended.
+"""Checks of tokenizers, special ids and row lengths: the streams, the run and the model must agree
+on them, and special ids must affect the loss as intended.
 """
 
 from __future__ import annotations
@@ -164,6 +164,7 @@ def tokenizer_class(mix: Mix) -> Findings:
             id="tokenizer-class",
         )
     if opened and opened.note:
+        # The note is a sentence: `the tokenizer NAME was read from ...`.
         yield Finding(
             f"{opened.note}.",
             "OK if intended. A folder that transformers 4 and 5 open is published with the "
