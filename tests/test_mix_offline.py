@@ -228,7 +228,7 @@ def test_the_refusal_of_different_streams_names_the_remedy(tmp_path: Path) -> No
     for names, said in (
         ("faq chat", "columns: compact gives conversations the columns of pairs"),
         ("web faq", "or mix them while training"),
-        ("faq all", "all has target_prompts: all and faq has target_prompts: none"),
+        ("faq all", "all has target_prompts: all, but faq has target_prompts: none"),
     ):
         recipe = write_mix(tmp_path, *names.split(), target_prompts="all", **FINETUNING)
         refused(3, said, recipe)
