@@ -81,7 +81,8 @@ def find_answer_ends(template: ChatTemplate, has_tools: bool) -> list[AnswerEnd]
     """
     ends = [_find_answer_end(template)]
     if has_tools:
-        ends.append(_find_call_end(template.for_tools([])))
+        template_for_tools = template.for_tools([])  # an empty list counts as tools
+        ends.append(_find_call_end(template_for_tools))
     return [end for end in ends if end]
 
 
@@ -127,14 +128,14 @@ def _find_end(
         tools: the tools that the template gets.
     """
     try:
-        alone = template.render(messages[:2], False, tools)
+        alone = template.render(messages[:2], add_generation_prompt=False, tools=tools)
     except RecordRefused:
         return None
     if last_word not in alone:
         return None
     ending = alone.rpartition(last_word)[2]
     try:
-        with_next = template.render(messages, False, tools)
+        with_next = template.render(messages, add_generation_prompt=False, tools=tools)
     except RecordRefused:
         with_next = ""
     following = None

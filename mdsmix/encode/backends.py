@@ -422,6 +422,7 @@ def encode_texts(
         return EncodedTexts(rows, [], [])
     suspect_texts = [texts[row] for row in suspects]
     plain = backend.encode(suspect_texts, match_special=False)
+    # Texts that have a control token even in their ordinary ids, and texts whose ids differ.
     stuck = [suspects[i] for i in _find_stuck_rows(plain, suspect_texts, tokenizer)]
     changed = [row for i, row in enumerate(suspects) if not np.array_equal(plain[i], rows[row])]
     marked = sorted({*stuck, *changed})

@@ -120,6 +120,7 @@ class ChatTemplate:
         if is_plain and type(conversation) is Conversation and conversation.tools is None:
             layout = layout_for_roles(self, tuple([message["role"] for message in messages]))
             contents = [message["content"] for message in messages]
+            # The layout was found with contents that are not blank, and is only valid for these.
             is_blank = not all(contents) or any(map(str.isspace, contents))
             if layout and not is_blank:
                 return layout.turns(contents)
@@ -134,8 +135,8 @@ class ChatTemplate:
         turns = list[Turn]()
         text_before = ""
         for answer in find_trained_answers(conversation):
-            prompt = self.render(messages[:answer], True, tools)
-            full = self.render(messages[: answer + 1], False, tools)
+            prompt = self.render(messages[:answer], add_generation_prompt=True, tools=tools)
+            full = self.render(messages[: answer + 1], add_generation_prompt=False, tools=tools)
             _require_prefix(text_before, prompt)
             _require_prefix(prompt, full)
             turns.append((prompt[len(text_before) :], full[len(prompt) :]))
@@ -223,6 +224,7 @@ class TemplateLayout(NamedTuple):
         Args:
             contents: the content of each message.
         """
+        # Every content as it is printed; `filling` is the range of these that one side contains.
         printed = tuple([strip(contents[message]) for message, strip in self.contents])
         sides = iter([text % printed[filling] for text, filling in self.sides])
         # `zip` takes from the same iterator twice: a prompt and the response after it.
@@ -262,7 +264,8 @@ def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> Template
         # after it; then plain text again.
         pieces = re.split(code.PLACEHOLDER_PATTERN, text)
         plain = pieces[::4]
-        if any(code.SPACE in piece for piece in plain):  # a turn ends within a content's space
+        # A turn ends between a placeholder and the space next to it: the space is then in `plain`.
+        if any(code.SPACE in piece for piece in plain):
             return None
         first = len(layout.contents)
         placeholders = zip(pieces[1::4], pieces[2::4], pieces[3::4], strict=True)
@@ -513,13 +516,13 @@ def _render_turn(
     """
     messages = conversation.messages
     tools = conversation.tools
-    prompt = template.render(messages[:answer], True, tools)
-    full = template.render(messages[: answer + 1], False, tools)
+    prompt = template.render(messages[:answer], add_generation_prompt=True, tools=tools)
+    full = template.render(messages[: answer + 1], add_generation_prompt=False, tools=tools)
     if full.startswith(prompt):
         return prompt, full[len(prompt) :]
 
     # The text with the answer differs only after the earlier messages: cut at the difference.
-    history = template.render(messages[:answer], False, tools)
+    history = template.render(messages[:answer], add_generation_prompt=False, tools=tools)
     before_answer = _render_before_answer(template, conversation, answer)
     common = find_common_start([prompt, full, before_answer])
     start = cut_open_word(common, [prompt, full], words)
@@ -534,7 +537,7 @@ def _render_turn(
     # answer of the conversation shows it.
     roles = [message["role"] for message in messages]
     first = roles.index("assistant")
-    first_prompt = template.render(messages[:first], True, tools)
+    first_prompt = template.render(messages[:first], add_generation_prompt=True, tools=tools)
     before_first = _render_before_answer(template, conversation, first)
     between = before_first.removeprefix(first_prompt)
     # `end`: the offset in `before_answer` at which the answer begins.
@@ -572,9 +575,10 @@ def prints_system_last(template: ChatTemplate) -> bool:
     """
     question = [{"role": "system", "content": "system"}, {"role": "user", "content": "question"}]
     try:
-        prompt = template.render(question, True)
-        history = template.render(question, False)
-        full = template.render([*question, {"role": "assistant", "content": "answer"}], False)
+        prompt = template.render(question, add_generation_prompt=True)
+        history = template.render(question, add_generation_prompt=False)
+        answer = {"role": "assistant", "content": "answer"}
+        full = template.render([*question, answer], add_generation_prompt=False)
     except RecordRefused:
         return False
     return prompt == history and not full.startswith(prompt)
@@ -630,5 +634,6 @@ def _render_before_answer(template: ChatTemplate, conversation: Conversation, an
     for probe in ("x", "y", "x</think>y"):
         content: Any = [{"type": "text", "text": probe}] if in_parts else probe
         messages = [*before, {"role": "assistant", "content": content}]
-        texts.append(template.render(messages, False, conversation.tools))
+        text = template.render(messages, add_generation_prompt=False, tools=conversation.tools)
+        texts.append(text)
     return find_common_start(texts)

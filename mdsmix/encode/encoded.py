@@ -193,6 +193,7 @@ def lay_out_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> E
     longest = labels.targets.max_seq_len
     # The ends of the samples that get an EOS; np.insert puts it in front of the next sample.
     eos_positions = samples.offsets[1:][labels.gets_eos]
+    # Without an EOS there are no such positions, so the 0 is inserted nowhere.
     ids = np.insert(samples.values, eos_positions, tokenizer.eos_id or 0).astype(tokenizer.dtype)
     mask = np.insert(labels.trained, eos_positions, True).view(np.uint8)
     lengths = samples.lengths + labels.gets_eos

@@ -148,6 +148,7 @@ def find_forms(template: ChatTemplate) -> Forms:
     # Of these, keep the forms that also work in earlier messages, and that the model writes too.
     taken = _keep_printed_earlier(template, good)
     taken = _keep_as_model_writes(taken, without_fault)
+    # The error in the first form that was tried; empty if the template did not fail on it.
     first_error = next(rendering.error for rendering in tried.values())
     problem = first_error or "it prints no calls of tools as they are"
     # The other probes use the first form. They have no call if the template takes no form, since
@@ -341,6 +342,7 @@ def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
         role: the role of the messages that have the key.
         key: the key.
     """
+    # A template that does not know the role `developer` gets system messages (`_fit_message`).
     if role == "developer" and role not in template.source:
         role = "system"
     system = list[Message]()
@@ -394,7 +396,9 @@ def _render(
         tools: the tools that the template gets, by default the tool of the probe; None: no tools.
     """
     try:
-        text = template.render([*messages], False, [*tools] if tools else None)
+        text = template.render(
+            [*messages], add_generation_prompt=False, tools=[*tools] if tools else None
+        )
     except RecordRefused as refused:
         error = str(refused.why.detail["template"] or "it fails on calls of tools")
         return Rendering("", error)
@@ -421,6 +425,7 @@ def _fit_message(message: Message, template: ChatTemplate, forms: Forms) -> Mess
         template: the template.
         forms: the forms that the template takes, by `find_forms`.
     """
+    # A template that does not know the role `developer` gets a system message.
     if message["role"] == "developer" and "developer" not in template.source:
         return message | {"role": "system"}
     if message["role"] == "tool" and not forms.prints_results:
@@ -499,6 +504,7 @@ def fit_images(template: ChatTemplate, token: str, conversation: Conversation) -
         conversation: the conversation.
     """
     form = find_image_form(template, token)
+    # Without images only the form `parts` changes messages: each text becomes a list of one part.
     if not conversation.images and form != "parts":
         return conversation
     if not form:

@@ -81,7 +81,9 @@ class Turns:
 
     @property
     def firsts(self) -> Lengths:
-        """int64 [n + 1]: the first prompt of sample i is row firsts[i] of `ids`."""
+        """int64 [n + 1]: for each sample the number of its first row in `ids`, which is its first
+        prompt; then the number of all rows. For samples of 2 and 1 turns this is [0, 4, 6].
+        """
         return 2 * np.concatenate([[0], np.cumsum(self.counts)])
 
     @property
@@ -157,7 +159,7 @@ class Labels:
         longest = self.targets.max_seq_len
         if not self.targets.decoder_only_format:
             return np.asarray(np.minimum(self._last_responses + self.gets_eos, longest))
-        return np.asarray(self._count_trained(1) + self.appended())
+        return np.asarray(self._count_trained(first=1) + self.appended())
 
     def appended(self) -> Flags:
         """Return bool [n]: whether the collator appends EOS to each sample and the EOS is within
@@ -200,7 +202,7 @@ class Labels:
             is_grown_too_long = turns.sums(grown) > longest
             verdicts[is_grown_too_long & (turns.count(self.untrained) > 0)] = "images_too_long"
         if self.targets.decoder_only_format:
-            verdicts[self._count_trained(0) == 0] = "no_loss_tokens"
+            verdicts[self._count_trained(first=0) == 0] = "no_loss_tokens"
         if self.targets.too_long != "cut":
             verdicts[turns.samples.lengths + self.gets_eos > longest] = "too_long"
         sample_of_turn = np.repeat(np.arange(len(verdicts)), turns.counts)

@@ -60,7 +60,7 @@ def _has_named_templates(encoding: Encoding, tokenizer: Tokenizer | None) -> boo
     template for tools, or a template of a tokenizer that has several but none named `default`.
     """
     takes_tools = _may_have_tools(encoding, tokenizer)
-    if tokenizer is None:
+    if tokenizer is None:  # its templates are unknown: perhaps there is one for tools
         return takes_tools
     names = tokenizer.named_templates.keys()
     is_without_default = bool(names) and "default" not in names
@@ -68,11 +68,13 @@ def _has_named_templates(encoding: Encoding, tokenizer: Tokenizer | None) -> boo
 
 
 def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether records may have calls of tools, and the template has a narrowed set of forms:
-    it prints a way to write a call correctly in the last message, and not in earlier messages, or
-    not as the model writes it (`Forms.is_narrowed`).
+    """Return whether records may have calls of tools, and mdsmix does not use every way to write a
+    call that the template prints correctly in the last message. A way is not used if the template
+    prints it wrongly in earlier messages, or if the model writes calls in another way
+    (`Forms.is_narrowed`).
     """
     takes_tools = _may_have_tools(encoding, tokenizer)
+    # Without the tokenizer the template is unknown, so the answer is: perhaps, if there are tools.
     if tokenizer is None or not takes_tools:
         return takes_tools
     template = open_stream_template(encoding, tokenizer)
@@ -86,6 +88,7 @@ def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool
     (`rewritten_history`).
     """
     rewrites = _rewrites_history(encoding, tokenizer)
+    # Without the tokenizer the template is unknown: it may be such a template.
     if tokenizer is None or not rewrites:
         return rewrites
     return prints_system_last(open_stream_template(encoding, tokenizer))
@@ -97,6 +100,7 @@ def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     printed differently (`rewritten_history`).
     """
     rewrites = _rewrites_history(encoding, tokenizer)
+    # Without the tokenizer the template is unknown: it may be such a template.
     if tokenizer is None or not rewrites:
         return rewrites
     template = open_stream_template(encoding, tokenizer)
@@ -107,7 +111,7 @@ def _ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     """Return whether the stop token that begins the next message is trained as the end of an answer
     (`answer_ends.ends_by_next_role`).
     """
-    if tokenizer is None:
+    if tokenizer is None:  # its template is unknown: perhaps, if earlier answers are trained
         return trains_earlier_answers(encoding)
     return ends_by_next_role(encoding, tokenizer)
 
@@ -134,8 +138,8 @@ streams, for example only one sort of template, gets a line of its own.
 
 
 def raised_template_rules(encoding: Encoding, tokenizer: Tokenizer | None) -> dict[str, int]:
-    """Return {name: version} of the rules on which the rows of a stream with a chat template
-    depend. Rules of version 1 are left out.
+    """Return {name: version} of the rules in TEMPLATE_RULES that decide the rows of a stream with a
+    chat template, without rules of version 1: {"template.tools": 2}.
 
     Args:
         encoding: the settings of the stream.

@@ -98,6 +98,7 @@ def _locate_path(path: str, base: Location) -> Location:
         raise ValueError("a path cannot contain a NUL character")
     if "://" in path:
         return locate(path)
+    # An absolute path replaces the base: it is a file of this machine, even if the base is a store.
     if not base.is_store or path.startswith("/"):
         return locate(os.path.join(base.url, path))
 

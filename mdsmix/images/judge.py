@@ -139,6 +139,7 @@ def judge_image(data: bytes, rules: Rules) -> ImageSize:
             raise BadImage(
                 "image_too_large", f"{width} x {height} pixels are more than {rules.max_pixels}"
             )
+        # Of an MPO, a JPEG with further images after the first, only the first is used.
         if image.format != "MPO" and getattr(image, "is_animated", False):
             raise BadImage("image_animated", "it has more than one frame")
         if image.mode.startswith(DEEP_MODES):
@@ -237,10 +238,10 @@ def decode_image(image: Image, data: bytes) -> None:
             # Open the image again and decode it fully, a large image at a fraction of its sides.
             with open_image(data) as again:
                 if is_large:
-                    again.draft(None, (1, 1))
+                    again.draft(None, (1, 1))  # the smallest fraction that the decoder offers
                 again.load()
         if is_large:
-            image.close()
+            image.close()  # free its pixels before the lock is released
 
 
 def _decodes_small(image: Image) -> bool:

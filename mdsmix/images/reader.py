@@ -315,7 +315,8 @@ class ImageReader:
             base: the folder at which relative paths begin.
         """
         try:
-            location = locate_image(image, base, self.settings.get("outside") == "refuse")
+            refuses_outside = self.settings.get("outside") == "refuse"
+            location = locate_image(image, base, inside=refuses_outside)
         except BadImage as bad:
             return Image(reason=bad.reason, why=bad.why)
         return self.read_image(location)

@@ -161,9 +161,10 @@ class Finetuning(Kind):
                 token.
             images: for each row all images of its record.
         """
-        if self.untrained is None:
+        image_token = self.untrained
+        if image_token is None:  # a stream without images
             return ()
-        counts = turns.count(self.untrained).tolist()
+        counts = turns.count(image_token).tolist()
         return [record_images[:count] for record_images, count in zip(images, counts, strict=True)]
 
     def end_answers(self, turns: Turns) -> Turns:

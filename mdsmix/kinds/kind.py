@@ -141,11 +141,16 @@ class Kind(ABC):
                 f"has rows of max_seq_len: {recipe.max_seq_len} tokens, but {fault}: set another "
                 "max_seq_len in the recipe."
             )
-        if stream.pack and (recipe.loader != "mdsmix" or not recipe.decoder_only_format):
+        if stream.pack and recipe.loader != "mdsmix":
             yield (
                 "pack: true needs train_loader.name: mdsmix, since only mdsmix's loader keeps the "
-                "samples of a row apart, and cannot be used with decoder_only_format: false: "
-                "correct these keys of the recipe, or remove pack from this stream."
+                "samples of a row apart: correct train_loader.name in the recipe, or remove pack "
+                "from this stream."
+            )
+        if stream.pack and not recipe.decoder_only_format:
+            yield (
+                "pack: true cannot be used with decoder_only_format: false: remove one of the two "
+                "keys from the recipe."
             )
 
     @classmethod

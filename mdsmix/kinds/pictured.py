@@ -113,7 +113,8 @@ class ConversationsWithImages(Conversations):
                 "images.field names no field: name the field with the images, or remove "
                 "images.field if this field is called images or image."
             )
-        shape = SHAPES.get((stream.source and stream.source.shape) or "")
+        shape_name = stream.source.shape if stream.source else None
+        shape = SHAPES.get(shape_name or "")
         if shape and shape.has_images == "inside":
             yield (
                 f"images.field is for images in fields of their own, but records of the shape "
@@ -189,6 +190,7 @@ def _image_settings(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) ->
         settings[key] = [value] if is_single_field else value
     if processor:
         settings["processor"] = processor.hash
+        # The text that the processor prints before and after each image.
         if any(processor.around):
             settings["around"] = list(processor.around)
     return settings

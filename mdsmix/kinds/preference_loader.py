@@ -33,6 +33,7 @@ def cut_per_answer(length: Any, max_seq_len: int) -> NDArray[np.int64]:
     >>> cut_per_answer([96, 97, 98, 99], 96).tolist()
     [0, 2, 2, 3]
     """
+    # Half of the tokens beyond max_seq_len, rounded up, and one more.
     beyond = np.asarray(length, np.int64) - max_seq_len
     return np.where(beyond > 0, (beyond + 1) // 2 + 1, 0)
 
@@ -57,8 +58,9 @@ def make_row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
     cut = int(cut_per_answer(sum(map(len, sides)), max_seq_len))
     if min(map(len, sides)) <= cut:
         raise MixRefused(
-            f"max_seq_len: {max_seq_len} leaves nothing of an answer: convert the stream again "
-            f"with max_seq_len: {max_seq_len} in the recipe, which leaves such records out."
+            f"truncation to max_seq_len: {max_seq_len} removes a prompt and its answer completely: "
+            f"convert the stream again with max_seq_len: {max_seq_len} in the recipe, which leaves "
+            "such records out."
         )
     rewards = {key: sample[key] for key in REWARDS if key in sample}
     answers = [side[: len(side) - cut] for side in sides]

@@ -88,11 +88,14 @@ class LastAnswerRenderer(TurnRenderer):
             # Prompts differ only if a preference has two conversations: two pairs share a prompt.
             if not isinstance(half, Conversation):
                 continue
+            # Unread fields are counted elsewhere: these two counters are thrown away.
             [[(prompt, answer)]] = self.rows_of(half, Counter())
             prompts.append(prompt)
             wholes.append(prompt + answer)
             template, conversation = self.prepare(half, Counter())
-            history = template.render(conversation.messages[:-1], False, conversation.tools)
+            history = template.render(
+                conversation.messages[:-1], add_generation_prompt=False, tools=conversation.tools
+            )
             histories.append(history)
         # The common beginning of the prompts must not end inside a control token.
         start = chat.cut_open_word(chat.find_common_start(prompts), wholes, self.words)

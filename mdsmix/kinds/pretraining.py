@@ -223,6 +223,7 @@ def _columns_of(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dic
     is_concat = stream.layout == "concat"
     if recipe.has_plain_rows:
         return {"tokens": f"{tokens}:{row}" if is_concat else tokens}
+    # The finetuning loader: the first token is the context, all others are the target.
     if is_concat:
         return {"input_ids": f"{tokens}:1", "labels": f"{tokens}:{row - 1}"}
     return {"input_ids": tokens, "labels": tokens}

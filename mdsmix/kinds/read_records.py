@@ -76,7 +76,8 @@ class Diagnostics:
     def count_unread_fields(self, records: Sequence[Any]) -> None:
         """Count the fields of raw records that are not read. Bad records count too."""
         objects: Iterable[Any] = (record for record in records if type(record) is dict)
-        # Quickly skip the records all of whose fields are read.
+        # Quickly skip the records all of whose fields are read. This is not possible with rival
+        # fields: `_fields_read` has all of these, but only one of them is read.
         if not self._rival_fields:
             objects = filterfalse(self._fields_read.issuperset, objects)
         self.add("unread", Counter(chain.from_iterable(map(self._unread_fields, objects))))
@@ -234,7 +235,7 @@ class RecordReader:
                 return True
             else:
                 null_keys.update(key for key, inner in item.items() if inner is None)
-        null_keys.discard("content")
+        null_keys.discard("content")  # a null content does not count (`contains_null`)
         # Check whether the shape has kept one of these keys, and the template may print it.
         for message in conversation.messages:
             for key, inner in message.items():

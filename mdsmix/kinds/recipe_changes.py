@@ -63,8 +63,8 @@ def compare_encodings(published: Encoding, current: Encoding) -> list[KeyChange]
     depends_on_stops = is_ended_by_next(published)
     if not depends_on_stops:
         changes = [change for change in changes if change.key != STOPS]
-    # If other keys have changed too, the change of the derived key may follow from them: name it
-    # only if it is the only change.
+    # DERIVED (`columns`) follows from other settings. So its change may follow from other changes:
+    # name it only if it is the only change.
     own_changes = [change for change in changes if change.key != DERIVED]
     return own_changes or changes
 
@@ -79,6 +79,7 @@ def compare_sources(published: Mapping[str, Any], current: Mapping[str, Any]) ->
     if not published:
         return []
     changes = compare_keys(published, current)
+    # SAMPLE only says that a budget decides the sampled share. The share itself is in Encoding.
     return [change for change in changes if change.key != SAMPLE]
 
 

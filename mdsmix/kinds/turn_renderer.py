@@ -183,6 +183,7 @@ class TurnRenderer:
                 raise RecordRefused("nothing_trained")
             all_answers = find_trained_answers(conversation._replace(trained=None))
             trains_prompts = self.encoding.target_prompts != "none"
+            # No earlier answer is untrained if the trained answers are the first answers.
             has_earlier_untrained = all_answers[: len(trained)] != trained
             if trains_prompts and has_earlier_untrained:
                 raise RecordRefused("untrained_in_prompt")
@@ -201,6 +202,7 @@ class TurnRenderer:
             conversation = forms.lift_system_tools(self.chat, conversation)
         # A tokenizer may have a template of its own for conversations with tools.
         chosen = self.chat.for_tools(conversation.tools)
+        # Without such a template, an empty list of tools means the same as no tools.
         if conversation.tools == [] and chosen is self.chat:
             conversation = conversation._replace(tools=None)
         template = add_variables(chosen, conversation.variables)

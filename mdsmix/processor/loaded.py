@@ -129,7 +129,7 @@ class LoadedProcessor:
                 if isinstance(self.token, str) and self.count_by_trying(PROBE_SIZES[0]):
                     return self.token
         raise ValueError(
-            "it has no boi_token or image_token that it replaces by tokens of an image"
+            "it replaces neither a boi_token nor an image_token by the tokens of an image"
         )
 
     @cached_property
@@ -300,7 +300,7 @@ class LoadedProcessor:
             separators = np.flatnonzero(row["input_ids"] == separator_id)
             if len(separators) != len(row_images) + 1:
                 raise ValueError(
-                    f"it made tokens for {len(separators) - 1} images of a row, which has "
+                    f"it made tokens for {len(separators) - 1} images, but the row has "
                     f"{len(row_images)} images"
                 )
             pieces_of_row = list[Arrays]()
@@ -429,7 +429,8 @@ def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> 
     texts = [processor.decode(row.ids) for row in rows]
     images = [row.images for row in rows]
     # A stored text contains the text around an image, which the processor prints itself.
-    stored_token = processor.token.join(processor.around)
+    before, after = processor.around
+    stored_token = f"{before}{processor.token}{after}"
     whole = processor.process_texts(
         [text.replace(stored_token, processor.token) for text in texts], images
     )
@@ -440,8 +441,13 @@ def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> 
 
     tokens = [len(piece["input_ids"]) for pieces_of_row in pieces for piece in pieces_of_row]
     sizes = [(image.height, image.width) for row in rows for image in row.images]
-    if tokens != [processor.count(size) for size in sizes]:
-        yield "makes another number of tokens of an image than it counts"
+    for number, (height, width) in zip(tokens, sizes, strict=True):
+        counted = processor.count((height, width))
+        if number != counted:
+            yield (
+                f"makes {number} tokens of an image of {width} x {height} pixels, but its count "
+                f"for this size is {counted}"
+            )
     whole_rows, whole_pixels = split_by_row(whole)
     for text, pieces_of_row, whole_row in zip(texts, pieces, whole_rows, strict=True):
         loader_row = _make_loader_row(processor, text, pieces_of_row)

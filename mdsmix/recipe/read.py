@@ -164,6 +164,8 @@ def _read_tree(recipe: RecipeInput, path: str, overrides: Sequence[str]) -> Any:
         content = recipe
     with translate_errors(path, "recipe"):
         loaded = make_config(content)
+        # Search for secrets twice: before interpolation for the names of variables, and after
+        # interpolation for their values.
         _refuse_secrets("\n".join([_write_unresolved(content, loaded), *overrides]))
         streams = loaded.get("streams")
         dotted = [str(name) for name in streams or () if "." in str(name)]

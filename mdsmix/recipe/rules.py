@@ -187,7 +187,8 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
         yield from _share_contradictions(recipe)
         return
     for key in ("count", "max_repeat", "absolute"):
-        if getattr(recipe, key) != getattr(Recipe, key):
+        default = getattr(Recipe, key)
+        if getattr(recipe, key) != default:
             yield (
                 f"{key} is for mixes by share, but the recipe has neither a share nor a budget: "
                 f"add mix.<stream>.share or budget, or remove {key}."

@@ -101,6 +101,8 @@ def parse_where(expression: str) -> Condition:
         raise BadCondition(
             f"the condition cannot be read ({str(error) or 'too deep'}); {EXAMPLE}"
         ) from None
+    # For the path `meta.lang` both sets have `meta`: the field is read, and its value, an object,
+    # is entered. A plain field such as `score` is only in `roots`.
     roots = frozenset(chain.from_iterable(field.roots for field in compiler.fields))
     entered = frozenset(chain.from_iterable(field.entered for field in compiler.fields))
     return Condition(roots, entered, is_true)

@@ -127,6 +127,7 @@ def make_conversation(
         if is_empty and message["role"] == "assistant":
             raise RecordRefused("empty_answer")
     roles = ["system" if message["role"] == "developer" else message["role"] for message in cleaned]
+    # An answer as the first message (GREETS) is accepted here: see below.
     fault = check_roles(tuple(roles), "tool")
     if fault and fault != GREETS:
         raise RecordRefused(fault)
@@ -542,7 +543,8 @@ def decode_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return copy_nested(read_exactly(value), False)
+        # The copy raises an error for a value that is nested too deeply.
+        return copy_nested(read_exactly(value), drops_nulls=False)
     except ValueError:
         return None
     except RecursionError:

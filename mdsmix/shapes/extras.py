@@ -111,10 +111,11 @@ def read_variables(value: Any) -> Mapping[str, Any] | None:
         raise RecordRefused(
             "bad_template_kwargs", why=f"it is {shorten_value(value)}, not an object"
         )
-    variables: dict[str, Any] = copy_nested(tree, True)
+    variables: dict[str, Any] = copy_nested(tree, drops_nulls=True)
     for name in variables:
         if name in OWN_VARIABLES:
-            raise RecordRefused("bad_template_kwargs", why=f"mdsmix itself gives {name}")
+            why = f"{name} is set by mdsmix itself, so a record cannot set it"
+            raise RecordRefused("bad_template_kwargs", why=why)
         if name in ARGUMENTS:
             why = f"{name} is an argument of apply_chat_template, not a variable of a template"
             raise RecordRefused("bad_template_kwargs", why=why)

@@ -85,7 +85,9 @@ def parse_field(name: str) -> Field:
 
     # A record may have a field of exactly this name, so the whole name is a root too.
     root = frozenset(steps[:1])
-    return Field(name, root | {name}, find, entered=root if steps[1:] else frozenset())
+    # A path such as `meta.body` enters the value of its first step, an object or a list.
+    is_path = len(steps) > 1
+    return Field(name, root | {name}, find, entered=root if is_path else frozenset())
 
 
 def _parse_template(template: str) -> Field:

@@ -424,6 +424,8 @@ def _read_answer(answer: Any, gives: str) -> Any:
     if form != gives:
         why = f"a {form} in a stream of {gives}s: write source.gives: {form} for {form}s"
         raise RecordRefused("function_gave_other", said=why)
+    # The shape of conversations in GIVES reads no tools; OPENAI does. A pair may have the key
+    # `completion` in place of `response`.
     has_tools = form == "conversation" and bool(tree.get("tools"))
     shape = OPENAI if has_tools else GIVES[gives]
     fields = shape.own_fields

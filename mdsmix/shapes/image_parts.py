@@ -18,7 +18,7 @@ import base64
 import re
 import warnings
 from ast import literal_eval
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -92,10 +92,13 @@ def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
             read in any case.
     """
     names = tuple(fields) or FIELDS
+    parse: Callable[[RawRecord], Any] = partial(_parse, shape, names)
+    if shape.has_images == "inside":  # the images are inside the texts, where the shape reads them
+        parse = shape.parse
     return replace(
         shape,
-        parse=shape.parse if shape.has_images == "inside" else partial(_parse, shape, names),
-        plain=None,
+        parse=parse,
+        plain=None,  # `plain` reads many records at once, but no images
         image_fields=names,
         reasons={**shape.reasons, **PLACEHOLDER_REASONS},
     )
@@ -118,6 +121,7 @@ def _parse(shape: Shape, names: Sequence[str], raw: RawRecord) -> Conversation:
     for key in shape.fields:
         messages = raw.value(key)
         field = raw.fields.get(key, "")
+        # Two keys may name one field: its images are collected once.
         if isinstance(messages, list) and field not in flattened:
             flattened[field] = [_flatten_message(message, parts) for message in messages]
     mark = PLACEHOLDER

@@ -60,10 +60,10 @@ def parse_preference(raw: RawRecord) -> Preference:
     """
     prompt = raw.value("prompt")
     answers = [raw.required_value(key) for key in ANSWERS]
-    are_messages = {isinstance(answer, (list, dict)) for answer in answers}
-    if len(are_messages) > 1:
+    are_messages = [isinstance(answer, (list, dict)) for answer in answers]
+    if any(are_messages) and not all(are_messages):
         raise RecordRefused("answers_unlike")
-    if isinstance(prompt, list) or are_messages == {True}:
+    if isinstance(prompt, list) or all(are_messages):
         messages = prompt if isinstance(prompt, list) else _prompt_messages(prompt)
         return _make_preference(raw, *(_parse_answer(raw, messages, key) for key in ANSWERS))
     texts = [raw.text(key) for key in ANSWERS]

@@ -79,6 +79,7 @@ def parse_alpaca(raw: RawRecord) -> Conversation:
     if has_history and not is_encodable("\n".join([message["content"] for message in messages])):
         raise RecordRefused("lone_surrogate")
     # Empty answers in the history stay: only the last answer is checked.
+    # An empty list of tools is not the same as none: it selects a chat template for tools.
     tools: list[Any] | None = [] if raw.value("tools") == [] else None
     return Conversation(messages, tools=tools)
 

@@ -106,7 +106,9 @@ class Tokenizer:
 
     @property
     def remarks(self) -> list[str]:
-        """The warning and the note as lines for the user."""
+        """Lines for the user: `warning` after the word WARNING, and `note`. An empty one is left
+        out.
+        """
         remarks = list[str]()
         if self.warning:
             remarks.append(f"WARNING: {self.warning}")
@@ -156,6 +158,7 @@ def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
     """
     folder = open_snapshot("tokenizer", spec.name, spec.kwargs, say)
     tokenizer = load_card(Tokenizer, folder, name=spec.name, path=str(folder / TOKENIZER_JSON))
+    # Published streams have an earlier hash of the same tokenizer: keep that hash.
     if spec.published_hash:
         tokenizer = replace(tokenizer, hash=spec.published_hash)
     return _with_stops(tokenizer, spec.stop_tokens) if spec.stop_tokens else tokenizer

@@ -62,6 +62,7 @@ def normalize_model(tree: Json) -> Json:
     return {
         "added_tokens": tree.get("added_tokens") or [],
         "normalizer": _list_steps(tree.get("normalizer"), "normalizers"),
+        # Without the settings that change no ids: of offsets, and empty settings that mean null.
         "pre_tokenizer": [
             _without(step, _OFFSETS if step["type"] == "ByteLevel" else ())
             for step in _list_steps(tree.get("pre_tokenizer"), "pretokenizers")

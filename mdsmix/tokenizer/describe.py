@@ -88,12 +88,14 @@ def describe_tokenizer(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     if stop_ids:
         files[GENERATION_CONFIG] = json.dumps({"eos_token_id": stop_ids})
     special_ids = {key: fields[key] for key in ("bos_id", "eos_id", "pad_id")}
+    # Only a tokenizer without arguments is compared with its file.
+    class_changes = "" if kwargs else _describe_class_changes(name, tokenizer, tree)
     return fields | {
         "hash": hash_content(tree, special_ids),
         "files": files,
         "stop_ids": stop_ids,
         "read_as": note,
-        "class_changes": "" if kwargs else _describe_class_changes(name, tokenizer, tree),
+        "class_changes": class_changes,
     }
 
 
@@ -118,7 +120,7 @@ def _describe_class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> 
         tokenizer: the tokenizer that the class makes of the file.
         tree: the JSON of that tokenizer, to compare with the file.
     """
-    if os.path.isfile(name):
+    if os.path.isfile(name):  # a tokenizer.json alone names no class
         return ""
     path = _find_file(name, TOKENIZER_JSON, {})
     if path is None:
@@ -200,6 +202,7 @@ def _read_fields(tokenizer: Any) -> dict[str, Any]:
     named_templates = dict(template) if isinstance(template, dict) else {}
     return {
         "class_name": type(tokenizer).__name__,
+        # Ids may have gaps, so the largest id may be larger than the number of tokens.
         "vocab_size": max(len(tokenizer), largest_id + 1),
         "bos_id": tokenizer.bos_token_id,
         "eos_id": tokenizer.eos_token_id,

@@ -231,6 +231,7 @@ def localize_name(name: str, streams: Iterable[str]) -> str:
     if "://" in name:
         homes = [locate(name)]
     else:
+        # mdsmix cannot open URLs that only Streaming reads, such as gs://bucket/key.
         readable = (stream for stream in streams if not is_for_streaming_alone(stream))
         roots = dict.fromkeys(locate(stream).parent for stream in readable)
         homes = [root / folder_name for root in roots]

@@ -72,7 +72,8 @@ def open_snapshot(
         kwargs: the recipe's arguments for transformers.
         say: called with a note for the user before a snapshot is made; None: no note.
     """
-    # Raise an error for a malformed s3:// URL, before transformers asks a hub for it.
+    # Raise an error for a malformed URL before transformers asks a hub for it: `is_url` refuses
+    # `s3:/bucket`, and `locate` a wrong URL that begins with s3://.
     if is_url(name) and name.startswith("s3://"):
         locate(name)
     folder = _snapshot_folder(pretrained, name, kwargs)
