@@ -124,8 +124,8 @@ def test_media_that_cannot_be_read_are_not_trained_as_text(
     assert "# left out: records tried: 9, written: 9; 9 of these contain <audio>" in text
     assert "heard is left out: " in answer.err
     warning = (
-        "of the first 20 records of mixed, some contain placeholders of media, and the model would "
-        "be trained on them as text: 1 <video>"
+        "some of the first 20 records of mixed contain placeholders of media, which would be "
+        "trained as text: 1 <video>"
     )
     assert f"WARNING: {warning}" in answer.err
 

@@ -177,7 +177,7 @@ def test_the_command_shows_the_leaked_samples(
     assert "skipped 1 sample with fewer than 13 tokens" in output
     assert re.search(r"ignored \d+ grams as common, in more than 10 samples", output)
     monkeypatch.setattr("mdsmix.report.leaked_samples.ROWS", 2)
-    assert "the first 2 of 3 samples are listed, --json has all" in mdsmix("leaks", recipe).out
+    assert "only the first 2 of 3 samples are listed: --json has all" in mdsmix("leaks", recipe).out
     assert "--common 0 searches for all grams" in output
     out = recipe.parent / "out"
     every = leaks(out / "web", "--eval", out / "quiz/eval", "--common", 0)["leaks"]

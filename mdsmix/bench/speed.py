@@ -57,6 +57,7 @@ def measure_settings(bench: Bench, settings: Sequence[LoaderSetting], say: Say) 
     from mdsmix.load.loader import open_token_ids
     from mdsmix.load.loader_settings import read_settings
 
+    # Settings change only the speed of a loader, not its batches: take any of them.
     ids = open_token_ids(read_settings(bench.make_config(settings[0], "")))
     if bench.section.dataset.get("packing_ratio") == "auto":
         bench = _with_packing_ratio(bench, settings[0], ids)
@@ -101,7 +102,7 @@ def _measure_setting(bench: Bench, setting: LoaderSetting, ids: Any) -> list[Pas
                 setting=setting,
                 cache=cache,
                 step=bench.step,
-                seconds=bench.seconds / 2,
+                seconds=bench.seconds / 2,  # half of the time for each pass
                 most_batches=most_batches,
             )
             passes.append(_run_with_loader(bench, setting, ids, caches, work))
@@ -248,7 +249,7 @@ def _work_and_send(work: Callable[[], Any], sender: Any) -> None:
     at the beginning.
     """
     atexit._clear()
-    for name in RUN_VARIABLES:
+    for name in RUN_VARIABLES:  # otherwise this process would wait for other ranks of a run
         os.environ.pop(name, None)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

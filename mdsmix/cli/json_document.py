@@ -47,7 +47,8 @@ def begin(words: list[str]) -> None:
 
 
 def echo_json(tree: Any) -> None:
-    """Give the JSON document to print on stdout; with --json all other output goes to stderr.
+    """Keep the JSON document of a command; `print_document` prints it when the command ends. A
+    document that was kept before is replaced. With --json all other output goes to stderr.
 
     An Estimate is printed as its number, NaN as null.
     """
@@ -77,7 +78,7 @@ def print_document(error: dict[str, Any] | None = None) -> None:
         for document in _output.documents:
             _print(document)
         return
-    document = _output.documents[0] if _output.documents else {}
+    document = _output.documents[0] if _output.documents else {}  # there is at most one
     if not isinstance(document, dict):
         document = {"result": document}
     _print(document | {"error": error})

@@ -37,7 +37,7 @@ from mdsmix.cli.repair import repair
 from mdsmix.cli.report import report
 from mdsmix.cli.schema import schema
 from mdsmix.cli.verify import verify
-from mdsmix.errors import MdsmixError, SeveralFailed
+from mdsmix.errors import MdsmixError, SeveralFailed, Unreachable
 from mdsmix.messages import make_printable
 from mdsmix.report.log_file import close_log, write_log
 
@@ -162,7 +162,8 @@ def run() -> None:
 def _run_command() -> Ending:
     """Run the command that sys.argv names."""
     if sys.platform == "win32":
-        return Ending(4, [f"error: {WINDOWS}"], describe_error("Unreachable", WINDOWS, 4))
+        code = Unreachable.exit_code
+        return Ending(code, [f"error: {WINDOWS}"], describe_error("Unreachable", WINDOWS, code))
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
@@ -175,7 +176,9 @@ def _run_command() -> Ending:
     except SystemExit as end:
         return _end_by_exit(end)
     except KeyboardInterrupt:  # before a command begins: a command turns Ctrl-C into an exit code
-        return Ending(INTERRUPTED, [KEPT], describe_error(json_document.INTERRUPTED, KEPT, 130))
+        return Ending(
+            INTERRUPTED, [KEPT], describe_error(json_document.INTERRUPTED, KEPT, INTERRUPTED)
+        )
     except BrokenPipeError:
         raise
     except Exception as error:
@@ -198,7 +201,12 @@ def _end_by_exit(end: SystemExit) -> Ending:
     cause = end.__context__
     if isinstance(cause, BrokenPipeError):  # typer and rich turn it into exit code 1
         return Ending(PIPE_CLOSED)
-    code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    # As Python itself reads the argument of sys.exit: None is 0, and a message is 1.
+    code = 1
+    if isinstance(end.code, int):
+        code = end.code
+    elif end.code is None:
+        code = 0
     if code in (INTERRUPTED, TERMINATED):
         return Ending(code, [KEPT], describe_error(json_document.INTERRUPTED, KEPT, code))
     format_message = getattr(cause, "format_message", None)

@@ -113,7 +113,8 @@ def preview(
     if changed:
         print_findings(changed, to_stderr=True)
         raise MixRefused(
-            "the recipe has changed since it made these streams, so no batches were shown."
+            "the recipe has changed since it made these streams, so no batches were shown: run "
+            "`mdsmix convert` first, or undo the changes."
         )
     options = PreviewOptions(
         world=make_run_machines(mix, nodes, gpus, batch, workers),

@@ -97,6 +97,7 @@ def diagnose(recipe: Recipe) -> Diagnoses:
     source_bytes = 0
     for stream in streams:
         if stream.source:
+            # This yields the diagnoses, and returns the bytes of the source's files.
             source_bytes += yield from _diagnose_source(recipe, stream)
         else:
             folder = locate(recipe.published(stream))

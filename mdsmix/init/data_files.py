@@ -131,6 +131,7 @@ def _folder_files(
         base: the folder from which files are named.
         notices: a list that a message on published streams is appended to.
     """
+    # Without "", the folder itself: a manifest in it does not exclude all files.
     published = sorted({_parent(name) for name in stats if _last_step(name) == MANIFEST} - {""})
     # First the data sets whose files have an order: of save_to_disk, and of MDS shards.
     datasets = {_parent(name) for name in stats if _last_step(name) in (STATE, INDEX)}
@@ -146,6 +147,7 @@ def _folder_files(
                 location=location, stat=stat, name=name_of(location, base), order=order
             )
     # Then all other files, each on its own.
+    # Beginnings of paths. For the folder itself this is "", which excludes all files.
     excluded = tuple(f"{path}/".lstrip("/") for path in (*ordered, *published))
     for name, stat in stats.items():
         is_hidden = name.startswith(".") or "/." in name
@@ -249,6 +251,7 @@ class FirstRecords:
 
 def read_head(file: SourceFile) -> FirstRecords:
     """Read the first records of a file. Raises MdsmixError if it cannot be read."""
+    # With a window of MAX_BYTES a file is one work unit. Only its first records are read.
     whole_file = plan_units([file], MAX_BYTES)[0]
     records = list[Any]()
     bad = Counter[str]()

@@ -96,7 +96,7 @@ def make_draft(name: str, guess: Guess, files: Sequence[SourceFile], paths: Sequ
         paths: names or patterns of these files, as the recipe writes them under `path`.
     """
     follows_from_fields = find_shape(None, guess.fields) == SHAPES[guess.shape.name]
-    read_as = files[0].read_as
+    read_as = files[0].read_as  # all files of a stream are read in the same way
     source: dict[str, Any] = {
         "path": [*paths],
         "format": read_as.format,
@@ -239,7 +239,8 @@ def find_paths(files: Sequence[SourceFile], all_files: Sequence[SourceFile]) -> 
     matched = {
         file.name for file in all_files if path_matches(file.name.split("/"), pattern.split("/"))
     }
-    if len(names) > 1 and "." in end and matched == set(names):
+    have_common_suffix = "." in end
+    if len(names) > 1 and have_common_suffix and matched == set(names):
         paths = [pattern]
     else:
         paths = [glob.escape(name) for name in names]
@@ -360,6 +361,8 @@ def format_recipe(
     accepted = [draft for draft in drafts if not draft.refused]
     lines = [HEAD, *_key_lines(keys, why)]
     # The keys of the mix and of the loader.
+    # A kind with a loader of its own, such as preferences, is never in a recipe with other kinds, so
+    # all streams have the loader of the first.
     loader = drafts[0].guess.kind.loader
     if loader:
         records = f"{drafts[0].guess.kind.word}s"
@@ -432,4 +435,5 @@ def format_value(value: Any) -> str:
         allow_unicode=True,
         sort_keys=False,
     )
+    # PyYAML ends a plain scalar with a line `...`.
     return text.removesuffix("...\n").strip().replace("${", "\\${")

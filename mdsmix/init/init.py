@@ -171,15 +171,17 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
     not read, and how answers end.
     """
     tried = draft.tried
-    records = f"of the first {plural(tried.read, 'record')} of {draft.name}"
+    first_records = f"the first {plural(tried.read, 'record')} of {draft.name}"
     if draft.refused:
         yield f"{draft.name} is left out: {draft.refused}"
     elif tried.quarantined:
-        yield f"{records}, convert would quarantine these: {join_counts(tried.quarantined)}"
+        yield (
+            f"convert would quarantine some of {first_records}: {join_counts(tried.quarantined)}"
+        )
     if tried.placeholders and not draft.refused:
         yield (
-            f"WARNING: {records}, some contain placeholders of media, and the model would be "
-            f"trained on them as text: {join_counts(tried.placeholders)}"
+            f"WARNING: some of {first_records} contain placeholders of media, which would be "
+            f"trained as text: {join_counts(tried.placeholders)}"
         )
     unread = [name for name in tried.unread if name != TAR_NAME]
     if unread:
@@ -223,6 +225,7 @@ def _fit_short_texts(drafts: Sequence[Draft], length: int, tokenizer: Tokenizer)
         if tokenizer.eos_id is None:
             draft.set("add_eos", False, "the tokenizer has no EOS")
         is_short = estimate_size(draft.files) < MIN_ROWS * length * BYTES_PER_TOKEN
+        # With other kinds the loader is finetuning, for which `layout: document` needs an EOS.
         has_only_texts = len(texts) == len(drafts)
         if is_short and (has_only_texts or tokenizer.eos_id is not None):
             draft.set(

@@ -190,7 +190,7 @@ def read_dataset_info(path: str, names: Sequence[str], base: Path, notices: Noti
     """
     entries = _read_json(path, INFO)
     if not isinstance(entries, dict) or not entries:
-        raise RecipeError(f"{path} has no entries by name, so it is not {INFO}: name that file.")
+        raise RecipeError(f"{path} has no entries by name: name {INFO} instead.")
     for name in names:
         if name not in entries:
             suggestion = suggest_key(name, list(entries), "it has")
@@ -265,6 +265,7 @@ def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
         raise FileMissing(str(error)) from None
     if not files:
         raise RecipeError(f"{'; '.join(map(str, no_data))}.")
+    # LLaMA-Factory reads each line of a plain text file as a record.
     if files[0].read_as.split_by:
         files = [replace(file, read_as=replace(file.read_as, split_by="line")) for file in files]
     guess = try_shape(shape, source.fields, source.options, read_head(files[0]))
@@ -303,7 +304,7 @@ def _choose_shape(shape: str, columns: Mapping[str, Any], tags: Mapping[str, Any
     if has_question and "prompt" not in fields and "query" in fields:
         fields["prompt"] = fields.pop("query")
     if shape == "alpaca" and fields.keys() == {"prompt"}:
-        shape = "text"
+        shape = "text"  # a prompt without an answer is a text for pretraining
     if shape == "openai" and not OPENAI_TAGS.items() >= tags.items():
         shape = "sharegpt"  # roles or keys other than OpenAI's
     # Check the columns.

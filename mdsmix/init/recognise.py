@@ -117,10 +117,10 @@ def _rank(guess: Guess) -> tuple[Any, ...]:
     own_names = [key for key, name in guess.fields.items() if name == key]
     return (
         is_right_with_images,
-        min(share_read, GOOD_SHARE),
-        -len(guess.missing),
+        min(share_read, GOOD_SHARE),  # a share above GOOD_SHARE counts as GOOD_SHARE
+        -len(guess.missing),  # minus, since few missing fields are better, and so below
         -len(guess.unread),
-        bool(guess.shape.structured),
+        bool(guess.shape.structured),  # fields with lists or objects, such as messages
         -len(guess.options),
         len(own_names),
     )
@@ -180,6 +180,8 @@ def _guess_images(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
     yield from _guess_shape(shape, head)
     pair = _find_fields(SHAPES["prompt_response"], head)
     if "instruction" in shape.fields and pair.keys() >= {"prompt", "response"}:
+        # The question as it is, and as a template that puts a placeholder before it, such as
+        # "<image>\\n{question}".
         for question in (pair["prompt"], f"{PLACEHOLDER}\n{{{pair['prompt']}}}"):
             fields = {"instruction": question, "output": pair["response"]}
             yield try_shape(shape, fields, {}, head)
@@ -190,11 +192,13 @@ def _guess_images(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
 def try_shape(
     shape: Shape, fields: Mapping[str, str], options: Mapping[str, Any], head: FirstRecords
 ) -> Guess:
-    """Read the records with a shape and return the result.
+    """Read the first records of a file with a shape (a way to read records by their fields). Return
+    a Guess with the outcome: how many records were read, and why the others were not.
 
     Args:
         fields: key of the shape -> the records' field for it.
-        options: further arguments of the shape.
+        options: keys of a recipe that change how the shape reads, such as {"nulls": "drop"}.
+        head: the first records.
     """
     records = _prepare_records(shape, fields, head)
     # A result is the record as the shape reads it, or the reason code (str) of a bad record.

@@ -308,13 +308,15 @@ def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
 
 
 def _drop_reason(manifest: Manifest) -> str:
-    """Return why tokens are in no sample. Tokens that count as truncated have another reason."""
+    """Return why the conversion dropped tokens, by the settings of the stream. The tokens in
+    `truncated_tokens` are not meant: these are reported on their own.
+    """
     encoding = manifest.encoding
-    if kind_of(encoding).joins_units:
+    if kind_of(encoding).joins_units:  # `layout: concat`: the tokens after the last full row
         return "last partial row"
-    if encoding.kind == "pretraining":
+    if encoding.kind == "pretraining":  # `layout: document`: what remains of a split document
         return "last pieces of one token, which train nothing"
-    if encoding.rewritten_history == "each":
+    if encoding.rewritten_history == "each":  # a conversation has several rows
         return "in rows that train nothing, or cut off"
     return "truncated, in rows that an earlier version did not count"
 

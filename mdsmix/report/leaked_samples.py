@@ -55,7 +55,7 @@ def _row(audit: Audit, leak: Leak) -> Row:
 
 def _show_passages(audit: Audit, leak: Leak, decoder: Decoder | None) -> Iterator[Item]:
     """Yield both passages of a leak, each under a headline. The shared tokens are in ⟮ ⟯."""
-    source = leak.sources[0]
+    source = leak.sources[0]  # the training sample with most of the leaked grams
     passage = read_passage(audit, leak)
     evaluation = audit.evaluations[leak.stream]
     training = audit.streams[source.stream]
@@ -63,7 +63,6 @@ def _show_passages(audit: Audit, leak: Leak, decoder: Decoder | None) -> Iterato
     leaked = f"{leak.leaked_grams:,} of its {leak.grams:,} {LENGTH}-grams found"
     yield Title(f"{_sample_name(evaluation, leak.sample)}: {leaked}")
     yield _passage_text(passage.item, passage.shared, decoder)
-    # The training sample with most of these grams, and how many of them it contains.
     yield Title(f"{_sample_name(training, source.sample)}: {source.grams:,} of these grams")
     yield _passage_text(passage.training, passage.shared, decoder)
 
@@ -100,7 +99,8 @@ def summarize_leaks(audit: Audit) -> Iterator[str]:
     items = audit.items
     leaks = audit.leaks
     if len(leaks) > ROWS:
-        yield f"the first {ROWS:,} of {plural(len(leaks), 'sample')} are listed, --json has all"
+        count = plural(len(leaks), "sample")
+        yield f"only the first {ROWS:,} of {count} are listed: --json has all"
     tokens = sum(stream.tokens for stream in audit.scanned)
     yield (
         f"searched {plural(tokens, 'token')} of {list_stream_names(audit.streams)} for "
@@ -182,7 +182,7 @@ def _passage_json(audit: Audit, leak: Leak, decoder: Decoder | None) -> Tree:
     """Return the passage that both samples of a leak share, as JSON. `id` and `training_id` are the
     ids of their records.
     """
-    source = leak.sources[0]
+    source = leak.sources[0]  # the training sample with most of the leaked grams
     shared: list[int] = read_passage(audit, leak).shared.tolist()
     return {
         "id": audit.evaluations[leak.stream].read_id(leak.sample),

@@ -115,8 +115,8 @@ def show_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> I
     yield windows_table(preview)
     yield from preview_warnings(preview)
     yield (
-        f"read at most {preview.loaders.reader.read:,} bytes of the streams' shards; --read allows "
-        f"{preview.options.read:,} bytes"
+        f"this preview has read {preview.loaders.reader.read:,} bytes or fewer of the streams' "
+        f"shards; --read allows {preview.options.read:,} bytes"
     )
 
 
@@ -182,6 +182,7 @@ def row_segments(row: SampleRow) -> list[Segment]:
     placeholder token for each image. An encoder-decoder's target comes after its context.
     """
     ids, labels = row.stored.input_ids, row.stored.labels
+    # A decoder's labels have a value for each id. An encoder-decoder's labels are the target.
     if ids.size != labels.size:
         return make_segments([(ids.tolist(), False), (labels.tolist(), True)])
     is_trained = labels != IGNORED_LABEL  # of each token

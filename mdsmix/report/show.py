@@ -111,7 +111,7 @@ def log_items(*items: Item) -> tuple[Item, ...]:
             read_items.append(NamedValues(list(item.lines)))
         else:
             read_items.append(item)
-        # A title has no rule there, which would cut a long one.
+        # In the log a title is a plain line, since the rule around it would cut a long title.
         show(item.title if isinstance(item, Title) else read_items[-1], console=console)
     write_log(*(line for line in lines.getvalue().splitlines() if line.strip()))
     return tuple(read_items)

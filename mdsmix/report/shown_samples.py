@@ -128,7 +128,7 @@ def doubles_eos(sample: Shown) -> bool:
     """Return whether the loader appends EOS to an answer that ends in EOS and white space."""
     if isinstance(sample, Mapping) or len(sample) < 2 or not sample[-1].is_appended:
         return False
-    appended_eos = sample[-1].ids[0]
+    appended_eos = sample[-1].ids[0]  # the last segment is this EOS, the one before is the answer
     answer_end = sample[-2].ids[-DOUBLED_WITHIN:]
     return appended_eos in answer_end
 
@@ -343,7 +343,7 @@ def choose_samples(stream: PublishedStream, choice: Choice) -> Iterator[Chosen]:
     else:
         numbers = _choose_numbers(stream, choice)
         samples = map(stream.read_sample, numbers)
-    for number, sample in zip(numbers, samples, strict=False):
+    for number, sample in zip(numbers, samples, strict=False):  # `count()` has no end
         id = stream.read_id(number)
         ids = id if isinstance(id, list) else [id]
         yield Chosen(

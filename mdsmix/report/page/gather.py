@@ -163,7 +163,8 @@ def gather(
     _add_preview(page, options, tokenizer, say)
     has_stream = any(stream.inspection or stream.bad for stream in page.streams)
     if page.problems and page.plan is None and not has_stream:
-        raise next(iter(page.problems.values()))
+        first_problem = next(iter(page.problems.values()))
+        raise first_problem
     return page
 
 
@@ -188,7 +189,7 @@ def _read_stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> S
     try:
         bad = find_bad_records(named.url, EXAMPLES, limit=MOST_BAD)
     except (Unreachable, Damaged) as error:
-        if inspection:
+        if inspection:  # otherwise the error of the stream itself is reported
             errors.append(error)
     return StreamOnPage(named=named, inspection=inspection, bad=bad, errors=errors)
 

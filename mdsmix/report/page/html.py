@@ -54,6 +54,7 @@ def page_html(page: Gathered) -> str:
     title = file_name.removesuffix(".yaml").removesuffix(".yml")
     if more:
         title = plural(len(page.streams), "stream")
+    # The page shows the mix and the findings first, then the samples, then all other sections.
     parts = sections(page)
     return (
         _environment()

@@ -155,6 +155,7 @@ def choose_ticks(low: float, high: float) -> list[float]:
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / LINES))
     distance = next(power * n for n in (1, 2, 5, 10) if power * n >= span / LINES)
+    # The 1e-9 keeps an error of rounding from adding a line.
     first = math.floor(low / distance + 1e-9)
     last = max(first + 1, math.ceil(high / distance - 1e-9))
     return [float(f"{number * distance:.10g}") for number in range(first, last + 1)]
@@ -173,7 +174,7 @@ def show_run(run: RunFigures, colours: Mapping[str, str]) -> Iterator[Item | Cur
     last = run.steps[-1]
     yield f"{plural(last.step, 'step')} of the run are in {run.path}."
     if run.torn:
-        yield "Its last line is not whole, as a run that was killed leaves it, and is left out."
+        yield "The last line of this file is incomplete, as after a kill, and was left out."
     unplanned = set(last.streams) - {stream.name for stream in run.planned}
     if unplanned:
         yield f"The run was resumed without {join_names(sorted(unplanned))}."
@@ -190,6 +191,7 @@ def show_run(run: RunFigures, colours: Mapping[str, str]) -> Iterator[Item | Cur
     if any(point.value is not None for curve in losses for point in curve.points):
         yield Curves("loss of each stream, in nats", "loss", losses)
     planned = run.planned_shares
+    # MEASURES are samples, tokens and trained tokens. Shares of samples are not drawn.
     for measure, words in zip(MEASURES[1:], ("tokens", "trained tokens"), strict=True):
         shares = list[Curve]()
         for name in run.streams:

@@ -142,9 +142,10 @@ def _first_span(ids: Sequence[int], before: int | None, decoder: Decoder) -> Tok
     first = decoder.text(ids[:1], before)
     if ids[0] in decoder.control:
         return TokenSpan(make_printable(first), (ids[0],), "control")
-    if BROKEN not in first:
+    if BROKEN not in first:  # the token is whole characters
         form = "line" if first.endswith("\n") else "text"
         return TokenSpan(make_printable(first, WRITTEN), (ids[0],), form)
+    # Add tokens until the character is complete.
     for stop in range(2, len(ids) + 1):
         text = decoder.text(ids[:stop], before)
         if ids[stop - 1] in decoder.control:
