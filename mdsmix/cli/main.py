@@ -176,9 +176,8 @@ def _run_command() -> Ending:
     except SystemExit as end:
         return _end_by_exit(end)
     except KeyboardInterrupt:  # before a command begins: a command turns Ctrl-C into an exit code
-        return Ending(
-            INTERRUPTED, [KEPT], describe_error(json_document.INTERRUPTED, KEPT, INTERRUPTED)
-        )
+        tree = describe_error(json_document.INTERRUPTED, KEPT, INTERRUPTED)
+        return Ending(INTERRUPTED, [KEPT], tree)
     except BrokenPipeError:
         raise
     except Exception as error:

@@ -361,8 +361,8 @@ def format_recipe(
     accepted = [draft for draft in drafts if not draft.refused]
     lines = [HEAD, *_key_lines(keys, why)]
     # The keys of the mix and of the loader.
-    # A kind with a loader of its own, such as preferences, is never in a recipe with other kinds, so
-    # all streams have the loader of the first.
+    # A kind with a loader of its own, such as preferences, is never in a recipe with other kinds.
+    # So all streams have the loader of the first.
     loader = drafts[0].guess.kind.loader
     if loader:
         records = f"{drafts[0].guess.kind.word}s"

@@ -181,7 +181,7 @@ def _guess_images(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
     pair = _find_fields(SHAPES["prompt_response"], head)
     if "instruction" in shape.fields and pair.keys() >= {"prompt", "response"}:
         # The question as it is, and as a template that puts a placeholder before it, such as
-        # "<image>\\n{question}".
+        # "<image>\n{question}".
         for question in (pair["prompt"], f"{PLACEHOLDER}\n{{{pair['prompt']}}}"):
             fields = {"instruction": question, "output": pair["response"]}
             yield try_shape(shape, fields, {}, head)
