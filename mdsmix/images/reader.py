@@ -237,7 +237,7 @@ class ImageReader:
         size = sum(image.size for image in images)
         count = len(record.images)
         self.weigh(size)
-        if len(images) < count:
+        if len(images) < count:  # too many images, of which none was read
             self.window_images.results.append("too_many_images")
             return NoRecord("too_many_images", images=count, max_images=self.most_images)
         for number, (path, image) in enumerate(zip(record.images, images, strict=True)):

@@ -286,7 +286,7 @@ def _name_of(files: Sequence[SourceFile]) -> str:
     if differ_in_numbers:
         steps = [*folders, file_name.partition(".")[0]]
     for step in reversed(steps):
-        if len(files) > 1:
+        if len(files) > 1:  # a number in the name of one file does not name all files
             step = NUMBER.sub("", step)
         name = "_".join(naming_words(step))
         if name:

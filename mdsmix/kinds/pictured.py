@@ -83,6 +83,7 @@ class ConversationsWithImages(Conversations):
 
         require_pillow()
         images = _image_settings(recipe, stream, tokenizer)
+        # Rows with images have these columns and no compression, whatever the recipe sets.
         return {
             **super().settings(recipe, stream, tokenizer),
             "columns": dict(COLUMNS),
