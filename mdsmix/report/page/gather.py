@@ -199,7 +199,8 @@ def _add_plan(page: Gathered, options: PlanOptions) -> None:
     the page shows them elsewhere.
     """
     try:
-        # If the mix could not be resolved, the streams are surveyed as `mdsmix plan` does.
+        # A plan has no evaluations. If the mix could not be resolved, the streams are surveyed as
+        # `mdsmix plan` does.
         mix = replace(page.mix, evals=()) if page.mix else resolve_for_plan(page.targets)
         errors = find_plan_problems(mix)
         if errors:
