@@ -280,3 +280,12 @@ def test_every_region_of_the_page_has_its_own_name(recipe: Path, tmp_path: Path)
     names = re.findall('role="region"[^>]*aria-label="([^"]+)"', page)
     assert len(set(names)) == len(names), names
     assert sum(name.startswith("The first batches, ") for name in names) > 3
+
+
+def test_a_stream_of_weight_0_is_in_no_batch(recipe: Path, tmp_path: Path) -> None:
+    for weight in ("repeat", "choose"):
+        tree = preview_as_json(recipe, f"mix.docs.{weight}=0", "--batch", 8, "--gpus", 1)
+        draws = [rank["samples"] for step in tree["steps"] for rank in step["ranks"]]
+        streams = {sample["stream"] for samples in draws for sample in samples}
+        assert streams == {"chat"}
+    run_ok("report", recipe, "mix.docs.repeat=0", "--batch", 8, "-o", tmp_path / "r.html")
