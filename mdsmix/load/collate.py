@@ -375,7 +375,7 @@ def join_rows(rows: Rows) -> TrainingRow:
     next_document = 0
     for row in rows:
         labels_of_row = row.labels.copy()
-        if next_document:
+        if next_document:  # 0 only for the first row
             labels_of_row[:1] = IGNORED_LABEL
         labels.append(labels_of_row)
         documents.append(number_documents(row) + next_document)

@@ -164,6 +164,7 @@ def _find_lack(loader: Loader, rows: int, gpus: int) -> Lack | None:
     packing = max(1.0, float(ratio)) if ratio is not None and is_number(ratio) else 1.0
     workers = max(0, as_whole_number(loader.section.get("num_workers")) or 0)
     replication = as_whole_number(loader.dataset.get("replication"))
+    # If the loader's canonical nodes are impossible on this node, Streaming's default is assumed.
     machines = Machines(batch=rows * gpus, gpus=gpus, workers=workers, packing=packing)
     with suppress(RecipeError):  # other checks report canonical nodes that such a run cannot have
         machines = make_machines(

@@ -170,6 +170,7 @@ def _enlarge_vocabulary(recipe: Recipe, config: Settings) -> Section | None:
 
     model = _as_section(config.get("model"))
     size = model.get("vocab_size")
+    # With load_path, training begins with the weights of a checkpoint.
     if model.get("name") != FROM_SCRATCH or config.get("load_path") or not isinstance(size, int):
         return None
     with suppress(MdsmixError):  # tokenizer-unseen reports the error

@@ -192,6 +192,7 @@ def render_recipe(
         mix = make_mix(text, path, opened.streams, recipe, into, own_evals, opened.shares)
         return RenderedRecipe(replace(mix, changed=changed, overrides=overrides), text)
 
+    # Render once to count the samples of an epoch. If they are few, render again with more keys.
     mix, text = set_into(remaining)
     small = find_small_epoch(mix, recipe, remaining)
     if small:

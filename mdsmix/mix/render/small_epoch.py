@@ -51,8 +51,8 @@ class SmallEpoch:
         return {**config, TRAIN: {**self.defaults, **kept}}
 
     def explain(self, change: str) -> str:
-        """Return the line of a change, such as `train_loader.num_workers: 4 -> 0`. The first of the
-        keys gets the reason.
+        """Return the line of a changed key, such as `train_loader.num_workers: 4 -> 0`. The line of
+        the first of these keys gets the reason added, so that the reason is printed once.
         """
         first = next(iter(self.defaults))
         if not change.startswith(f"{TRAIN}.{first}:"):
@@ -61,9 +61,11 @@ class SmallEpoch:
 
 
 def find_small_epoch(mix: Mix, recipe: Recipe, config: Settings) -> SmallEpoch | None:
-    """Return the keys for an epoch with few samples; None if it has enough, if the batch size is
-    unknown, if rows are packed or batches are not drawn at random, or if config or recipe have the
-    keys.
+    """Return the keys of train_loader for an epoch with few samples. Keys that the config or the
+    recipe sets are left out.
+
+    None if no key remains, or if it is unknown how many samples a batch needs: without a batch
+    size, with packed rows, or if batches are not drawn at random (batching_method).
 
     Args:
         mix: the mix as it is rendered without such keys.
@@ -79,8 +81,10 @@ def find_small_epoch(mix: Mix, recipe: Recipe, config: Settings) -> SmallEpoch |
     if isinstance(config_loader, Mapping):
         set_keys |= config_loader.keys()
     defaults: dict[str, Any] = {}
+    # An epoch without a full batch: train on the incomplete one.
     if 0 < samples < batch and "drop_last" not in set_keys:
         defaults |= KEEP_LAST
+    # Each worker would have less than a batch to read.
     if 0 < samples < batch * NUM_WORKERS and not set_keys.intersection(WORKER_KEYS):
         defaults |= WITHOUT_WORKERS
     return SmallEpoch(samples, batch, defaults) if defaults else None
@@ -97,6 +101,7 @@ def forget_small_epoch(text: str, config: Settings) -> Settings:
     loader = config.get(TRAIN)
     if not line or not isinstance(loader, Mapping):
         return config
+    # A key is left out only if the head names it and it still has the value that was set.
     small = {**KEEP_LAST, **WITHOUT_WORKERS}
     names = set(line[1].split(", "))
     kept = {}
