@@ -202,6 +202,7 @@ def _recognise_run(run: list[SourceFile], notices: Notices) -> Iterator[_Group]:
     # Both are alike. The group's guess gets the first records of both files.
     guess = ends[0]
     if guess:
+        # `sum` begins with the head of the first file, and adds the head of the last file.
         heads = [end.head for end in ends[1:] if end]
         yield _Group(run, replace(guess, head=sum(heads, guess.head)))
     elif len(run) > 2:  # `_recognise_file` has already reported the first and the last file

@@ -82,6 +82,7 @@ def _draw_all(items: Iterable[Item | Ribbon]) -> Iterator[Markup]:
         if severity:
             yield FINDING.format(severity, _join(lines))
             severity = ""
+        # The heading of a finding begins with its severity, such as `error`.
         word = item.text.split(" ")[0] if isinstance(item, Heading) else ""
         if word in SEVERITIES:
             severity = word
@@ -135,9 +136,10 @@ def _draw_runs(runs: Iterable[Run]) -> Iterator[Markup]:
             yield Markup("<mark>") + BRACKET.format(text)
         elif form == "mark" and text in AFTER_MARKED:
             yield BRACKET.format(text) + Markup("</mark>")
-        elif form == "mark":
+        elif form == "mark":  # not a bracket: the heading of a packed document
             yield Markup("<b>{}</b>").format(shown)
         elif form == "control":
+            # A control token is written in brackets, as its first and last character.
             before, after = BRACKET.format(shown[0]), BRACKET.format(shown[-1])
             yield CONTROL.format(before + shown[1:-1] + after)
         else:

@@ -130,6 +130,7 @@ def _parse(shape: Shape, names: Sequence[str], raw: RawRecord) -> Conversation:
         images = [*_read_part_images(parts, images)]
     # Read the text with the shape, then put the images in place of the marks.
     conversation = shape.parse(raw._replace(record={**raw.record, **flattened}))
+    # Without a placeholder the images come before the first question, if the shape permits this.
     if shape.images_first and not any(mark in text for text in conversation.texts):
         conversation = _prepend_marks(conversation, mark * len(images))
     return place_images(conversation, images, mark)

@@ -104,7 +104,7 @@ def _refuse_empty(tokenizer: Any) -> None:
     tokenizer from a folder without a vocabulary.
     """
     ordinary = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()
-    if len(ordinary) <= 1:
+    if len(ordinary) <= 1:  # every real vocabulary has many ordinary tokens
         raise ValueError(
             "it opens as an empty tokenizer, since it has no file with a vocabulary "
             "(tokenizer.json)"
