@@ -316,7 +316,7 @@ class ImageReader:
         """
         try:
             refuses_outside = self.settings.get("outside") == "refuse"
-            location = locate_image(image, base, inside=refuses_outside)
+            location = locate_image(image, base, refuses_outside)
         except BadImage as bad:
             return Image(reason=bad.reason, why=bad.why)
         return self.read_image(location)
