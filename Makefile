@@ -136,6 +136,7 @@ lint: venv ## ruff, mypy, and which imports point back or run in a circle
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy tests/types/consumer.py
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_structure.py -k "circle or way"
 
 bench: venv foundry-env bench-env minio ## the side-by-side, written to benchmarks/RESULTS.md: 30 minutes; BENCH=--quick: 8

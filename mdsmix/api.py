@@ -12,12 +12,14 @@ function imports what it needs, so that a command starts fast.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from mdsmix.errors import MixRefused
+from mdsmix.arguments import refuse_wrong_arguments
+from mdsmix.errors import MixRefused, RecipeError
 
 if TYPE_CHECKING:
     from mdsmix.conversion.run import Outcome, PartOutcome
@@ -39,7 +41,7 @@ def convert(
     *,
     only: Sequence[str] = (),
     limit: int | None = None,
-    budget: str | None = None,
+    budget: str | int | None = None,
     reencode: bool = False,
     max_bad: str | float | None = None,
     verify_source: bool = False,
@@ -90,6 +92,7 @@ def convert(
     >>> conversion.streams[0].manifest.totals.tokens  # doctest: +SKIP
     1846332
     """
+    refuse_wrong_arguments(locals())
     from mdsmix.conversion import run
     from mdsmix.conversion.planning import Options
     from mdsmix.report.conversions import Conversion
@@ -127,7 +130,7 @@ def convert_part(
     overrides: Sequence[str] = (),
     *,
     only: Sequence[str] = (),
-    budget: str | None = None,
+    budget: str | int | None = None,
     max_bad: str | float | None = None,
     reencode: bool = False,
     verify_source: bool = False,
@@ -146,6 +149,7 @@ def convert_part(
 
     The other arguments and the errors are those of `convert`.
     """
+    refuse_wrong_arguments(locals())
     from mdsmix.conversion import run
     from mdsmix.conversion.planning import Options, parse_part
     from mdsmix.report.conversions import ConvertedPart
@@ -158,7 +162,7 @@ def convert_part(
         memory=_parse_memory(memory),
         quarantine_crashes=quarantine_crashes,
         verify_source=verify_source,
-        part=parse_part(part),
+        part=parse_part(str(part)),
     )
     opened, remarks = _open_for_conversion(recipe, overrides, max_bad, budget)
     outcomes = list[run.PartOutcome]()
@@ -180,7 +184,7 @@ def plan_conversion(
     *,
     only: Sequence[str] = (),
     limit: int | None = None,
-    budget: str | None = None,
+    budget: str | int | None = None,
     max_bad: str | float | None = None,
     reencode: bool = False,
     verify_source: bool = False,
@@ -189,6 +193,7 @@ def plan_conversion(
     """Return what `convert` with the same arguments would do and why, in sentences, as
     `mdsmix convert --dry-run` prints them. No record is read.
     """
+    refuse_wrong_arguments(locals())
     from mdsmix.conversion.planning import Options, describe_plans
 
     options = Options(
@@ -199,7 +204,10 @@ def plan_conversion(
 
 
 def _open_for_conversion(
-    recipe: RecipeInput, overrides: Sequence[str], max_bad: str | float | None, budget: str | None
+    recipe: RecipeInput,
+    overrides: Sequence[str],
+    max_bad: str | float | None,
+    budget: str | int | None,
 ) -> tuple[Recipe, list[str]]:
     """Open a recipe, with `max_bad` and a sample for `budget` if they are given.
 
@@ -213,7 +221,7 @@ def _open_for_conversion(
     if max_bad is not None:
         settings.append(f"max_bad={json.dumps(str(max_bad))}")
     if budget is not None:
-        settings.append(f"budget={json.dumps(add_unit(budget))}")
+        settings.append(f"budget={json.dumps(add_unit(str(budget)))}")
     opened = open_recipe(recipe, settings)
     if budget is None:
         return opened, []
@@ -265,6 +273,7 @@ def check(
     >>> [finding.id for finding in check("recipe.yaml")]  # doctest: +SKIP
     ['packing-mixed', 'epoch-rounded']
     """
+    refuse_wrong_arguments(locals())
     from mdsmix.mix.check import run_checks, sort_by_severity, verify_streams
     from mdsmix.mix.lock_check import check_lock
     from mdsmix.mix.streams.resolve import open_mix
@@ -285,8 +294,8 @@ def render_yaml(
     recipe: RecipeInput,
     overrides: Sequence[str] = (),
     *,
-    out: str | None = None,
-    into: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    into: str | os.PathLike[str] | None = None,
     validate: bool = False,
     evals: OwnEvals = "look",
     estimate: bool = False,
@@ -314,6 +323,7 @@ def render_yaml(
 
     >>> print(render_yaml("recipe.yaml").yaml)  # doctest: +SKIP
     """
+    refuse_wrong_arguments(locals())
     from mdsmix.mix.check import describe_verdict, run_checks
     from mdsmix.mix.lock_check import lock_path, make_lock
     from mdsmix.mix.render.render import (
@@ -328,6 +338,8 @@ def render_yaml(
     from mdsmix.report.rendered_yaml import RenderedYaml
 
     # Refuse an output file that cannot be written before anything is read.
+    out = os.fspath(out) if out else None
+    into = os.fspath(into) if into else None
     target = out or into
     lock_file = lock_path(target) if target else None
     for file in filter(None, (target, lock_file)):
@@ -368,8 +380,8 @@ def plan(
     nodes: int = 1,
     gpus: int = 8,
     batch: int | None = None,
-    tokens: str | None = None,
-    disk: str | None = None,
+    tokens: str | int | None = None,
+    disk: str | int | None = None,
     tokens_per_second: float | None = None,
 ) -> PlannedRun:
     """Forecast a run, as `mdsmix plan` does: tokens, padding, steps, the bytes that each node
@@ -394,13 +406,19 @@ def plan(
     >>> plan("recipe.yaml", nodes=8, batch=1024, tokens="100B").run.steps  # doctest: +SKIP
     47684
     """
+    refuse_wrong_arguments(locals())
     from mdsmix.messages import plural
     from mdsmix.mix.plan.plan import PlanOptions, find_plan_problems, make_plan, resolve_for_plan
     from mdsmix.report.checked_mix import CheckedMix
     from mdsmix.report.planned_run import PlannedRun
 
     options = PlanOptions(
-        nodes=nodes, gpus=gpus, batch=batch, tokens=tokens, disk=disk, speed=tokens_per_second
+        nodes=nodes,
+        gpus=gpus,
+        batch=batch,
+        tokens=None if tokens is None else str(tokens),
+        disk=None if disk is None else str(disk),
+        speed=tokens_per_second,
     )
     opened = resolve_for_plan(mix, overrides)
     errors = find_plan_problems(opened)
@@ -415,7 +433,7 @@ def plan(
 
 
 def inspect(
-    stream: str,
+    stream: str | os.PathLike[str],
     *,
     samples: int = 3,
     numbers: Sequence[int] = (),
@@ -440,17 +458,18 @@ def inspect(
         RecipeError: arguments exclude each other, or no sample has a number of `numbers`.
         Unreachable: no stream is published there, or it cannot be read.
     """
+    refuse_wrong_arguments(locals())
     from mdsmix.report.inspection import InspectedStream
     from mdsmix.report.inspection import inspect as inspect_stream
     from mdsmix.report.shown_samples import make_choice
 
     choice = make_choice(samples, numbers, longest, at_random, seed)
-    inspection = inspect_stream(stream, choice, tokenizer)
+    inspection = inspect_stream(os.fspath(stream), choice, tokenizer)
     return InspectedStream(inspection.stream, inspection.samples, inspection.decoder, choice)
 
 
 def make_report(
-    mix: str | Sequence[str],
+    mix: str | os.PathLike[str] | Sequence[str],
     *,
     samples: int = 12,
     seed: int = 0,
@@ -482,6 +501,7 @@ def make_report(
         RecipeError: the recipe, the YAML or an argument is wrong.
         MdsmixError: there is nothing to show. Other errors are in `problems` of the page.
     """
+    refuse_wrong_arguments(locals())
     from mdsmix.mix.plan.plan import PlanOptions
     from mdsmix.mix.streams.resolve import list_words
     from mdsmix.report.page.gather import gather
@@ -489,8 +509,14 @@ def make_report(
     from mdsmix.report.shown_samples import Choice
     from mdsmix.report.written_page import ReportPage
 
+    words = list_words(mix)
+    if not words or isinstance(mix, Mapping):
+        raise RecipeError(
+            "the page names the recipe or training YAML that it is of, so that needs a file: write "
+            "the keys and values to one, and pass its path."
+        )
     machines = PlanOptions(nodes=nodes, gpus=gpus, batch=batch)
     choice = Choice(count=samples, seed=seed)
     with watching(progress) as watcher:
         say = watcher.on_step if preview else None
-        return ReportPage(gather(list_words(mix), choice, machines, tokenizer, say, run))
+        return ReportPage(gather(words, choice, machines, tokenizer, say, run))

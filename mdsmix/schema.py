@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 import types
 import typing
@@ -220,6 +221,8 @@ class Reader:
             value: the value, as YAML or JSON contains it.
             where: the keys that lead to the value, such as `streams.web.source`.
         """
+        if isinstance(value, os.PathLike):  # of a recipe that was built in Python
+            value = os.fspath(value)
         if type(value) in self.plain:
             return value
         # Try each option of the annotation. `outer` is its class, `args` are the annotations

@@ -60,6 +60,67 @@ def test_every_public_name_is_there_for_python_and_for_type_checkers() -> None:
         _ = mdsmix.konvert
 
 
+def test_the_consumer_of_the_type_check_uses_every_public_name() -> None:
+    """`make lint` runs mypy on it: a cold cache would cost a test more than a minute."""
+    text = (ROOT / "tests/types/consumer.py").read_text("utf-8")
+    assert [name for name in mdsmix.__all__ if f"mdsmix.{name}" not in text] == []
+    assert "mypy tests/types/consumer.py" in (ROOT / "Makefile").read_text("utf-8")
+
+
+def test_wrong_arguments_are_refused_with_their_name(project: Project) -> None:
+    project.write_source(TEXTS)
+    project.configure()
+    convert, inspect, plan = mdsmix.convert, mdsmix.inspect, mdsmix.plan
+    calls: list[tuple[Any, Any, dict[str, Any]]] = [
+        *((convert, project.recipe, {"limit": wrong}) for wrong in (0, -3, "3", True)),
+        *((convert, project.recipe, {"workers": wrong}) for wrong in (0, "2")),
+        *((convert, project.recipe, {"only": wrong}) for wrong in ("web", [3])),
+        *((convert, project.recipe, {"overrides": wrong}) for wrong in ("max_seq_len=3", [3])),
+        (convert, project.recipe, {"progress": "no"}),
+        (mdsmix.check, project.recipe, {"evals": "sometimes"}),
+        (mdsmix.make_report, project.recipe, {"samples": -1}),
+        *((inspect, project.train, {"numbers": wrong}) for wrong in (3, [-1])),
+        (inspect, project.train, {"seed": -1}),
+        *((plan, project.recipe, {name: 0}) for name in ("nodes", "gpus", "batch")),
+        (plan, project.recipe, {"tokens_per_second": 0}),
+    ]
+    for function, subject, arguments in calls:
+        (name,) = arguments
+        with pytest.raises(RecipeError, match=f"^{name} is .*; it must be"):
+            function(subject, **arguments)
+    for no_mix in ([], None, [3], 3):
+        with pytest.raises(RecipeError, match=r"^mix is "):
+            mdsmix.check(no_mix)  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match="needs a file"):
+        mdsmix.make_report(read_recipe(project))  # type: ignore[arg-type]
+
+
+def test_wrong_values_of_a_built_recipe_name_their_key(project: Project) -> None:
+    """A path may be a Path."""
+    project.write_source(TEXTS)
+    source: Any = {"path": project.folder / "a.jsonl", "text": "text"}
+    stream: Any = {"kind": "pretraining", "source": SourceSpec(**source)}
+    settings: Any = {"tokenizer": TokenizerSpec(name=str(project.tokenizer)), "max_seq_len": 16}
+    settings |= {"local": project.out, "streams": {"web": StreamSpec(**stream)}}
+    opened = mdsmix.open_recipe(Recipe(**settings))
+    assert opened.local == str(project.out)
+    assert opened.streams["web"].source == SourceSpec(
+        path=[str(project.folder / "a.jsonl")], text="text"
+    )
+    for wrong, message in (
+        ({"max_seq_len": "16"}, "max_seq_len is '16'; it must be a whole number"),
+        ({"tokenizer": 3}, "tokenizer is 3; it must be a name"),
+        ({"streams": [StreamSpec(**stream)]}, "streams is"),
+        (
+            {"streams": {"web": StreamSpec(**stream | {"source": "a.jsonl"})}},
+            r"streams\.web\.source is",
+        ),
+        ({"mix": {"web": mdsmix.WeightSpec(repeat="x")}}, r"mix\.web\.repeat is 'x'"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(RecipeError, match=message):
+            mdsmix.open_recipe(Recipe(**settings | wrong))
+
+
 def test_the_module_is_the_command() -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "mdsmix", "--version"], capture_output=True, text=True

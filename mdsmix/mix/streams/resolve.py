@@ -148,7 +148,7 @@ def list_words(mix: MixInput) -> list[str]:
     """Return the words with which a command would name the mix; none if it is not a path."""
     if isinstance(mix, (str, os.PathLike)):
         return [os.fspath(mix)]
-    return [] if isinstance(mix, (Mapping, Recipe)) else list(mix)
+    return [] if isinstance(mix, (Mapping, Recipe)) else list(map(os.fspath, mix))
 
 
 class NamedYaml(NamedTuple):

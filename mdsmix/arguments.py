@@ -1,0 +1,68 @@
+"""Refuses wrong arguments of the Python API, each in one sentence. The command line has refused
+them before; a function of Python takes any value.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mdsmix.errors import RecipeError
+
+LEAST = {
+    **dict.fromkeys(("limit", "workers", "nodes", "gpus", "batch"), 1),
+    **dict.fromkeys(("samples", "seed", "per_reason", "common"), 0),
+}
+"Name of an argument that is a whole number or None -> its least value."
+TEXTS = ("overrides", "only", "reasons", "evaluations")
+"Arguments that are lists of texts. One text alone is no list: its letters would be the elements."
+EVALS = ("look", "keep", "drop")
+
+
+def refuse_wrong_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raise RecipeError if an argument has a value that it cannot have.
+
+    Args:
+        arguments: the arguments of a function of the API, by their names.
+    """
+    for name, value in arguments.items():
+        least = LEAST.get(name)
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if least is not None and value is not None and not (is_whole and value >= least):
+            raise _refusal(name, value, f"a whole number from {least}")
+        if name in TEXTS and not _is_list_of(str, value):
+            raise _refusal(name, value, f'a list of texts, such as {name}=["..."]')
+        if name == "numbers" and not (_is_list_of(int, value) and min(value, default=0) >= 0):
+            raise _refusal(name, value, "a list of whole numbers from 0")
+        if name == "evals" and value not in EVALS:
+            raise _refusal(name, value, f"one of {', '.join(EVALS)}")
+        if name == "progress" and not (isinstance(value, bool) or callable(value)):
+            raise _refusal(name, value, "True, False, or a function that takes a Progress")
+        if name == "tokens_per_second" and value is not None and not value > 0:
+            raise _refusal(name, value, "above 0")
+        if name == "mix":
+            _refuse_no_mix(value)
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    """Check whether a value is a list or another collection of such elements."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        return False
+    return all(isinstance(element, kind) for element in value)
+
+
+def _refuse_no_mix(value: Any) -> None:
+    """Raise RecipeError if the value is a list of streams that is empty or has something else in
+    it, or cannot be a mix.
+    """
+    if isinstance(value, (list, tuple)):
+        is_mix = bool(value) and all(isinstance(part, (str, os.PathLike)) for part in value)
+    else:
+        is_mix = value is not None and not isinstance(value, (bytes, int, float))
+    if not is_mix:
+        raise _refusal("mix", value, "a recipe, a training YAML, or a list of published streams")
+
+
+def _refusal(name: str, value: Any, words: str) -> RecipeError:
+    return RecipeError(f"{name} is {repr(value)[:60]}; it must be {words}.")
