@@ -7,7 +7,7 @@ of mdsmix and exits with 1.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class MdsmixError(Exception):
@@ -80,6 +80,50 @@ class SeveralFailed(MdsmixError):
         self.exit_code = min((error.exit_code for error in errors), key=GRAVEST.index)
 
 
+class ExitCode(NamedTuple):
+    """The meaning of an exit code, as docs/troubles.md shows it."""
+
+    cause: str
+    fix: str
+
+
+EXIT_CODES = {
+    0: ExitCode("Success, or the streams may be mixed.", "Nothing."),
+    1: ExitCode(
+        "mdsmix itself failed.",
+        "Report it, with what the same command prints under `MDSMIX_DEBUG=1`.",
+    ),
+    2: ExitCode(
+        "Wrong usage or recipe, or a chat template that does not compile. With `--engine ray` "
+        "also: "
+        "Ray is not installed, or a local path exists only on this node.",
+        "Change what the sentence names. The same command fails again.",
+    ),
+    3: ExitCode(
+        "The streams may not be mixed, or a stream is damaged.",
+        "The finding has the fix. `mdsmix verify` lists damage and `mdsmix repair` mends it.",
+    ),
+    4: ExitCode(
+        "Reading or writing failed (a missing stream, a store, permissions, a full disk), a source "
+        "changed while it was read, or another run is writing the stream. With `--engine ray` "
+        "also: the cluster cannot be joined, or a node has another version of mdsmix.",
+        "Remove the cause and run the same command again: it continues. `mdsmix doctor RECIPE` "
+        "tries all places of a run.",
+    ),
+    5: ExitCode(
+        "Too many bad records, or no samples left.",
+        "`mdsmix quarantine` shows the records: fix the source, or raise `max_bad`. The same "
+        "command "
+        "continues.",
+    ),
+    130: ExitCode("Interrupted by Ctrl-C.", "The same command continues."),
+    141: ExitCode(
+        "The program that read the output has exited, as `head` does after its last line.",
+        "Nothing.",
+    ),
+    143: ExitCode("Terminated: a scheduler took the machine back.", "The same command continues."),
+}
+"Exit code -> its cause and its fix. All commands have the same codes."
 GRAVEST = (1, 2, 4, 5, 3)
 "Exit codes, the gravest first."
 

@@ -4,6 +4,7 @@ docs/contributing.md teaches works. Commands are run by tests/docs.
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import re
@@ -18,9 +19,13 @@ import pytest
 import typer.main
 import yaml
 
-from mdsmix.cli.main import app
+from mdsmix import errors
+from mdsmix.cli.main import INTERRUPTED, PIPE_CLOSED, TERMINATED, app
 from mdsmix.conversion.job import make_job
 from mdsmix.kinds import open_recipe
+from mdsmix.kinds.reasons import list_bad_reasons
+from mdsmix.mix.check import list_checks
+from mdsmix.record import FILTERED
 from mdsmix.shapes import SHAPES
 from mdsmix.sources import formats
 from mdsmix.tokenizer.card import open_tokenizer
@@ -79,6 +84,38 @@ def test_generated_parts_of_pages_are_up_to_date() -> None:
     for page, kind, names in sections:
         page = (ROOT / f"docs/{page}.md").read_text("utf-8")
         assert sorted(re.findall(f"<!-- generated: {kind} ([a-z-]+) -->", page)) == sorted(names)
+
+
+def list_raised() -> Iterator[tuple[str, int]]:
+    """Yield the first literal text of each `raise` of an error of mdsmix, with its exit code."""
+    for path in (ROOT / "mdsmix").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
+                continue
+            error = getattr(errors, ast.unparse(node.exc.func).rpartition(".")[2], None)
+            if hasattr(error, "exit_code") and node.exc.args:
+                yield ast.unparse(node.exc.args[0]), error.exit_code
+
+
+def test_the_page_of_errors_has_each_check_reason_and_exit_code() -> None:
+    """An entry that quotes a sentence is below the exit code with which the code raises it."""
+    page = (ROOT / "docs/troubles.md").read_text("utf-8")
+    for check in list_checks():
+        assert page.count(f"\n- `{check.severity} {check.id}`:") == 1, check.id
+    for code in (*list_bad_reasons(), *FILTERED):
+        assert f"\n- `{code}`: " in page
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and hasattr(c, "exit_code")]
+    codes = {error.exit_code for error in classes} | {0, INTERRUPTED, TERMINATED, PIPE_CLOSED}
+    assert codes == errors.EXIT_CODES.keys()
+    assert [int(c) for c in re.findall(r"(?m)^\| (\d+) \|", page)] == [*errors.EXIT_CODES]
+    troubles = runpy.run_path(str(ROOT / "docs/site/troubles.py"))
+    raised = list(list_raised())
+    compared = 0
+    for refusal in troubles["REFUSALS"]:
+        found = {code for text, code in raised if refusal.words in text}
+        assert found <= {refusal.code}, refusal.words
+        compared += len(found)
+    assert compared > 10
 
 
 PAGE, RECIPES = ROOT / "docs/contributing.md", ROOT / "docs/recipe.md"

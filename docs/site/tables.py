@@ -27,9 +27,13 @@ from mdsmix.mix.check import list_checks
 from mdsmix.record import FILTERED
 
 ROOT = Path(__file__).parents[2]
+TROUBLES = runpy.run_path(str(ROOT / "docs/site/troubles.py"))
 STOPS = runpy.run_path(str(ROOT / "docs/site/stops.py"))
 PAGES = [
-    *(ROOT / "docs" / name for name in ("commands.md", "recipe.md", "conversion-path.md")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("commands", "recipe", "conversion-path", "troubles")
+    ),
     *(ROOT / "mdsmix" / package / "README.md" for package in ("mix", "encode")),
     ROOT / "tests/README.md",
 ]
@@ -258,6 +262,11 @@ DESCRIPTIONS: dict[str, Callable[[str], Iterator[str]]] = {
     "keys": describe_keys,
     "checks": describe_checks,
     "reasons": describe_reasons,
+    "exits": lambda _: TROUBLES["describe_exit_codes"](),
+    "refusals": TROUBLES["describe_refusals"],
+    "fixes": TROUBLES["describe_reasons_with_fixes"],
+    "findings": TROUBLES["describe_findings"],
+    "stores": TROUBLES["describe_store_errors"],
     "stops": describe_stops,
     "tests": describe_tests,
 }
