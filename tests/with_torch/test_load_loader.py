@@ -151,7 +151,7 @@ def test_all_ranks_use_the_smallest_of_their_packing_ratios(
     settings = config({"a": {"local": "a"}}, packing_ratio="auto") | {"max_seq_len": 200}
     row = TrainingRow(np.full(100, 9), np.full(100, 9))
     monkeypatch.setattr(
-        loader, "_open_dataset", lambda *arguments: SimpleNamespace(end=lambda: None)
+        loader, "_open_dataset", lambda *_, **keywords: SimpleNamespace(end=lambda: None)
     )
     monkeypatch.setattr(loader, "islice", lambda dataset, count: [row] * 1600)
     rules = RowRules(ids=IDS, max_seq_len=200)
