@@ -395,7 +395,7 @@ def _make_outcome(
     Args:
         plan: the plan of the stream.
         manifest: the manifest of the published stream.
-        index: the published index; None: the outcome has 0 bytes.
+        index: the published index; None, as in `TargetState`, counts as 0 bytes.
         windows: all windows of the stream, converted by this run or earlier. The list is empty if
             the stream was up to date.
         began: when the stream began, by `time.monotonic()`.
