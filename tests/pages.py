@@ -41,6 +41,7 @@ class Page(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
+        self.html = html
         self.text = ""
         self.figures = dict[str, tuple[str, str]]()
         "data-figure -> (value, text)."

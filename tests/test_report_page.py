@@ -8,6 +8,7 @@ import base64
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.report.inspection import length_rows
+from mdsmix.report.page.html import prose
 from mdsmix.report.page.sample_browser import BROKEN, cut_into_spans, make_thumbnail
 from mdsmix.report.shown_samples import Picture, Segment
 from mdsmix.tokenizer.card import open_tokenizer
@@ -101,7 +104,39 @@ def test_the_page_says_what_the_commands_say(recipe: Path, page: Page) -> None:
         )
     for code, reason in as_json("quarantine", recipe)["streams"][0]["reasons"].items():
         said += [f"{code}: {reason['count']}", f"line {reason['records'][0]['line']}"]
-    assert [text for text in (*said, last) if text not in page.text] == []
+    # Words between backticks are code on the page.
+    words = [text.replace("`", "") for text in (*said, last)]
+    assert [text for text in words if text not in page.text] == []
+    assert "<code>mdsmix check --deep</code>" in page.html
+
+
+def test_the_lengths_of_samples_have_a_histogram(recipe: Path, page: Page) -> None:
+    """A class of one length, such as the rows of a packed stream, is one number."""
+    assert '<th scope="col">histogram</th>' in page.html
+    assert ">bar</th>" not in page.html
+    totals = SimpleNamespace(lengths={"2^11": 6, "2^0": 2, "2^7": 2}, longest=2048)
+    assert list(length_rows(totals)) == [  # type: ignore[arg-type]
+        ("1", 2, 0.2),
+        ("128-255", 2, 0.2),
+        ("2,048", 6, 0.6),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        (
+            "run `mdsmix gc`, then `<b>`.",
+            "run <code>mdsmix gc</code>, then <code>&lt;b&gt;</code>.",
+        ),
+        ("a ` alone", "a ` alone"),
+        ("`a` and ` alone", "<code>a</code> and ` alone"),
+        ("<i>\u202e", "&lt;i&gt;\\u202e"),
+        ("", ""),
+    ],
+)
+def test_words_between_backticks_are_code(text: str, html: str) -> None:
+    assert prose(text) == html
 
 
 def test_samples_are_those_of_inspect_by_token_and_stay_text(recipe: Path, page: Page) -> None:

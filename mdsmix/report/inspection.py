@@ -239,14 +239,15 @@ def card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
 
 def length_rows(totals: Totals) -> Iterator[tuple[str, int, float]]:
     """Yield the samples and their share for each power of two of their length, short ones first,
-    as in ("128-255", 1034, 0.21).
+    as in ("128-255", 1034, 0.21). A class of one length is only that number: ("2,048", 9, 1.0).
     """
     samples = sum(totals.lengths.values())
     # A key such as `2^7` counts the samples of 128 to 255 tokens.
     for power, count in sorted((int(key[2:]), count) for key, count in totals.lengths.items()):
         shortest = 1 << power
         longest = min((2 << power) - 1, totals.longest)
-        yield f"{shortest:,}-{longest:,}", count, count / samples
+        bounds = f"{shortest:,}" if longest <= shortest else f"{shortest:,}-{longest:,}"
+        yield bounds, count, count / samples
 
 
 def make_lengths_table(totals: Totals, css: str) -> Table:
@@ -260,7 +261,7 @@ def make_lengths_table(totals: Totals, css: str) -> Table:
     rows = []
     for bounds, count, share in length_rows(totals):
         rows.append((bounds, (count / largest, css), count, share))
-    return Table(columns=(LENGTHS[0], Column("bar", "bar"), *LENGTHS[1:]), rows=rows)
+    return Table(columns=(LENGTHS[0], Column("histogram", "bar"), *LENGTHS[1:]), rows=rows)
 
 
 CUT_SHARE = 0.05

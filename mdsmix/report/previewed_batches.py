@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.load.layout import SamplePlace
-from mdsmix.messages import plural
+from mdsmix.messages import format_yaml_value, plural
 from mdsmix.preview.epoch_windows import Preview, preview_warnings
 from mdsmix.preview.step_rows import RankDraws, SampleRow, Step
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
@@ -84,7 +84,9 @@ def windows_table(preview: Preview) -> Table:
     bounds = pairwise(preview.windows.edges)
     rows = []
     for (start, stop), shares_of_window in zip(bounds, shares, strict=True):
-        rows.append((f"{start:,} to {stop - 1:,}", *shares_of_window))
+        last = stop - 1
+        label = f"{start:,} to {last:,}" if last > start else f"{start:,}"
+        rows.append((label, *shares_of_window))
     streams = [Column(name, "share") for name in preview.layout.names]
     return Table(columns=[Column("steps", "text"), *streams], rows=rows)
 
@@ -95,9 +97,12 @@ def show_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> I
     Args:
         with_ids: whether to list where each drawn sample is stored.
     """
-    yield NamedValues(
-        [(key, format_grouped(value)) for key, value in _run_settings(preview).items()]
-    )
+    settings = []
+    for key, value in _run_settings(preview).items():
+        # A seed is a name, not an amount, and is copied from here.
+        is_name = isinstance(value, bool) or "seed" in key
+        settings.append((key, format_yaml_value(value) if is_name else format_grouped(value)))
+    yield NamedValues(settings)
     for step in preview.steps:
         yield ""
         yield _step_line(step)

@@ -103,6 +103,7 @@ def _environment() -> Environment:
         "kind": lambda item: type(item).__name__,
         "plural": plural,
         "cell": format_cell,
+        "prose": prose,
     }
     return environment
 
@@ -114,6 +115,19 @@ def _printable(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup):
         return make_printable(value, WRITTEN)
     return value
+
+
+def prose(text: str) -> Markup:
+    """Return a sentence with words between backticks as code, as in messages of a terminal:
+    `run <code>mdsmix convert</code>`. A backtick without a second one stays a character.
+    """
+    pieces = make_printable(text, WRITTEN).split("`")
+    if len(pieces) % 2 == 0:
+        pieces[-2:] = ["`".join(pieces[-2:])]
+    marked = Markup("")
+    for number, piece in enumerate(pieces):
+        marked += Markup("<code>{}</code>" if number % 2 else "{}").format(piece)
+    return marked
 
 
 def figure(value: float, form: str, name: str) -> Markup:

@@ -203,5 +203,5 @@ def _batches(page: Gathered) -> Items:
         parts = []
         for name, share in zip(names, shares, strict=True):
             parts.append((name, page.colours[name], share))
-        yield Ribbon(f"steps {steps}", parts)
+        yield Ribbon(f"steps {steps}" if " to " in steps else f"step {steps}", parts)
     yield from show_preview(page.preview, page.decoder, with_ids=False)
