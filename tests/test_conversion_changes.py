@@ -206,6 +206,45 @@ def test_replacing_another_stream_is_refused(project: Project) -> None:
     assert_needs_reencode(project, missing, finetuning, "streams.web.source.path=b.jsonl")
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_stream_that_goes_or_comes_changes_the_loader_and_the_message_says_so(
+    project: Project, is_deleted: bool
+) -> None:
+    """The first sentence names that stream. The key that it offers keeps what is published."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    project.write_source([{"messages": turns}] * 9, "chats/talk.jsonl")
+    web = documents("*.jsonl")
+    both = {"web": web, "talk": chats("chats/talk.jsonl")}
+    project.configure(streams=both).run_all()
+    if is_deleted:
+        shutil.rmtree(project.out / "talk")
+    gone = "talk is" if not is_deleted else "no stream of prompts and responses, such as chats, is"
+    goes = (
+        rf"stream web: {gone} (not )?in the recipe any more, so the recipe has only pretraining "
+        "streams now, and its loader changes from finetuning to text. The stream would get the "
+        "columns tokens for the text loader, and it is published with input_ids, labels for "
+    )
+    project.configure(streams={"web": web})
+    before = project.files
+    with pytest.raises(RecipeError, match=goes):
+        project.run()
+    assert project.run("train_loader.name=finetuning").state == "up to date"
+    assert project.files == before
+    assert_needs_reencode(project, goes)
+    # The other way round.
+    comes = (
+        "stream web: the recipe has talk now, so it has not only pretraining streams, and its "
+        "loader changes from text to finetuning. "
+    )
+    project.configure(streams=both)
+    with pytest.raises(RecipeError, match=comes):
+        project.run_all()
+    before = project.files
+    assert project.run_all("train_loader.name=mdsmix")["web"].state == "up to date"
+    assert project.files == before
+    assert_needs_reencode(project, comes)
+
+
 def test_the_quarantine_cannot_be_a_source(project: Project) -> None:
     """It would grow with every run."""
     project.write_source(["a text", {"body": 1}])

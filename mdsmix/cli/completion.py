@@ -48,6 +48,20 @@ def complete_published(ctx: typer.Context) -> list[str]:
     return places
 
 
+def complete_stored(ctx: typer.Context) -> list[str]:
+    """Return the recipe's streams, and the other folders in its local folder, which may be streams
+    that it does not name. A remote store is not asked, since that could take seconds.
+    """
+    recipe = _find_file(ctx, "streams")
+    names = [name for name, _ in _items(recipe.get("streams"))]
+    if recipe and not recipe.get("remote"):
+        with suppress(OSError):
+            for entry in os.scandir(_place(recipe, recipe["path"])):
+                if entry.is_dir() and entry.name not in names and "." not in entry.name:
+                    names.append(entry.name)
+    return names
+
+
 def complete_loaders(ctx: typer.Context) -> list[str]:
     """Return the loaders of the training YAML: `train_loader`, `eval_loader.<label>`."""
     config = _find_file(ctx, "train_loader")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mdsmix.cli.completion import complete_stored
 from mdsmix.cli.options import (
     AsJson,
     LogFile,
@@ -14,7 +17,12 @@ from mdsmix.cli.options import (
     echo,
     for_each_stream,
 )
-from mdsmix.messages import plural
+from mdsmix.errors import RecipeError
+from mdsmix.messages import join_names, plural
+
+if TYPE_CHECKING:
+    from mdsmix.conversion.unnamed_streams import UnnamedStream
+    from mdsmix.recipe import Recipe
 
 KEYS = ("kind", "name", "bytes", "age")
 "What --json prints of each file."
@@ -37,6 +45,16 @@ def gc(
             show_default="all",
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stream",
+            metavar="NAME",
+            help="Only this stream of the recipe. Or a stream stored beside the recipe's that the "
+            "recipe does not name: with --delete all of it is deleted. May be repeated.",
+            autocompletion=complete_stored,
+        ),
+    ] = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete the files; otherwise they are only listed.")
     ] = False,
@@ -50,8 +68,12 @@ def gc(
     finished work that a conversion can use again. Shards of an index that was replaced less than
     AGE ago are kept too. Versions are kept unless --keep limits them. Streams of a recipe without
     a source are skipped.
+
+    Streams stored beside those of a RECIPE that it does not name are listed too. One is deleted
+    only if --stream names it.
     """
     from mdsmix.conversion import gc as collector
+    from mdsmix.mix.streams.resolve import find_named_recipe
 
     warn = partial(echo, err=True)
     age = collector.parse_age(older_than)
@@ -60,6 +82,13 @@ def gc(
         warn(
             f"WARNING: --older-than is {older_than}, but running jobs and caches may still use "
             f"files younger than {days} days"
+        )
+
+    recipe = find_named_recipe(streams)
+    if only and recipe is None:
+        raise RecipeError(
+            "--stream chooses a stream of a recipe, or one that is stored beside its streams: name "
+            "the recipe, or leave --stream out."
         )
 
     def collect(stream: str) -> Any:
@@ -84,4 +113,63 @@ def gc(
         echo(f"{folder}: {size}: {outcome}")
         return None
 
-    for_each_stream(streams, as_json, collect, only_made=True)
+    def collect_unnamed() -> dict[str, Any]:
+        """List the streams beside those of the recipe, or delete those that the user names."""
+        assert recipe is not None
+        return _collect_unnamed(recipe, streams[0], only or (), age if delete else None, as_json)
+
+    for_each_stream(
+        streams,
+        as_json,
+        collect,
+        only_made=True,
+        only=only or (),
+        also=collect_unnamed if recipe else None,
+    )
+
+
+def _collect_unnamed(
+    recipe: Recipe, path: str, asked: Sequence[str], older_than: float | None, as_json: bool
+) -> dict[str, Any]:
+    """List the streams that are stored beside the recipe's and that it does not name, or delete
+    those of them that the user asks for. Return what --json prints of them.
+
+    Args:
+        recipe: the recipe.
+        path: its path.
+        asked: the names of --stream; empty: list all streams, delete none.
+        older_than: delete streams that are older, in seconds; None: delete none.
+    """
+    from mdsmix.conversion import unnamed_streams
+
+    unnamed = unnamed_streams.find_unnamed_streams(recipe)
+    if asked:
+        unnamed = unnamed_streams.choose_streams(unnamed, list(recipe.streams), asked, path)
+    trees = []
+    for stream in unnamed:
+        is_deleted = bool(asked) and older_than is not None
+        if is_deleted and older_than is not None:
+            stream = unnamed_streams.delete_unnamed_stream(
+                stream, older_than, partial(echo, err=True)
+            )
+        trees.append(stream.to_json() | {"deleted": is_deleted})
+        if not as_json:
+            echo(_describe_unnamed(stream, path, is_deleted))
+    return {"unnamed": trees}
+
+
+def _describe_unnamed(stream: UnnamedStream, path: str, is_deleted: bool) -> str:
+    """Return a line on a stream that the recipe does not name."""
+    size = f"{plural(len(stream.files), 'file')}, {stream.bytes:,} bytes"
+    kept = ""
+    if stream.kept:
+        names = join_names(stream.kept)
+        kept = f"; kept, since they are not mdsmix's: {names}"
+    if is_deleted:
+        return f"{stream.folder}: {size}: deleted, the whole stream{kept}"
+    days = stream.age / SECONDS_OF_DAY
+    command = shlex.join(["mdsmix", "gc", path, "--stream", stream.name, "--delete"])
+    return (
+        f"{stream.folder}: {size}, {days:.1f} days: {path} does not name this stream; if no other "
+        f"recipe does, `{command}` deletes it{kept}"
+    )

@@ -5,7 +5,7 @@ lines and JSON on stdout.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -157,7 +157,12 @@ def evals_mode(keep: bool, drop: bool) -> Literal["look", "keep", "drop"]:
 
 
 def for_each_stream(
-    targets: Sequence[str], as_json: bool, do: Callable[[str], Any], only_made: bool = False
+    targets: Sequence[str],
+    as_json: bool,
+    do: Callable[[str], Any],
+    only_made: bool = False,
+    only: Collection[str] = (),
+    also: Callable[[], dict[str, Any]] | None = None,
 ) -> None:
     """Call `do` for each stream, in order. If `as_json`, print the results as one JSON document.
 
@@ -170,6 +175,8 @@ def for_each_stream(
             if `as_json`.
         as_json: whether the command has --json.
         only_made: whether to leave out the streams of a recipe that have no source.
+        only: names of streams, to leave out all others; empty: all streams.
+        also: is called after the last stream; what it returns is added to the document.
 
     Raises the errors of the streams that failed, after the last stream. Raises RecipeError if
     there is no stream.
@@ -179,9 +186,11 @@ def for_each_stream(
     streams = []
     for stream in named_streams(targets):
         is_named_by_url = stream.url == stream.name  # and not by a recipe
+        if only and stream.name not in only:
+            continue
         if stream.is_made or is_named_by_url or not only_made:
             streams.append(stream.url)
-    if not streams:
+    if not streams and not only:
         raise RecipeError(
             f"{targets[0]} makes no stream, since none of its streams has a source: name a "
             "recipe that converts something, or a stream's folder or URL."
@@ -194,9 +203,15 @@ def for_each_stream(
         except MdsmixError as error:
             failed.append(error)
             results.append({"stream": url, "error": str(error)})
+    more = dict[str, Any]()
+    if also:
+        try:
+            more = also()
+        except MdsmixError as error:
+            failed.append(error)
     is_named_alone = streams == list(targets)[:1]
     if as_json and not is_named_alone:
-        echo_json({"streams": results})
+        echo_json({"streams": results} | more)
     elif as_json and not failed:
         echo_json(results[0])
     if failed:

@@ -71,6 +71,8 @@ _KINDS = {
     **NAMED_FILES,
     "shard": SHARD_NAME.pattern,
 }
+NAMES_OF_FILES = tuple(re.compile(pattern) for pattern in _KINDS.values())
+"Names that only mdsmix gives to files of a stream."
 _IN_VERSION = re.compile(
     "|".join([SHARD_NAME.pattern, *NAMED_FILES.values(), r"index\.json|mdsmix\.manifest"])
 )

@@ -299,11 +299,11 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
         adopted = tokenizer_of_new
         if draft.old:
             adopted = adopt_hash(tokenizer, draft.published_tokenizers)
-        plans.append(_complete(draft, adopted, options))
+        plans.append(_complete(draft, adopted, options, recipe))
     return plans
 
 
-def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options) -> StreamPlan:
+def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Recipe) -> StreamPlan:
     """Return the plan of a stream. If the stream is published, its job takes over the date of the
     chat template, and other settings that should not change.
 
@@ -313,11 +313,12 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options) -> StreamPl
         draft: what is known about the stream.
         tokenizer: the tokenizer, with the hash that the stream keeps.
         options: the options of the run.
+        recipe: the recipe of all streams.
     """
     old = draft.old
     job = replace(draft.job, tokenizer=tokenizer)
     unequal = find_known_difference(tokenizer)
-    refuse_replacing(job, old, draft.files, options.reencode)
+    refuse_replacing(job, old, draft.files, options.reencode, recipe)
     job = with_date(job, old.encoding.date_string if old else None)
     if old:
         # This rule (on fields such as `loss_mask`) counts only if it changes the published stream.

@@ -18,8 +18,10 @@ from pathlib import PurePosixPath
 from mdsmix import sources
 from mdsmix.conversion.job import Job
 from mdsmix.conversion.unit_files import EARLIER, FOLDER
+from mdsmix.conversion.unnamed_streams import find_unnamed_streams, is_for_finetuning
 from mdsmix.errors import Damaged, EarlierFormat, RecipeError, Unreachable
 from mdsmix.messages import choose_verb, join_names, plural
+from mdsmix.recipe import Recipe
 from mdsmix.shards.index import INDEX, Index, find_metadata, parse_index
 from mdsmix.shards.manifest import MANIFEST, Manifest, read_manifest
 from mdsmix.shards.published import QUARANTINE
@@ -131,7 +133,11 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
 
 
 def refuse_replacing(
-    job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
+    job: Job,
+    old: Manifest | None,
+    files: Sequence[SourceFile],
+    reencode: bool,
+    recipe: Recipe,
 ) -> None:
     """Raise RecipeError if the published stream may not be replaced.
 
@@ -144,6 +150,7 @@ def refuse_replacing(
         old: the manifest of the published stream; None if there is none.
         files: the files of its source.
         reencode: whether the user allows replacing the stream (`--reencode`).
+        recipe: the recipe of all streams, which decides the loader.
     """
     stream = job.folder.parent
     refuse_links(stream.parent, stream.name, job.folder.name)
@@ -158,13 +165,62 @@ def refuse_replacing(
     if old is None or job.limit or reencode:
         return
     if old.encoding.columns.keys() != job.encoding.columns.keys():
-        raise RecipeError(
-            f"stream {job.name} is published for the {old.encoding.loader} loader with the columns "
-            f"{join_names(old.encoding.columns)}, but the recipe asks for the columns "
-            f"{join_names(job.encoding.columns)} for the {job.encoding.loader} loader. All "
-            f"{old.records.read:,} records ({old.totals.seen_tokens:,} tokens) would be encoded "
-            "again; if you want this, pass --reencode."
-        )
+        raise RecipeError(_describe_new_columns(job, old, recipe))
+
+
+def _describe_new_columns(job: Job, old: Manifest, recipe: Recipe) -> str:
+    """Return the message on a published stream whose columns would change.
+
+    The columns follow from the loader. If no key of the recipe names the loader, it follows from
+    the kinds of all streams: so a stream that comes or goes changes the columns of the others. The
+    message then names that stream, and the key that keeps what is published.
+    """
+    new = job.encoding
+    work = (
+        f"all {old.records.read:,} records ({old.totals.seen_tokens:,} tokens) would be encoded "
+        "again"
+    )
+    columns = (
+        f"the columns {join_names(new.columns)} for the {new.loader} loader, and it is published "
+        f"with {join_names(old.encoding.columns)} for the {old.encoding.loader} loader"
+    )
+    if "name" not in recipe.train_loader:
+        if old.encoding.loader == "finetuning" and recipe.loader == "text":
+            return (
+                f"stream {job.name}: {_describe_gone(recipe)}, so the recipe has only pretraining "
+                "streams now, and its loader changes from finetuning to text. The stream would get "
+                f"{columns}. To keep it as it is, set train_loader.name: finetuning in the recipe. "
+                f"Otherwise {work}: pass --reencode."
+            )
+        if old.encoding.loader == "text" and recipe.loader == "finetuning":
+            pairs = [spec.name for spec in recipe.streams.values() if spec.kind != "pretraining"]
+            return (
+                f"stream {job.name}: the recipe has {join_names(pairs)} now, so it has not only "
+                "pretraining streams, and its loader changes from text to finetuning. The stream "
+                f"would get {columns}. To keep it as it is, set train_loader.name: mdsmix in the "
+                "recipe: where mdsmix is installed, that loader reads it beside the others. "
+                f"Otherwise {work}: pass --reencode."
+            )
+    return (
+        f"stream {job.name} is published for the {old.encoding.loader} loader with the columns "
+        f"{join_names(old.encoding.columns)}, but the recipe asks for the columns "
+        f"{join_names(new.columns)} for the {new.loader} loader. {work.capitalize()}; if you want "
+        "this, pass --reencode."
+    )
+
+
+def _describe_gone(recipe: Recipe) -> str:
+    """Return which stream of prompts and responses is published beside the recipe's streams and not
+    in the recipe any more.
+    """
+    gone = list[str]()
+    with suppress(Unreachable):
+        for stream in find_unnamed_streams(recipe):
+            if any(is_for_finetuning(stream, split) for split in stream.splits):
+                gone.append(stream.name)
+    if not gone:
+        return "no stream of prompts and responses, such as chats, is in the recipe any more"
+    return f"{join_names(gone)} {choose_verb(gone, 'is', 'are')} not in the recipe any more"
 
 
 def warn_missing_sources(

@@ -176,6 +176,16 @@ def find_named_yaml(words: Sequence[str]) -> NamedYaml | None:
     return None
 
 
+def find_named_recipe(words: Sequence[str]) -> Recipe | None:
+    """Return the recipe that the words of a command name, with its overrides; None if they name
+    streams or a training YAML.
+    """
+    named = find_named_yaml(words)
+    if named is None or not (named.overrides or is_recipe_file(named.path)):
+        return None
+    return open_recipe(named.path, named.overrides)
+
+
 def _is_yaml(name: str) -> bool:
     """Check whether a word of a command names a YAML: a file, though not an index.json, or a name
     that ends like a YAML.
