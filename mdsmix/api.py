@@ -258,7 +258,8 @@ def check(
         lock: for a training YAML: also compare each stream with the mix.lock next to the YAML.
         accept_changed: like `lock`, but differences are warnings.
         evals: how evaluations of a training YAML are treated. "look" opens their streams, "keep"
-            checks only the keys of evaluations whose streams are not here, "drop" leaves them out.
+            checks only the keys of evaluations whose streams are not here, "drop" leaves them out,
+            those of a recipe too.
         progress: as in `convert`, for `deep`.
 
     Returns:
@@ -337,6 +338,11 @@ def render_yaml(
     from mdsmix.report.checked_mix import CheckedMix
     from mdsmix.report.rendered_yaml import RenderedYaml
 
+    if evals == "drop" and not into:
+        raise RecipeError(
+            "--drop-evals removes evaluations from the config of --into, and there is none: name "
+            "the config, or remove the evaluation streams from the recipe."
+        )
     # Refuse an output file that cannot be written before anything is read.
     out = os.fspath(out) if out else None
     into = os.fspath(into) if into else None

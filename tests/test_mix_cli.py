@@ -245,6 +245,30 @@ def test_a_mix_set_into_a_config_keeps_the_variables_of_the_config(recipe: Path)
     run_refused(2, "contradict each other", *command, "--drop-evals", "--keep-evals")
 
 
+def test_evaluations_are_left_out_by_an_option(recipe: Path) -> None:
+    """`check` leaves out those of a recipe and of a YAML; `render-yaml` only those of a config,
+    since the recipe's own are asked for by the recipe.
+    """
+    source = {"path": "quiz.jsonl", "prompt": "a", "response": "b"}
+    tree = yaml.safe_load(recipe.read_text())
+    tree["streams"]["quiz"] = {"kind": "finetuning", "split": "eval", "source": source}
+    with_quiz = recipe.with_name("with_quiz.yaml")
+    with_quiz.write_text(json.dumps(tree | {"local": str(recipe.parent)}))
+    run_refused(4, "quiz", "check", with_quiz)
+    assert run_ok("check", with_quiz, "--drop-evals").out == run_ok("check", recipe).out
+    command = ("render-yaml", recipe, "--drop-evals")
+    run_refused(2, "removes evaluations from the config of --into", *command)
+    # Of a config the recipe's evaluations are rendered, and the config's own are gone.
+    publish(recipe.parent / "quiz", SPLIT, [SPLIT_ROW] * 9, split="eval")
+    tree["streams"]["quiz"] = {"local": str(recipe.parent / "quiz"), "split": "eval"}
+    with_quiz.write_text(json.dumps(tree))
+    config = recipe.with_name("foundry.yaml")
+    config.write_text(EVALS.replace("HOME", str(recipe.parent)))
+    run_ok("render-yaml", with_quiz, "--into", config, "--drop-evals")
+    labels = [entry["label"] for entry in yaml.safe_load(config.read_text())["eval_loader"]]
+    assert labels == ["quiz"]
+
+
 def test_the_keys_of_an_evaluation_that_is_kept_unseen_are_checked(recipe: Path) -> None:
     """LLM-Foundry refuses a key that no loader reads, with or without the streams."""
     config = recipe.with_name("stock.yaml")

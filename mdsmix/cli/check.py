@@ -43,7 +43,7 @@ def check(
     keep_evals: KeepEvals = False,
     drop_evals: Annotated[
         bool,
-        typer.Option("--drop-evals", help="Leave a TRAIN.yaml's evaluations out of the check."),
+        typer.Option("--drop-evals", help="Leave the evaluations out of the check."),
     ] = False,
     as_json: AsJson = False,
     log_file: LogFile = None,

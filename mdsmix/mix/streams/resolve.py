@@ -101,6 +101,7 @@ def resolve_mix(
         return make_stream_mix(list_stream_urls(targets))
     path = named.path
     overrides = named.overrides
+    has_evals = has_evals and own_evals != "drop"
     if not overrides and not is_recipe_file(path):
         return make_mix(read_text(path), path, own_evals=own_evals if has_evals else "drop")
     recipe = open_recipe(path, overrides)
@@ -130,6 +131,7 @@ def open_mix(
     if not isinstance(mix, (Mapping, Recipe)):
         words = [*list_words(mix), *overrides]
         return resolve_mix(words, may_estimate, has_evals, survey, own_evals)
+    has_evals = has_evals and own_evals != "drop"
     if isinstance(mix, Mapping) and TRAIN in mix and not is_recipe_tree(mix):
         if overrides:
             raise RecipeError(
