@@ -310,7 +310,8 @@ def render_yaml(
         overrides: `key=value` each.
         out: write the YAML here, and its lock next to it. The default is the file of `into`.
             Without both nothing is written.
-        into: set the loaders, tokenizer and length in this config; keep everything else.
+        into: set the loaders, tokenizer and length in this config, and the vocabulary of a new
+            model if it is too small; keep everything else.
         validate: also build LLM-Foundry's real loaders and draw two batches of each.
         evals: how the evaluations of the config `into` are treated; see `check`.
         estimate: estimate shares from first samples if tokens were not counted.

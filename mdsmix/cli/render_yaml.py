@@ -36,7 +36,8 @@ def render_yaml(
         str | None,
         typer.Option(
             metavar="FOUNDRY.yaml",
-            help="Set the loaders, tokenizer and length in this config; keep everything else.",
+            help="Set the loaders, tokenizer and length in this config, and the vocabulary of a "
+            "new model if it is too small; keep everything else.",
         ),
     ] = None,
     validate: Annotated[

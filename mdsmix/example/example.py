@@ -17,6 +17,7 @@ import orjson
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.example.library_texts import Record, make_chats, make_documents, read_modules
+from mdsmix.kinds.recipe_schema import SCHEMA_FILE, write_schema
 from mdsmix.messages import join_names
 
 MODULES = 150
@@ -60,6 +61,7 @@ class WrittenExample:
             f"chats.jsonl: {self.chats:,} conversations",
             f"tokenizer/: {VOCABULARY:,} tokens and a chat template, trained on these files",
             f"{RECIPE}: how the two files become streams, and how they are mixed",
+            f"{SCHEMA_FILE}: by which editors check and complete the recipe",
             f"{TRAINING_YAML}: LLM-Foundry's YAML of a model with 2 layers, for a CPU",
         ]
 
@@ -110,6 +112,7 @@ def write_example(folder: str) -> WrittenExample:
             (root / "tokenizer" / name).write_text(text, "utf-8")
         for name in (RECIPE, TRAINING_YAML):
             (root / name).write_bytes(Path(__file__).with_name(name).read_bytes())
+        (root / SCHEMA_FILE).write_text(write_schema(), "utf-8")
     except OSError as error:
         raise Unreachable(
             f"cannot write the example into {folder}: {error.strerror or error}; name a folder on "

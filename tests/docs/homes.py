@@ -41,8 +41,8 @@ class Homes:
         return self.place / "home/you/mdsmix"
 
     def make(self, kind: str) -> None:
-        """The home anew, and this process in it: `own` holds a tokenizer and the starters, `corpus`
-        the demo's files and recipes, `demo` its streams and YAML too.
+        """The home anew, and this process in it: `empty` holds nothing, `own` a tokenizer and the
+        starters, `corpus` the demo's files and recipes, `demo` its streams and YAML too.
         """
         kept = self.place / kind
         os.chdir(self.place)
@@ -54,11 +54,13 @@ class Homes:
             shutil.copytree(kept, self.home)
         os.chdir(self.home)
 
+    def empty(self) -> None:
+        """Nothing, as on the first day."""
+        self.home.mkdir(parents=True)
+
     def corpus(self) -> None:
         """What `make demo` begins with."""
-        shutil.copytree(ROOT / "yamls", self.home / "yamls")
-        write_corpus(self.home / "demo/corpus")
-        train_tokenizer(self.home / "demo/tokenizer")
+        _write_demo(self.home)
 
     def demo(self) -> None:
         """At the place where it stays: sources are known by their paths."""
@@ -77,9 +79,19 @@ class Homes:
         """Whether figures and samples of the demo's corpus, which has been made, are those that the
         pages show.
         """
-        demo = self.place / "corpus/demo"
+        kept = self.place / "corpus"
+        if not kept.exists():
+            _write_demo(kept)
+        demo = kept / "demo"
         made = [*sorted((demo / "corpus").iterdir()), demo / "tokenizer/tokenizer.json"]
         return xxhash.xxh64_hexdigest(b"".join(p.read_bytes() for p in made)) == WRITTEN_WITH
+
+
+def _write_demo(folder: Path) -> None:
+    """Write the starters, and the corpus and tokenizer of `make demo`."""
+    shutil.copytree(ROOT / "yamls", folder / "yamls")
+    write_corpus(folder / "demo/corpus")
+    train_tokenizer(folder / "demo/tokenizer")
 
 
 def do(command: str) -> Answer:

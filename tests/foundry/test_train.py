@@ -183,12 +183,20 @@ def test_composers_block_of_the_page_trains(foundry: Foundry, lab: Lab) -> None:
     assert foundry("train.run", code=code) == 4
 
 
-def test_tutorial_trains(foundry: Foundry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/tutorial.md from its first command to the last."""
+@pytest.mark.parametrize(
+    ("page", "config"), [("docs/tutorial.md", "example/foundry.yaml"), ("README.md", "train.yaml")]
+)
+def test_the_page_trains(
+    page: str, config: str, foundry: Foundry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its first command to the last, in an empty folder. README's one record is learned, a
+    step an epoch, with a batch size of eight.
+    """
     monkeypatch.chdir(tmp_path)
     homes = Homes(tmp_path)
-    page = Page(ROOT / "docs/tutorial.md", homes)
-    page.read()
-    assert page.wrong == []
-    found = foundry("train.losses", path=str(homes.home / "foundry.yaml"), steps=12)
+    read = Page(ROOT / page, homes)
+    read.read()
+    assert read.wrong == []
+    found = foundry("train.losses", path=str(homes.home / config), steps=12)
+    assert len(found) == 12
     assert found[-1] < found[0] - 0.3

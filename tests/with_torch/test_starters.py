@@ -1,21 +1,25 @@
-"""Every starter of yamls/ goes the whole way: converted, checked, rendered and loaded, with its own
-keys and tiny data.
+"""Every starter of yamls/, and the folder of `mdsmix example`, goes the whole way: converted,
+checked, rendered and loaded, with its own keys and tiny data.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
+import shlex
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import yaml
 import zstandard
+from tokenizers import Tokenizer
 
 from mdsmix.load import build_loader
 from mdsmix.storage import locate
 from tests import drawings
 from tests.alarm import fail_after
-from tests.converting import chats, run_ok, run_recipe, write_recipe
+from tests.converting import chats, manifest_of, run_ok, run_recipe, write_recipe
 
 YAMLS = Path(__file__).parents[2] / "yamls"
 STARTERS = sorted(path.name for path in YAMLS.glob("*.yaml"))
@@ -81,3 +85,36 @@ def test_a_starter_goes_the_whole_way(
         batch = next(iter(build_loader(tree, 2)))
     assert batch["input_ids"].shape[1] in (LENGTH, 256)
     assert (batch["labels"] != -100).any()
+
+
+@pytest.mark.usefixtures("_looks_here")
+def test_the_example_goes_the_whole_way(tmp_path: Path) -> None:
+    """By the commands that it prints. Both kinds of stream are in the batches, in their shares."""
+    folder = tmp_path / "first"
+    told = json.loads(run_ok("example", folder, "--json").out)
+    *prepare, train = map(shlex.split, told["next_commands"])
+    for words in prepare:
+        run_ok(*words[1:])
+    loader = build_loader(train[-1], 8)
+    rows = [row for batch in loader for row in batch["labels"]]
+    assert {len(row) for row in rows} == {256}
+    counts = {name: manifest_of(folder / "mix" / name / "train").totals.samples for name in MIXED}
+    assert len(rows) == (counts["articles"] + 2 * counts["chats"]) // 8 * 8
+    # Of a full row of text all tokens but the first are trained; a prompt is not trained.
+    full = sum(bool((row != -100).sum() == 255) for row in rows)
+    assert abs(full - counts["articles"]) <= 8, "at most a batch is dropped"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
+    (batch,) = islice(build_loader(train[-1], 8, "eval_loader.chats-eval"), 1)
+    trained = [row[row != -100].tolist() for row in batch["labels"]]
+    answers = [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in trained]
+    chats = (folder / "chats.jsonl").read_text("utf-8").splitlines()
+    known = {messages_text(json.loads(line)["messages"]) for line in chats}
+    assert sum(answer in known for answer in answers) >= 6, "but for those that are cut"
+
+
+MIXED = ("articles", "chats")
+
+
+def messages_text(messages: list[dict[str, str]]) -> str:
+    """The trained text of a conversation: its answers, each on lines of its own."""
+    return "\n".join(m["content"] for m in messages if m["role"] == "assistant").strip()
