@@ -38,9 +38,13 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 @functools.cache
 def read_field_texts(cls: Any) -> Mapping[str, str]:
     """Map each field of a dataclass to the string below it, on one line. A field without a string
-    is left out.
+    is left out; so are all fields where mdsmix is installed without its .py files.
     """
-    [tree] = ast.parse(inspect.getsource(cls)).body
+    try:
+        source = inspect.getsource(cls)
+    except OSError:
+        return {}
+    [tree] = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)
     texts = {}
     for statement, following in zip(tree.body, tree.body[1:], strict=False):
@@ -97,7 +101,8 @@ class SchemaWriter:
         self._added = added
         self.definitions: Tree = {
             INTERPOLATION: {
-                "description": "An interpolation of OmegaConf: `${key}` or `${oc.env:NAME}`.",
+                # No description: an editor would show it at every key.
+                "$comment": "An interpolation of OmegaConf: ${key} or ${oc.env:NAME}.",
                 "type": "string",
                 "pattern": r"(^|[^\\])\$\{",
             }

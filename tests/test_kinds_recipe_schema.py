@@ -11,10 +11,11 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from mdsmix.errors import RecipeError
 from mdsmix.init.editor_schema import write_schema_file
@@ -34,7 +35,7 @@ from mdsmix.recipe import (
     WeightSpec,
 )
 from mdsmix.recipe.stream_spec import ReencodeSpec, ResizeSpec
-from mdsmix.schema import list_fields
+from mdsmix.schema import Misfit, Reader, list_fields
 from tests.converting import mdsmix
 from tests.docs.blocks import blocks
 from tests.editor import list_marks, open_schema
@@ -230,6 +231,50 @@ def test_every_key_has_a_type_and_no_section_takes_an_unknown_key() -> None:
                 continue
             for value in ([[]], [{"a": {}}]):
                 assert not open_schema().is_valid(Change(place, value).apply(base)), place
+
+
+def takes(cls: Any, name: str, value: Any) -> bool:
+    """Check whether the reader takes a value of a key by its type and its bound."""
+    [field] = [field for field in list_fields(cls) if field.name == name]
+    try:
+        Reader(get_type_hints(cls)[name]).read(value, name)
+        return value is None or bool(field.metadata["must"][1](value))
+    except (Misfit, ValueError):
+        return False
+
+
+def test_every_bound_is_that_of_the_reader() -> None:
+    """By values at and beyond the bounds, at every key that has one."""
+    schema = describe_recipe()
+    bounds = [
+        1 << 31,
+        (1 << 31) - 1,
+        2,
+        22,
+        100,
+        101,
+        0.001,
+        1.01,
+        "zstd:22",
+        "zstd:23",
+        "1 pass of a",
+    ]
+    compared = 0
+    for cls in SECTIONS.values():
+        section = schema if cls is Recipe else schema["$defs"][cls.__name__[:-4].lower()]
+        for field in list_fields(cls):
+            if "must" not in field.metadata:
+                continue
+            described = section["properties"][field.name] | {"$defs": schema["$defs"]}
+            for value in (*VALUES, *bounds):
+                is_unsaid = value in ("3/2", "1_000%", "${max_seq_len}") or (
+                    type(value) is float and value == 1
+                )
+                if not is_unsaid:
+                    is_valid = Draft202012Validator(described).is_valid(value)
+                    assert is_valid == takes(cls, field.name, value), (cls, field.name, value)
+                    compared += 1
+    assert compared > 500
 
 
 def test_every_key_is_described_and_names_its_values() -> None:

@@ -130,7 +130,7 @@ def _stream_rules() -> list[Tree]:
 
 
 def _require_set(key: str) -> Tree:
-    return {"required": [key], "properties": {key: _SET}}
+    return {"type": "object", "required": [key], "properties": {key: _SET}}
 
 
 def _require_text(key: str) -> Tree:
