@@ -43,7 +43,7 @@ CHANGES: list[tuple[list[str], set[str], str]] = [
     (["train_loader.num_workers=4", "train_loader.dataset.packing_ratio=auto"], set(), ""),
     (["max_bad=50%", "tokenizer.backend=auto"], set(), ""),
 ]
-EDITED = "edited or incomplete: units of "
+EDITED = "are new, edited or incomplete"
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_dry_run_prints_reasons_and_writes_nothing(strict: Project) -> None:
     for n in range(7):
         strict.write_source(["another text of other words"], f"b-{n}.jsonl")
     names = ", ".join(["a.jsonl", *(f"b-{n}.jsonl" for n in range(4))])
-    assert describe(strict).endswith(f"{EDITED}{names} and 4 more")
+    assert describe(strict).endswith(f"units of {names} and 4 more {EDITED}")
     for name in ("b", *(f"b-{n}" for n in range(7))):
         (strict.folder / f"{name}.jsonl").unlink()
     assert "b.jsonl is no longer among its sources" in describe(strict, reencode=True)
@@ -167,7 +167,7 @@ def test_a_dry_run_reports_lost_and_unpublished_files_and_backends(strict: Proje
     assert strict.manifest.backend.startswith("tokenizers ")
     assert len(describe(strict).splitlines()) == 1
     strict.shards[0].unlink()
-    assert describe(strict).endswith(f"{EDITED}a.jsonl, b.jsonl")
+    assert describe(strict).endswith(f"units of a.jsonl, b.jsonl {EDITED}")
 
 
 def assert_needs_reencode(project: Project, match: str, *overrides: str) -> None:
