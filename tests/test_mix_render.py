@@ -345,6 +345,15 @@ def test_few_samples_never_change_a_key_of_the_user(
     assert "few samples" not in text
 
 
+def test_a_loader_with_a_timeout_keeps_its_workers(home: Path) -> None:
+    """Torch refuses a timeout without workers."""
+    config = home / "timeout.yaml"
+    config.write_text(BATCH.format(35) + "train_loader: {timeout: 5}\n")
+    mix, text = render(home, config, train_loader={})
+    assert resolve(text)["train_loader"]["num_workers"] == 8
+    assert not is_refused(run_checks(mix))
+
+
 def test_a_key_that_was_changed_after_rendering_is_the_users(home: Path) -> None:
     config = home / "edited.yaml"
     config.write_text(BATCH.format(36))

@@ -85,7 +85,9 @@ def find_small_epoch(mix: Mix, recipe: Recipe, config: Settings) -> SmallEpoch |
     if 0 < samples < batch and "drop_last" not in set_keys:
         defaults |= KEEP_LAST
     # Each worker would have less than a batch to read.
-    if 0 < samples < batch * NUM_WORKERS and not set_keys.intersection(WORKER_KEYS):
+    # Without workers torch refuses a timeout too.
+    has_worker_keys = bool(set_keys.intersection((*WORKER_KEYS, "timeout")))
+    if 0 < samples < batch * NUM_WORKERS and not has_worker_keys:
         defaults |= WITHOUT_WORKERS
     return SmallEpoch(samples, batch, defaults) if defaults else None
 
