@@ -88,9 +88,10 @@ class Ragged:
         """Write the values of all parts into the empty rows of this object: row i gets row i of
         each part, one after the other. Only `zip` calls it.
 
-        Each part but the largest is written by the positions of its values. The positions that are
-        then still free get the values of the largest part. In pairs of 70 to 670 bytes this takes
-        0.25 to 1 us a row. Joining slices of bytes, as for long rows, takes 1.3 to 2 us.
+        The position of each value is computed for all parts except the largest. The positions that
+        are then still free get the values of the largest part. For prompts and responses of 70 to
+        670 bytes together this takes 0.25 to 1 us a row. Joining slices of bytes, as for long rows,
+        takes 1.3 to 2 us.
         """
         # Where the next part's values begin in each row.
         starts = self.offsets[:-1].copy()

@@ -175,5 +175,6 @@ def _parse_line(path: str, number: int, line: bytes) -> Any:
         return schema.parse_mapping(_Head if number == 1 else LoggedStep, tree)
     except (orjson.JSONDecodeError, schema.Misfit) as error:
         raise RecipeError(
-            f"{path}, line {number}, is not a line of a run's file: {flatten_error(error)}; {FIX}."
+            f"{path}, line {number}, is not a line of the file that a callback of a run writes: "
+            f"{flatten_error(error)}; {FIX}."
         ) from None

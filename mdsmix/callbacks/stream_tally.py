@@ -41,7 +41,9 @@ class StreamKeys(NamedTuple):
 
 
 def take_stream_keys(batch: MutableMapping[str, Any]) -> StreamKeys | None:
-    """Remove the keys of streams from a batch and return them; None if it has none."""
+    """Remove the batch's keys that say from which streams its rows are, and return them. Return
+    None if the batch has no such keys.
+    """
     ids = batch.pop(STREAM_ID, None)
     samples = batch.pop(STREAM_SAMPLES, None)
     return None if ids is None else StreamKeys(ids, samples)
@@ -235,7 +237,9 @@ class StreamTally:
         self.totals = self.totals.to(pending.device) + pending / self.replication
 
     def counts(self) -> dict[str, StreamCount]:
-        """Return what was counted in whole steps, by the streams' names."""
+        """Return what was counted in whole steps, by the streams' names. It includes the counts of
+        streams that an earlier part of the run had and this one does not have (`gone`).
+        """
         counts = {}
         for name, column in zip(self.streams, self.totals.T.tolist(), strict=True):
             samples, tokens, trained, loss = column

@@ -87,8 +87,8 @@ def gc(
     recipe = find_named_recipe(streams)
     if only and recipe is None:
         raise RecipeError(
-            "--stream chooses a stream of a recipe, or one that is stored beside its streams: name "
-            "the recipe, or leave --stream out."
+            "--stream chooses among the streams of a recipe and other streams that are stored in "
+            "the same folder: name the recipe, or leave --stream out."
         )
 
     def collect(stream: str) -> Any:

@@ -421,7 +421,8 @@ def _has_cheap_listings(url: str) -> bool:
 
 def _list_objects(urls: Sequence[str]) -> dict[str, Stat | None]:
     """Look up objects of one bucket by a listing. Return URL -> size and stamp of the objects that
-    were found. A few objects are not listed, and a listing ends early in a folder with many others.
+    were found. If there are only a few URLs, nothing is listed and the result is empty. A listing
+    ends early in a folder with many other objects.
 
     Args:
         urls: the URLs of the objects, sorted.

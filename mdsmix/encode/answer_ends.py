@@ -105,7 +105,14 @@ def _find_call_end(template: ChatTemplate) -> AnswerEnd | None:
     if messages is None:
         return None
     tools = [make_tool_probe()]
-    return _find_end(template, messages, "probe_value", "probe_result", "a call", tools)
+    return _find_end(
+        template,
+        messages,
+        last_word="probe_value",
+        next_word="probe_result",
+        subject="a call",
+        tools=tools,
+    )
 
 
 def _find_end(

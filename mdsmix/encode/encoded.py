@@ -229,7 +229,8 @@ def _end_contexts(halves: Ragged, is_cut: Flags, eos: int) -> None:
 
     Args:
         halves: rows of ids: context, target, context, target ... Changed in place.
-        is_cut: bool, whether each context and target was truncated. Changed in place.
+        is_cut: bool, whether each context and target was truncated. The flags of the targets are
+            cleared in place.
         eos: the tokenizer's EOS.
     """
     is_cut[1::2] = False  # targets

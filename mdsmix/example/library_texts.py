@@ -36,7 +36,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Module:
-    """What a module of the library says about itself."""
+    """The docstrings of a module of Python's standard library."""
 
     name: str
     docstrings: list[str]

@@ -257,9 +257,10 @@ def weights_number(loader: LoaderSection, stream: StreamSection) -> Findings:
     """Find a weight that is not a number of at least 0, or a choose that is not whole."""
     for key, value in stream.weight.items():
         if not is_number(value) or value < 0 or (key == "choose" and value != int(value)):
+            number = "a whole number" if key == "choose" else "a number"
             yield Finding(
                 f"{key} of {{streams}} is {value!r}.",
-                f"set {key} to a number of at least 0, without quotes (choose: a whole number).",
+                f"set {key} to {number} of at least 0, without quotes.",
             )
 
 

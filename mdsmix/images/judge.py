@@ -235,7 +235,8 @@ def decode_image(image: Image, data: bytes) -> None:
         if image.format not in ("JPEG", "MPO"):
             image.load()
         elif not _decodes_small(image):
-            # Open the image again and decode it fully, a large image at a fraction of its sides.
+            # Decoding all bytes to a small image failed, so open the image again and decode it
+            # fully, a large image at a fraction of its sides.
             with open_image(data) as again:
                 if is_large:
                     again.draft(None, (1, 1))  # the smallest fraction that the decoder offers

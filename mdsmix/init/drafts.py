@@ -231,7 +231,8 @@ def find_paths(files: Sequence[SourceFile], all_files: Sequence[SourceFile]) -> 
     """Return the paths that a recipe writes for these files.
 
     That is one pattern, if it matches these files and no other of `all_files`; otherwise the name
-    of each file. Files of a data set with an order are named by its folder.
+    of each file. Files of an MDS data set are named by its folder, since its index decides their
+    order (`file.order`).
     """
     folders = [glob.escape(_folder(file.order)) for file in files if file.order]
     names = [file.name for file in files if not file.order]
@@ -276,9 +277,10 @@ def _split_of(name: str) -> str:
 
 
 def _name_of(files: Sequence[SourceFile]) -> str:
-    """Return a name for the stream of these files, without numbers and words such as train: from
-    the name of the files if their names differ only in numbers, otherwise from a folder, the
-    nearest first.
+    """Return a name for the stream of these files, without words such as train.
+
+    It is made from the name of the files if their names differ only in numbers, otherwise from the
+    nearest folder whose name has other words. Numbers in it are dropped if there are several files.
     """
     path = files[0].name.rpartition("://")[2]
     *folders, file_name = path.split("/")

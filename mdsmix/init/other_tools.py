@@ -387,7 +387,7 @@ def read_mixture(path: str) -> Mixture:
     try:
         parsed = schema.parse_mapping(Mixture, _read_json(path, MIXTURE))
     except schema.Misfit as error:
-        raise RecipeError(f"{path}: {error} Name {MIXTURE}.") from None
+        raise RecipeError(f"{path}: {error} With --mixture, name {MIXTURE}.") from None
     percents = parsed.mixture.values()
     total = sum(percents)
     if min(percents, default=0) < 0 or not 0 < total <= 100 + ROUNDING:

@@ -210,9 +210,9 @@ def load_eval_samples(evaluations: Sequence[StreamInMix], common: int) -> EvalSa
 
 
 def read_stored_tokens(folder: Location, shard: Shard) -> Tokens | None:
-    """Read the token ids of a shard; None if it has none.
+    """Read the token ids of all rows of a shard. Return None if the stored columns give no ids.
 
-    Raises RecipeError if no column of the shard is known to contain ids.
+    Raises RecipeError if the shard has no column that could contain ids.
     """
     if not find_token_columns(shard):
         raise RecipeError(

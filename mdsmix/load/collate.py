@@ -217,7 +217,9 @@ class Collate:
         return batch | pixels
 
     def _number_streams_of_tokens(self, packed: Sequence[Sequence[TrainingRow]]) -> Batch:
-        """Make the keys of streams of packed rows.
+        """Return the two keys that say from which streams packed rows are. STREAM_ID: int64 [rows,
+        max_seq_len], the stream of each token, -1 for padding. STREAM_SAMPLES: int64 [rows,
+        streams], the number of samples of each stream.
 
         Args:
             packed: the rows that each packed row was joined from.

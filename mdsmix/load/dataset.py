@@ -457,7 +457,9 @@ class MixDataset(ShardKeeper):
             self._begin_at(self._get_state() | {"epoch": epoch, "sample_in_epoch": 0})
 
     def begin_next_epoch(self) -> None:
-        """Make the next pass read the epoch after the last one, with the same seed and nodes."""
+        """Make the next iteration over the dataset read the epoch after the one that was read last,
+        in the order of the run's seed and number of nodes.
+        """
         self._begin_at(self._get_state() | {"epoch": self.next_epoch, "sample_in_epoch": 0})
 
     @property

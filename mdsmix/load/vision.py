@@ -218,9 +218,13 @@ class Vision:
     def _process(
         self, images_of_rows: Sequence[Sequence[Any]], row_name: str
     ) -> tuple[list[list[Arrays]], Arrays]:
-        """Call `process_images` of the processor. Raises MixRefused if the processor fails.
+        """Return the token arrays of each image of each row, and the pixels of the whole batch, as
+        `process_images` of the processor gives them.
+
+        Raises MixRefused if the processor fails.
 
         Args:
+            images_of_rows: the images of each row.
             row_name: the row that the message names.
         """
         try:

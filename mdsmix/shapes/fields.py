@@ -102,7 +102,7 @@ def _parse_template(template: str) -> Field:
         pieces = [*Formatter().parse(template)]
         for _, name, format_spec, conversion in pieces:
             if name == "" or "{" in (name or "") or format_spec or conversion:
-                raise ValueError("braces contain the name of a field and nothing else")
+                raise ValueError("braces must contain only the name of a field")
     except ValueError as error:
         raise BadField(
             f"{error}: write {{title}} for a field, and {{{{ and }}}} for braces"

@@ -184,8 +184,8 @@ def decode_packed_row(sample: Sample) -> PackedRow:
     ascend_from_zero = edges[0] == 0 and (np.diff(edges) > 0).all()
     if not ascend_from_zero:
         raise MixRefused(
-            "the column starts does not contain ascending positions of documents, from 0 on, in a "
-            f"row of {len(ids)} tokens; convert the data again."
+            "the column `starts` does not contain ascending positions of documents, from 0 on, in "
+            f"a row of {len(ids)} tokens; convert the data again."
         )
     if len(is_trained) != len(ids):
         raise MixRefused(

@@ -172,9 +172,9 @@ def _member(info: tarfile.TarInfo) -> _Member:
 class _Record:
     """Collects the members of one record. The value of a field is a string, or bytes.
 
-    If a field is not needed, its member is not read, and the value is the member's size. For a blob
-    (a field of bytes, such as an image), the item's raw bytes contain the hash of the blob instead
-    of the blob.
+    The member of a field that the stream does not read is skipped, and the value is the member's
+    size. A record's raw bytes decide whether it has changed. For a blob (a field of bytes, such as
+    an image) they contain its hash instead of its content.
     """
 
     def __init__(self, key: str, reason: str, unit: Unit) -> None:

@@ -179,7 +179,7 @@ class Location(ABC):
 
     @abstractmethod
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        """Return a reader of this file from byte `start` on, which is read from start to end.
+        """Return a reader of this file that begins at byte `start` and is only read forwards.
 
         Args:
             until: the byte at which reading probably ends. A store is asked for the bytes up to

@@ -149,8 +149,8 @@ class Lack(NamedTuple):
 
 
 def _find_lack(loader: Loader, rows: int, gpus: int) -> Lack | None:
-    """Compare the loader's cache_limit with the bytes that a node needs. Return None if the limit
-    is not set or is large enough.
+    """Return the loader's cache_limit and the bytes that a node needs, if the limit is too small.
+    Return None if it is not set or is large enough.
 
     Args:
         rows: rows of each device in a step.

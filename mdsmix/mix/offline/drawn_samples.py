@@ -173,7 +173,9 @@ class Buckets:
 
 
 def _read_sorted(path: Path) -> Ragged:
-    """Return the samples of a bucket in the order of their keys, and delete the bucket's files."""
+    """Return the samples of a bucket (one of the files that shuffled samples are distributed to) in
+    the order of their random keys, and delete the bucket's files.
+    """
     keys_path = path.with_suffix(KEYS_SUFFIX)
     keys_and_sizes = np.fromfile(keys_path, np.uint64)
     data = np.fromfile(path, np.uint8)

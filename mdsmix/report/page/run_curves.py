@@ -177,7 +177,8 @@ def show_run(run: RunFigures, colours: Mapping[str, str]) -> Iterator[Item | Cur
         yield "The last line of this file is incomplete, as after a kill, and was left out."
     unplanned = set(last.streams) - {stream.name for stream in run.planned}
     if unplanned:
-        yield f"The run was resumed without {join_names(sorted(unplanned))}."
+        names = join_names(sorted(unplanned))
+        yield f"The run was resumed without these streams of its earlier part: {names}."
     yield _make_table(run, last)
     drawn = _thin(run.steps)
     if len(drawn) < len(run.steps):
