@@ -131,6 +131,20 @@ def test_every_long_command_has_a_log(recipe: Path) -> None:
         assert "--log-file" in mdsmix(name, "--help").out
 
 
+def test_a_file_that_is_no_log_is_refused_and_keeps_its_bytes(recipe: Path) -> None:
+    for path in (recipe, Path("web.jsonl")):
+        before = path.read_bytes()
+        answer = mdsmix("check", recipe, "--log-file", path, "--json")
+        assert answer.code == 2
+        assert f"--log-file {path} is a file that is not a log" in answer.err
+        assert path.read_bytes() == before
+    # An empty file becomes a log, and a log is continued.
+    Path("run.log").touch()
+    for _ in range(2):
+        mdsmix("convert", recipe, "--dry-run", "--log-file", "run.log")
+    assert read_log().count("ended with exit code 0") == 2
+
+
 def test_a_log_that_cannot_be_written(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path, reason in (
         ("no/run.log", "No such file"),

@@ -249,7 +249,7 @@ LogFile = Annotated[
         "--log-file",
         metavar="FILE",
         help="Write all lines of progress, warnings and results into FILE too, each with its time; "
-        "an existing file is continued.",
+        "an existing log is continued.",
         show_default=False,
         rich_help_panel=OUTPUT,
         callback=open_log_file,

@@ -8,6 +8,7 @@ So the log is a setting of the process, as `storage.notices` is. With a bar on t
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from contextlib import suppress
@@ -25,9 +26,18 @@ class LogFile:
     """
 
     def __init__(self, path: str) -> None:
-        """Open the file. Raises RecipeError if it cannot be written."""
+        """Open the file. Raises RecipeError if it cannot be written, or is no log."""
         if "://" in path:
             raise RecipeError(f"--log-file {path} is a URL: name a local file.")
+        try:
+            is_other_file = not _may_continue(Path(path))
+        except OSError:
+            is_other_file = False  # to open it for writing names the cause
+        if is_other_file:
+            raise RecipeError(
+                f"--log-file {path} is a file that is not a log of mdsmix, such as a recipe or "
+                "data, and lines of a log would spoil it; name a new file or an earlier log."
+            )
         try:
             # It stays open until the command ends.
             self._file: TextIO | None = Path(path).open(  # noqa: SIM115
@@ -63,6 +73,18 @@ class LogFile:
             self._file.close()
             self._file = None
 
+
+def _may_continue(path: Path) -> bool:
+    """Check whether a log may be written there: nothing, an empty file, a device or a log."""
+    if not path.is_file():
+        return True
+    with path.open("rb") as file:
+        start = file.read(64)
+    return not start or bool(STAMP.match(start))
+
+
+STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d  \d+:\d\d:\d\d  ")
+"The start of each line of a log, as `make_stamp` writes it."
 
 _log: LogFile | None = None
 
