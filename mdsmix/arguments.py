@@ -5,7 +5,7 @@ them before; a function of Python takes any value.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mdsmix.errors import RecipeError
@@ -46,8 +46,11 @@ def refuse_wrong_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def _is_list_of(kind: type, value: Any) -> bool:
-    """Check whether a value is a list or another collection of such elements."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+    """Check whether a value is a list or another collection of such elements.
+
+    A generator is none: it gives its elements once, and an empty list often means all.
+    """
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Collection):
         return False
     return all(isinstance(element, kind) for element in value)
 

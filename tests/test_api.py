@@ -88,6 +88,10 @@ def test_wrong_arguments_are_refused_with_their_name(project: Project) -> None:
         (name,) = arguments
         with pytest.raises(RecipeError, match=f"^{name} is .*; it must be"):
             function(subject, **arguments)
+    # A generator gives its names once: a second reading would find none, which means all.
+    for name in ("only", "overrides"):
+        with pytest.raises(RecipeError, match=f"^{name} is .*a list of texts"):
+            convert(project.recipe, **{name: (text for text in ["web"])})
     for no_mix in ([], None, [3], 3):
         with pytest.raises(RecipeError, match=r"^mix is "):
             mdsmix.check(no_mix)  # type: ignore[arg-type]
