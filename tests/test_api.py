@@ -27,7 +27,18 @@ from tests.converting import mdsmix as run_command
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [f"a record with the number {n}" for n in range(40)]
-HEAVY = {"numpy", "omegaconf", "typer", "rich", "orjson", "boto3", "torch", "pyarrow"}
+HEAVY = {
+    "typing",
+    "dataclasses",
+    "numpy",
+    "omegaconf",
+    "typer",
+    "rich",
+    "orjson",
+    "boto3",
+    "torch",
+    "pyarrow",
+}
 
 
 def read_recipe(project: Project) -> dict[str, Any]:
@@ -36,8 +47,9 @@ def read_recipe(project: Project) -> dict[str, Any]:
 
 
 def test_importing_mdsmix_loads_no_other_package() -> None:
-    script = "import sys, mdsmix; print([n for n in sys.modules if n.startswith('mdsmix.')])"
-    script += f"\nprint(sorted({HEAVY} & sys.modules.keys()))"
+    script = "import sys; before = {*sys.modules}; import mdsmix; new = {*sys.modules} - before"
+    script += "\nprint([name for name in new if name.startswith('mdsmix.')])"
+    script += f"\nprint(sorted({HEAVY} & new))"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert answer.stdout.split("\n")[:2] == ["[]", "[]"], answer
 
