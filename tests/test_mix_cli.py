@@ -440,6 +440,13 @@ def test_the_callback_of_streams_joins_those_of_the_config(recipe: Path) -> None
     config.write_text(text.replace("mdsmix_streams: {}", "mdsmix_streams: {log_every: 5}"))
     run_ok(*command, "train_loader.name=mdsmix")
     assert yaml.safe_load(config.read_text())["callbacks"]["mdsmix_streams"] == {"log_every": 5}
+    # A list would be lost: it is refused, and stays as it is.
+    listed = config.with_name("listed.yaml")
+    listed.write_text("callbacks:\n- lr_monitor: {}\n")
+    refused = mdsmix("render-yaml", recipe, "--into", listed, "--callback")
+    assert refused.code == 2
+    assert "callbacks of the config is not keys and values" in refused.err
+    assert listed.read_text() == "callbacks:\n- lr_monitor: {}\n"
     assert "callbacks" not in yaml.safe_load(run_ok("render-yaml", recipe).out)
     alone = run_ok("render-yaml", recipe, "--callback", "train_loader.name=mdsmix").out
     assert yaml.safe_load(alone)["callbacks"] == {"mdsmix_streams": {}}

@@ -14,7 +14,7 @@ from contextlib import suppress
 from math import ceil
 from typing import Any
 
-from mdsmix.errors import MdsmixError
+from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, STREAMS_CALLBACK, TARGET_KEYS
 from mdsmix.foundry_yaml.training_yaml import TRAIN, Settings, StreamSection
 from mdsmix.kinds.kind_table import DATASET_KEYS_OF
@@ -158,7 +158,7 @@ def make_sections(
     if model:
         tree["model"] = model
     if with_callback:
-        tree[CALLBACKS] = {STREAMS_CALLBACK: {}} | _as_section(config.get(CALLBACKS))
+        tree[CALLBACKS] = {STREAMS_CALLBACK: {}} | _read_callbacks(config)
     return _keep_links(tree, config)
 
 
@@ -206,6 +206,20 @@ def _keep_link(new: Any, old: Any, link: str) -> Any:
     if isinstance(new, Mapping) and isinstance(old, Mapping):
         return {key: _keep_link(value, old.get(key), link) for key, value in new.items()}
     return new
+
+
+def _read_callbacks(config: Settings) -> Section:
+    """Return the callbacks of a config. Raises RecipeError if they are a list or other value, which
+    a new section would replace.
+    """
+    callbacks = config.get(CALLBACKS)
+    if callbacks is not None and not isinstance(callbacks, Mapping):
+        raise RecipeError(
+            f"{CALLBACKS} of the config is not keys and values, as LLM-Foundry needs it, so "
+            f"{STREAMS_CALLBACK} cannot be added; write for example `{CALLBACKS}: "
+            "{lr_monitor: {}}`, without dashes."
+        )
+    return _as_section(callbacks)
 
 
 def _as_section(value: Any) -> Section:
