@@ -17,6 +17,8 @@ LEAST = {
 "Name of an argument that is a whole number or None -> its least value."
 TEXTS = ("overrides", "only", "reasons", "evaluations")
 "Arguments that are lists of texts. One text alone is no list: its letters would be the elements."
+PATHS = ("stream", "out", "into", "run")
+"Arguments that are a path or a URL. `stream` is required, the others may be None."
 EVALS = ("look", "keep", "drop")
 
 
@@ -33,6 +35,11 @@ def refuse_wrong_arguments(arguments: Mapping[str, Any]) -> None:
             raise _refusal(name, value, f"a whole number from {least}")
         if name in TEXTS and not _is_list_of(str, value):
             raise _refusal(name, value, f'a list of texts, such as {name}=["..."]')
+        if name == "engine" and not isinstance(value, str):
+            raise _refusal(name, value, '"local", "ray" or "ray://HOST:PORT"')
+        is_path = isinstance(value, (str, os.PathLike)) or (value is None and name != "stream")
+        if name in PATHS and not is_path:
+            raise _refusal(name, value, "a path or URL")
         if name == "numbers" and not (_is_list_of(int, value) and min(value, default=0) >= 0):
             raise _refusal(name, value, "a list of whole numbers from 0")
         if name == "evals" and value not in EVALS:

@@ -89,6 +89,8 @@ def test_wrong_arguments_are_refused_with_their_name(project: Project) -> None:
         *((convert, project.recipe, {"only": wrong}) for wrong in ("web", [3])),
         *((convert, project.recipe, {"overrides": wrong}) for wrong in ("max_seq_len=3", [3])),
         (convert, project.recipe, {"progress": "no"}),
+        (convert, project.recipe, {"engine": None}),
+        *((mdsmix.render_yaml, project.recipe, {name: {}}) for name in ("into", "out")),
         (mdsmix.check, project.recipe, {"evals": "sometimes"}),
         (mdsmix.make_report, project.recipe, {"samples": -1}),
         *((inspect, project.train, {"numbers": wrong}) for wrong in (3, [-1])),
@@ -104,6 +106,8 @@ def test_wrong_arguments_are_refused_with_their_name(project: Project) -> None:
     for name in ("only", "overrides"):
         with pytest.raises(RecipeError, match=f"^{name} is .*a list of texts"):
             convert(project.recipe, **{name: (text for text in ["web"])})
+    with pytest.raises(RecipeError, match=r"^stream is None; it must be a path or URL"):
+        inspect(None)  # type: ignore[arg-type]
     for no_mix in ([], None, [3], 3):
         with pytest.raises(RecipeError, match=r"^mix is "):
             mdsmix.check(no_mix)  # type: ignore[arg-type]

@@ -134,9 +134,10 @@ def _require_empty_folder(folder: str) -> None:
     elif os.path.lexists(path):
         reason = "is a file"
     if reason:
+        name = folder or "the working directory"
         raise RecipeError(
-            f"{folder} {reason}, and the example never overwrites anything: name a local folder "
-            "that is empty or does not exist yet."
+            f"{name} {reason}, and the example never overwrites anything: name a local folder that "
+            "is empty or does not exist yet."
         )
 
 

@@ -23,5 +23,6 @@ def callback_without_streams(mix: Mix) -> Findings:
         yield Finding(
             f"callbacks has {STREAMS_CALLBACK}, and the {mix.train.name} loader of train_loader "
             "does not tell which stream a row is from.",
-            f"set train_loader.name: {MDSMIX_LOADER}, or remove {STREAMS_CALLBACK}.",
+            f"set train_loader.name: {MDSMIX_LOADER}, or remove {STREAMS_CALLBACK} (`render-yaml` "
+            "adds it only with --callback).",
         )
