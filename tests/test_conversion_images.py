@@ -64,7 +64,7 @@ def test_a_second_run_reads_no_image_and_a_changed_image_redoes_its_unit(
     os.utime(project.folder / "img/0.jpg", (1, 1))
     assert project.run().done == 0
     (project.folder / "img/0.jpg").write_bytes(drawing(seed=77))
-    assert "incomplete: units of a.jsonl" in project.convert_ok("--dry-run").out
+    assert "units of a.jsonl are new, edited or incomplete" in project.convert_ok("--dry-run").out
     assert project.run().done == 1
     assert read_samples(project.train)[0]["images"] == [drawing(seed=77)]
     assert project.run().units == 0

@@ -120,7 +120,10 @@ def test_each_row_of_lengths_counts_the_samples_within_its_bounds(lengths: list[
     totals = Totals(longest=max(lengths), lengths=count_by_length(np.array(lengths, np.int64)))
     rows, end = list(length_rows(totals)), 0
     for bounds, count, share in rows:
-        low, high = (int(bound.replace(",", "")) for bound in bounds.split("-"))
+        # A row for one length has it alone: `2,048`.
+        limits = [int(bound.replace(",", "")) for bound in bounds.split("-")]
+        low, high = limits[0], limits[-1]
+        assert len(limits) == len({low, high})
         assert count == sum(low <= length <= high for length in lengths) > 0
         assert share == count / len(lengths)
         assert end < low <= high
