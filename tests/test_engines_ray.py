@@ -246,7 +246,7 @@ def test_a_unit_that_is_lost_again_and_again_ends_the_run(ray: FakeRay) -> None:
     """So do supervisors that never begin."""
     sentences = list[str]()
     ray.scripts = dict.fromkeys("nm", lambda units: RayError("died") if units else do_units(units))
-    message = f"{MOST_LOSSES + 1} nodes were lost .* over the work unit number 1"
+    message = f"{MOST_LOSSES + 1} nodes were lost .* they had the work unit number 1"
     with pytest.raises(MdsmixError, match=message):
         run(1, sentences.append)
     assert len(sentences) == MOST_LOSSES

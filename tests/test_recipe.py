@@ -128,7 +128,7 @@ REFUSED_OVERRIDES = {
     "max_seq_len=${nothing}": "Interpolation key 'nothing' not found",
     "streams=[]": "is not a readable recipe: Cannot merge incompatible container types",
     "streams.web.source.where=len(": "streams.web: source.where: at character 4 of 'len(': '(' was never closed",
-    "streams.web.source.id='{}'": "source.id: braces contain the name of a field",
+    "streams.web.source.id='{}'": "source.id: braces must contain only the name of a field",
     "streams.chat.source.messages='{a}{b}'": "source.messages is the template '{a}{b}', whose value is always text",
     "streams.chat.columns=compact target_responses=all": "columns: compact works only with target_prompts: none",
     "no-equals-sign": "`no-equals-sign` is not an override",

@@ -120,13 +120,13 @@ def test_a_store_that_stays_away_is_given_up_in_bounded_time(clock: Waiting) -> 
 def test_a_notice_is_shown_once_and_again_after_the_store_has_answered(trusted: Waiting) -> None:
     """A wait of less than five seconds is not shown: many servers restart faster."""
     sentences = list[str]()
-    default = notices._say
+    functions = [*notices._functions]
     with notices.redirect_notices(sentences.append):
         trusted.ask(4, SLOW_DOWN)
         assert sentences == []
         for _ in range(2):
             trusted.ask(60, SLOW_DOWN)
-    assert notices._say is default
+    assert notices._functions == functions
     words = "the store asks to slow down; each request is retried for up to 90 s"
     assert sentences == [f"waiting for http://127.0.0.1:9: {words}"] * 2
 

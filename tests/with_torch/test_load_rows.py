@@ -163,7 +163,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (packed([5, 6], trained=[0, 1]), {"max_seq_len": 1}, "nothing left to train on"),
     (packed([5, 6], trained=[0, 0]), {}, "nothing left to train on"),
     *(
-        (PACKED | {"starts": np.int32(starts)}, {}, "starts does not contain")
+        (PACKED | {"starts": np.int32(starts)}, {}, "`starts` does not contain")
         for starts in WRONG_STARTS
     ),
     (PACKED | {"loss_mask": np.uint8([1])}, {}, "loss_mask has 1 values for a row of"),

@@ -162,7 +162,10 @@ def test_rewards_are_stored_where_they_are_named(tmp_path: Path, tokenizer_folde
     first = next(iter(build_loader(str(config), 1)))
     assert first["rejected_reward"].tolist() == [[-0.5]]
     refused = mdsmix("convert", recipe, "streams.likes.source.rejected_reward=null")
-    assert (refused.code, "name the fields of both rewards" in refused.err) == (2, True)
+    assert (
+        refused.code,
+        "set both source.chosen_reward and source.rejected_reward" in refused.err,
+    ) == (2, True)
     unread = [one | {"chosen_reward": 2, "rejected_reward": 1}]
     _, told = converted(tmp_path / "other", tokenizer_folder, unread)
     assert "fields not read: chosen_reward (1 of 1 not empty)" in told

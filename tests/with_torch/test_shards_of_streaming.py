@@ -94,7 +94,7 @@ def test_a_stream_of_another_writer_is_named_as_what_it_is(
     with writer(out=str(tmp_path / "rows"), columns={"text": "str"}) as out:
         for text in ("one", "two"):
             out.write({"text": text})
-    message = f"Streaming's {writer.__name__}, .* with format: {format}"
+    message = f"Streaming's {writer.__name__} writes, .* with format: {format}"
     with pytest.raises(Unreachable, match=message):
         open_stream_in(locate(tmp_path / "rows"))
     files = find_files(["rows/shard.00000.*[nv]"], tmp_path, ReadAs(format=format))
