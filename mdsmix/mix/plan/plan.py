@@ -109,7 +109,7 @@ def resolve_for_plan(targets: MixInput, overrides: Sequence[str] = ()) -> Mix:
         targets: a recipe or a training YAML, as a path or as keys and values; or streams.
         overrides: changes of the recipe, such as "max_seq_len=4096".
     """
-    return open_mix(targets, overrides, may_estimate=True, has_evals=False, survey=forecast_stream)
+    return open_mix(targets, overrides, may_estimate=True, survey=forecast_stream, own_evals="drop")
 
 
 def find_plan_problems(mix: Mix) -> list[Finding]:

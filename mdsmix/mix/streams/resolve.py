@@ -39,7 +39,7 @@ from mdsmix.mix.streams.mix import (
     published_tokenizers,
 )
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.recipe.read import name_recipe, read_text, split_overrides
+from mdsmix.recipe.read import RecipeInput, name_recipe, read_text, split_overrides
 from mdsmix.shards.index import INDEX
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.shards.published import (
@@ -80,7 +80,6 @@ published, and a sentence on how much of the source was read for the estimate.
 def resolve_mix(
     targets: Sequence[str],
     may_estimate: bool = False,
-    has_evals: bool = True,
     survey: Surveyor | None = None,
     own_evals: OwnEvals = "look",
 ) -> Mix:
@@ -90,24 +89,20 @@ def resolve_mix(
         targets: the words: a recipe and its overrides, or a training YAML, or streams.
         may_estimate: whether a recipe's shares may be computed from the first samples of streams
             whose tokens were not counted.
-        has_evals: whether evaluations are opened too.
         survey: estimates an unpublished stream of a recipe from its source; without it such streams
             are refused.
         own_evals: what to do with a training YAML's evaluations: `look` opens their streams, `keep`
-            checks only the keys of those that cannot be opened, `drop` leaves them out.
+            checks only the keys of those that cannot be opened, `drop` leaves them out. `drop` also
+            leaves out the evaluations of a recipe.
     """
     named = find_named_yaml(targets)
     if named is None:
         return make_stream_mix(list_stream_urls(targets))
     path = named.path
     overrides = named.overrides
-    has_evals = has_evals and own_evals != "drop"
     if not overrides and not is_recipe_file(path):
-        return make_mix(read_text(path), path, own_evals=own_evals if has_evals else "drop")
-    recipe = open_recipe(path, overrides)
-    if not has_evals:
-        recipe = drop_evaluations(recipe, path)
-    return make_recipe_mix(recipe, path, may_estimate, survey, overrides)
+        return make_mix(read_text(path), path, own_evals=own_evals)
+    return _open_recipe_mix(path, overrides, may_estimate, survey, own_evals)
 
 
 def open_mix(
@@ -115,7 +110,6 @@ def open_mix(
     overrides: Sequence[str] = (),
     *,
     may_estimate: bool = False,
-    has_evals: bool = True,
     survey: Surveyor | None = None,
     own_evals: OwnEvals = "look",
 ) -> Mix:
@@ -130,18 +124,30 @@ def open_mix(
     """
     if not isinstance(mix, (Mapping, Recipe)):
         words = [*list_words(mix), *overrides]
-        return resolve_mix(words, may_estimate, has_evals, survey, own_evals)
-    has_evals = has_evals and own_evals != "drop"
+        return resolve_mix(words, may_estimate, survey, own_evals)
     if isinstance(mix, Mapping) and TRAIN in mix and not is_recipe_tree(mix):
         if overrides:
             raise RecipeError(
                 "overrides are for a recipe, and this mapping is a training config, since it has a "
                 f"{TRAIN} and no streams: change its keys instead."
             )
-        return make_mix(dict(mix), "CONFIG", own_evals=own_evals if has_evals else "drop")
-    recipe = open_recipe(mix, overrides)
-    name = name_recipe(mix)
-    if not has_evals:
+        return make_mix(dict(mix), "CONFIG", own_evals=own_evals)
+    return _open_recipe_mix(mix, overrides, may_estimate, survey, own_evals)
+
+
+def _open_recipe_mix(
+    recipe_input: RecipeInput,
+    overrides: Sequence[str],
+    may_estimate: bool,
+    survey: Surveyor | None,
+    own_evals: OwnEvals,
+) -> Mix:
+    """Open the mix of a recipe, given as a path or as keys and values. The other arguments have the
+    same meaning as in `resolve_mix`.
+    """
+    recipe = open_recipe(recipe_input, overrides)
+    name = name_recipe(recipe_input)
+    if own_evals == "drop":
         recipe = drop_evaluations(recipe, name)
     return make_recipe_mix(recipe, name, may_estimate, survey, overrides)
 
