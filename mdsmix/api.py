@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from mdsmix.arguments import refuse_wrong_arguments
 from mdsmix.errors import MixRefused, RecipeError
 
 if TYPE_CHECKING:
-    from mdsmix.conversion.run import Outcome, PartOutcome
+    from mdsmix.conversion.run import Outcome, OutcomeT, PartOutcome
     from mdsmix.mix.streams.resolve import MixInput, OwnEvals
     from mdsmix.recipe import Recipe
     from mdsmix.recipe.read import RecipeInput
@@ -111,17 +111,10 @@ def convert(
         engine=engine,
     )
     opened, remarks = _open_for_conversion(recipe, overrides, max_bad, budget)
-    outcomes = list[run.Outcome]()
     with watching(progress) as watcher:
         for remark in remarks:
             watcher.on_step(remark)
-        # Closed at the end: a traceback would keep it, and with it the workers, as a notebook does.
-        with closing(run.convert(opened, options, watcher)) as streams:
-            for outcome in streams:
-                outcomes.append(outcome)
-                if on_stream:
-                    on_stream(outcome)
-    return Conversion(tuple(outcomes))
+        return Conversion(_collect_outcomes(run.convert(opened, options, watcher), on_stream))
 
 
 def convert_part(
@@ -165,17 +158,29 @@ def convert_part(
         part=parse_part(str(part)),
     )
     opened, remarks = _open_for_conversion(recipe, overrides, max_bad, budget)
-    outcomes = list[run.PartOutcome]()
     with watching(progress) as watcher:
         for remark in remarks:
             watcher.on_step(remark)
-        # Closed at the end: a traceback would keep it, and with it the workers, as a notebook does.
-        with closing(run.convert_part(opened, options, watcher)) as streams:
-            for outcome in streams:
-                outcomes.append(outcome)
-                if on_stream:
-                    on_stream(outcome)
-    return ConvertedPart(str(options.part), tuple(outcomes))
+        outcomes = _collect_outcomes(run.convert_part(opened, options, watcher), on_stream)
+        return ConvertedPart(str(options.part), outcomes)
+
+
+def _collect_outcomes(
+    run: Generator[OutcomeT, None, None], on_stream: Callable[[OutcomeT], None] | None
+) -> tuple[OutcomeT, ...]:
+    """Return the outcomes of a run in order, and call `on_stream` with each as soon as it is there.
+
+    Args:
+        run: converts a stream whenever its next outcome is asked for.
+    """
+    outcomes: list[OutcomeT] = []
+    # Closed at the end: a traceback would keep it, and with it the workers, as a notebook does.
+    with closing(run):
+        for outcome in run:
+            outcomes.append(outcome)
+            if on_stream:
+                on_stream(outcome)
+    return tuple(outcomes)
 
 
 def plan_conversion(

@@ -28,7 +28,6 @@ from mdsmix.cli.options import (
 from mdsmix.errors import RecipeError
 
 if TYPE_CHECKING:
-    from mdsmix.conversion.run import Outcome, PartOutcome
     from mdsmix.report.conversions import Conversion, ConvertedPart
 
 
@@ -168,8 +167,11 @@ def convert(
         else:
             echo(*lines)
         return
+
+    from mdsmix.report.conversions import Conversion, ConvertedPart
+
     if part is not None:
-        with _shown_at_end(partial(_show_part, part, quiet, as_json)) as parts:
+        with _shown_at_end(partial(ConvertedPart, part), quiet, as_json) as parts:
             api.convert_part(
                 recipe,
                 part,
@@ -191,7 +193,7 @@ def convert(
                 "--finish"
             )
         return
-    with _shown_at_end(partial(_show_conversion, quiet, as_json)) as outcomes:
+    with _shown_at_end(Conversion, quiet, as_json) as outcomes:
         api.convert(
             recipe,
             overrides or (),
@@ -213,29 +215,22 @@ def convert(
 
 
 @contextmanager
-def _shown_at_end(show_outcomes: Callable[[list[Any]], None]) -> Iterator[list[Any]]:
+def _shown_at_end(
+    make_result: Callable[[tuple[Any, ...]], Conversion | ConvertedPart],
+    quiet: bool,
+    as_json: bool,
+) -> Iterator[list[Any]]:
     """Give a `with` block a list for the outcomes of streams, and show the list at its end. This is
-    done after an error too, since the streams in the list are published already.
+    done after an error too, since the streams in the list are converted already.
+
+    Args:
+        make_result: makes the result that is shown of the outcomes.
     """
     outcomes = list[Any]()
     try:
         yield outcomes
     finally:
-        show_outcomes(outcomes)
-
-
-def _show_conversion(quiet: bool, as_json: bool, outcomes: list[Outcome]) -> None:
-    """Print the streams that were published."""
-    from mdsmix.report.conversions import Conversion
-
-    _print(Conversion(tuple(outcomes)), quiet, as_json)
-
-
-def _show_part(part: str, quiet: bool, as_json: bool, outcomes: list[PartOutcome]) -> None:
-    """Print what one job of an array (several jobs that share a conversion) did in each stream."""
-    from mdsmix.report.conversions import ConvertedPart
-
-    _print(ConvertedPart(part, tuple(outcomes)), quiet, as_json)
+        _print(make_result(tuple(outcomes)), quiet, as_json)
 
 
 def _print(result: Conversion | ConvertedPart, quiet: bool, as_json: bool) -> None:

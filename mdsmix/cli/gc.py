@@ -146,12 +146,11 @@ def _collect_unnamed(
     if asked:
         unnamed = unnamed_streams.choose_streams(unnamed, list(recipe.streams), asked, path)
     trees = []
+    age = older_than if asked else None
+    is_deleted = age is not None
     for stream in unnamed:
-        is_deleted = bool(asked) and older_than is not None
-        if is_deleted and older_than is not None:
-            stream = unnamed_streams.delete_unnamed_stream(
-                stream, older_than, partial(echo, err=True)
-            )
+        if age is not None:
+            stream = unnamed_streams.delete_unnamed_stream(stream, age, partial(echo, err=True))
         trees.append(stream.to_json() | {"deleted": is_deleted})
         if not as_json:
             echo(_describe_unnamed(stream, path, is_deleted))
