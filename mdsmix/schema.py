@@ -153,7 +153,7 @@ def list_set_values(section: Any) -> dict[str, Any]:
 
 
 def get_default(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field that has one."""
+    """Return the default of a field; `dataclasses.MISSING` if it has none."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -370,10 +370,4 @@ def _list_defaults(cls: Any) -> list[tuple[str, Any]]:
     """List the name and default of each field of a dataclass; the default is `MISSING` if the field
     has none.
     """
-    defaults: list[tuple[str, Any]] = []
-    for field_ in fields(cls):
-        default = field_.default
-        if field_.default_factory is not MISSING:
-            default = field_.default_factory()
-        defaults.append((field_.name, default))
-    return defaults
+    return [(field_.name, schema.get_default(field_)) for field_ in fields(cls)]
