@@ -113,3 +113,4 @@ def test_converting_checking_rendering_import_nothing_heavy(
     packages = {module.partition(".")[0] for module in modules}
     assert not packages & {"torch", "torchvision", "streaming", "transformers", "llmfoundry"}
     assert "urllib.request" not in modules, "images alone are asked for at URLs"
+    assert "mdsmix.cli.bench" not in modules, "a command imports no other one"

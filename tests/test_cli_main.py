@@ -21,14 +21,14 @@ from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecord
 from tests.converting import Answer, mdsmix
 from tests.published import CONCAT, TOKEN_ROW, publish
 
-COMMANDS = typer.main.get_command(main.app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(main.make_app()).commands  # type: ignore[attr-defined]
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
     def fail(prog_name: str) -> None:
         raise error
 
-    monkeypatch.setattr(main, "app", fail)
+    monkeypatch.setattr(main, "make_app", lambda _: fail)
     return mdsmix()
 
 
@@ -39,9 +39,9 @@ def test_help_names_commands_options_and_codes_and_wrong_usage_ends_with_two() -
     assert all(f"{code} " in answer.out for code in range(6))
     assert "--install-completion" in answer.out
     assert mdsmix("--version") == Answer(0, f"mdsmix {__version__}\n", "")
-    examples = {example.split()[0]: example for example in main.EXAMPLES.values()}
-    assert examples.keys() == COMMANDS.keys()
-    for name, example in examples.items():
+    assert main.EXAMPLES.keys() == COMMANDS.keys()
+    for name, example in main.EXAMPLES.items():
+        assert example.split()[0] == name
         command = COMMANDS[name]
         assert command.make_context(name, shlex.split(example)[1:])
         assert command.epilog == f"Example: mdsmix {example}"
@@ -55,11 +55,12 @@ def test_help_names_commands_options_and_codes_and_wrong_usage_ends_with_two() -
         answer = mdsmix(*arguments)
         assert (answer.code, answer.out) == (2, "")
         assert "Error" in answer.err
+    assert "Did you mean 'convert'" in mdsmix("convrt").err
 
 
 def test_help_has_every_command_in_one_of_four_groups() -> None:
-    grouped = [command.__name__ for group in main.GROUPS.values() for command in group]
-    assert sorted(grouped) == sorted(name.replace("-", "_") for name in COMMANDS)
+    grouped = [name for group in main.GROUPS.values() for name in group]
+    assert sorted(grouped) == sorted(COMMANDS)
     assert [group.partition(":")[0] for group in main.GROUPS] == [
         "Prepare",
         "Look",

@@ -20,7 +20,7 @@ import typer.main
 import yaml
 
 from mdsmix import errors
-from mdsmix.cli.main import INTERRUPTED, PIPE_CLOSED, TERMINATED, app
+from mdsmix.cli.main import INTERRUPTED, PIPE_CLOSED, TERMINATED, make_app
 from mdsmix.conversion.job import make_job
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.reasons import list_bad_reasons
@@ -46,7 +46,7 @@ from tests.pictures import seeing_tokenizer, stream
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md"]
 PAGES += [p for f in ("docs", "mdsmix", "tests", "benchmarks") for p in (ROOT / f).rglob("*.md")]
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
 
 
 def test_every_link_inside_leads_to_a_file() -> None:

@@ -19,7 +19,7 @@ from typing import Any, get_args, get_type_hints
 import typer.main
 
 from mdsmix import recipe
-from mdsmix.cli.main import app
+from mdsmix.cli.main import make_app
 from mdsmix.json_schema import describe_field
 from mdsmix.kinds.reasons import list_bad_reasons
 from mdsmix.kinds.recipe_schema import SCHEMA_FILE, write_schema
@@ -97,7 +97,7 @@ def _shared_lines() -> list[str]:
 
 
 def _commands() -> dict[str, Any]:
-    return typer.main.get_command(app).commands  # type: ignore[attr-defined, no-any-return]
+    return typer.main.get_command(make_app()).commands  # type: ignore[attr-defined, no-any-return]
 
 
 def _parameters(command: Any) -> list[Any]:
