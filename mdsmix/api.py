@@ -281,16 +281,20 @@ def check(
     """
     refuse_wrong_arguments(locals())
     from mdsmix.mix.check import run_checks, sort_by_severity, verify_streams
-    from mdsmix.mix.lock_check import check_lock
     from mdsmix.mix.streams.resolve import open_mix
     from mdsmix.report.checked_mix import CheckedMix
-    from mdsmix.report.progress import watching
 
     opened = open_mix(mix, overrides, may_estimate=estimate, own_evals=evals)
     if deep:
+        from mdsmix.report.progress import watching  # 20 ms
+
         with watching(progress) as watcher:
             opened = verify_streams(opened, watcher)
-    compared = check_lock(opened, mix, accept_changed) if lock or accept_changed else None
+    compared = None
+    if lock or accept_changed:
+        from mdsmix.mix.lock_check import check_lock
+
+        compared = check_lock(opened, mix, accept_changed)
     differences = compared.findings if compared else []
     findings = sort_by_severity([*run_checks(opened), *differences])
     return CheckedMix(findings, opened, compared and compared.table)

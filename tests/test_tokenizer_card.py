@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -119,6 +120,13 @@ def test_a_change_of_any_file_takes_another_snapshot(
         "six.json": "23",
         "inner/x.json": "{}",
     }
+
+
+def test_the_version_of_a_package_is_that_of_its_metadata() -> None:
+    for package in ("transformers", "tokenizers", "fastokens", "mosaicml-streaming"):
+        assert snapshot.package_version(package) == metadata.version(package)
+    with pytest.raises(metadata.PackageNotFoundError):
+        snapshot.package_version("no-such-package")
 
 
 @pytest.mark.parametrize("variable", HUBS)

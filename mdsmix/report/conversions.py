@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mdsmix.conversion.bad_records import ARRAY
 from mdsmix.conversion.run import Outcome, PartOutcome
@@ -19,7 +19,6 @@ from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.messages import format_percent, join_counts, join_names, plural
-from mdsmix.mix.offline.mix_streams import MixOutcome
 from mdsmix.report.drawings import Ribbon, choose_colours, make_records_ribbon
 from mdsmix.report.inspection import list_untrained_tokens, trained_tokens
 from mdsmix.report.result import Result
@@ -29,6 +28,9 @@ from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import BAD_SHARE, NO_MATCH, NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest
 from mdsmix.table import UNKNOWN, Column, Row, Table, Tree, table_to_json
+
+if TYPE_CHECKING:
+    from mdsmix.mix.offline.mix_streams import MixOutcome
 
 FAR_FROM_EXPECTED = 0.05
 "A mean that differs by more than 5 % from the recipe's expected_mean_tokens is reported."

@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -274,6 +273,8 @@ def _package_versions(name: FunctionName) -> list[str]:
 
     Raises RecipeError if the module cannot be found.
     """
+    from importlib.metadata import packages_distributions, version  # 12 ms
+
     top = name.module.partition(".")[0]
     packages = packages_distributions().get(top)
     if packages:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -229,7 +228,14 @@ def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
 
 @cache
 def package_version(package: str) -> str:
-    """Return the version of an installed package. The first call takes 2 ms: it parses the
-    package's metadata.
+    """Return the version of an installed package.
+
+    The name of its folder NAME-VERSION.dist-info has the version. importlib.metadata takes 12 ms to
+    import and 2 ms to parse the package's metadata.
     """
+    for folder in map(Path, sys.path):
+        for info in folder.glob(f"{package}-*.dist-info"):
+            return info.name.removesuffix(".dist-info").removeprefix(f"{package}-")
+    from importlib import metadata
+
     return metadata.version(package)
