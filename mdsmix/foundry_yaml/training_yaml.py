@@ -25,6 +25,7 @@ from mdsmix.foundry_yaml.loader_keys import (
     as_whole_number,
 )
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.recipe.plain_yaml import fill_in_length, parse_plain_yaml, read_plain_yaml
 from mdsmix.recipe.read import make_config, read_text, translate_errors
 from mdsmix.schema import shorten_value
 from mdsmix.storage import is_for_streaming_alone
@@ -345,8 +346,9 @@ def parse_training_yaml(tree: Any, origin: str, judged: Collection[str] = JUDGED
         judged: the top-level keys that will be checked.
     """
     with translate_errors(origin, "training YAML"):
-        config = make_config(tree)
-        resolved = _resolve_keys(config, judged)
+        resolved = read_plain_yaml(tree) if isinstance(tree, str) else fill_in_length(tree)
+        if resolved is None:
+            resolved = _resolve_keys(make_config(tree), judged)
     if is_recipe_tree(resolved):
         raise RecipeError(
             f"{origin} is a recipe, which describes how streams are made, but a training YAML is "
@@ -358,9 +360,12 @@ def parse_training_yaml(tree: Any, origin: str, judged: Collection[str] = JUDGED
 
 def read_unresolved(text: str, origin: str) -> dict[str, Any]:
     """Parse a config's text to keys and values; every `${...}` stays as it is written."""
-    from omegaconf import OmegaConf
-
     with translate_errors(origin, "training YAML"):
+        plain = parse_plain_yaml(text)
+        if plain is not None:
+            return plain
+        from omegaconf import OmegaConf
+
         tree: Any = OmegaConf.to_container(make_config(text))
         return dict(tree)
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from mdsmix import schema
 from mdsmix.errors import RecipeError
 from mdsmix.messages import flatten_error
+from mdsmix.recipe.plain_yaml import read_plain_yaml
 from mdsmix.recipe.rules import add_held_out, find_contradictions
 from mdsmix.recipe.spec import Recipe
 from mdsmix.recipe.stream_spec import ImagesSpec, StreamSpec
@@ -149,8 +150,6 @@ def _read_tree(recipe: RecipeInput, path: str, overrides: Sequence[str]) -> Any:
     Args:
         path: the name of the recipe in messages.
     """
-    from omegaconf import OmegaConf
-
     for override in overrides:
         if not OVERRIDE.match(override):
             raise RecipeError(
@@ -163,6 +162,18 @@ def _read_tree(recipe: RecipeInput, path: str, overrides: Sequence[str]) -> Any:
     else:
         content = recipe
     with translate_errors(path, "recipe"):
+        plain = None
+        if isinstance(content, str) and not overrides:
+            plain = read_plain_yaml(content)
+        if plain is not None:
+            _refuse_secrets(content)
+            if isinstance(plain.get("tokenizer"), str):
+                plain["tokenizer"] = {"name": plain["tokenizer"]}
+            _refuse_secrets(json.dumps(plain))
+            return plain
+
+        from omegaconf import OmegaConf
+
         loaded = make_config(content)
         # Search for secrets twice: before interpolation for the names of variables, and after
         # interpolation for their values.
@@ -227,14 +238,16 @@ def translate_errors(origin: object, noun: str) -> Iterator[None]:
         origin: the file, for the message.
         noun: the type of file, for the message, such as `recipe`.
     """
-    import yaml
-    from omegaconf.errors import OmegaConfBaseException
-
-    # RecursionError: YAML that is nested too deeply, or refers to itself.
-    reported = (RecipeError, ValueError, TypeError, RecursionError)
     try:
         yield
-    except (yaml.YAMLError, OmegaConfBaseException, *reported) as error:
+    except Exception as error:
+        import yaml
+        from omegaconf.errors import OmegaConfBaseException
+
+        # RecursionError: YAML that is nested too deeply, or refers to itself.
+        reported = (RecipeError, ValueError, TypeError, RecursionError)
+        if not isinstance(error, (yaml.YAMLError, OmegaConfBaseException, *reported)):
+            raise
         reason = mask_secrets(flatten_error(error))
         raise RecipeError(f"{origin} is not a readable {noun}: {reason}.") from None
 

@@ -18,15 +18,15 @@ from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, STREAMS_CALLBACK, TARGET_KEYS
 from mdsmix.foundry_yaml.training_yaml import TRAIN, Settings, StreamSection
 from mdsmix.kinds.kind_table import DATASET_KEYS_OF
-from mdsmix.mix.render.set_into import LENGTH, LINK
+from mdsmix.mix.render.set_into import LINK
 from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
+from mdsmix.recipe.plain_yaml import LENGTH, LENGTH_VARIABLE
 from mdsmix.shards.index import Index
 from mdsmix.shards.manifest import TokenizerCard, name_processor_folder
 from mdsmix.storage import Location, locate
 
 Section = dict[str, Any]
 "Keys and values of a config, as YAML contains them."
-LENGTH_VARIABLE = "${max_seq_len}"
 EVALS = "eval_loader"
 CALLBACKS = "callbacks"
 LONE_LABEL = "eval"

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.training_yaml import Settings, read_unresolved
 from mdsmix.messages import format_yaml_value
+from mdsmix.recipe.plain_yaml import LENGTH
 
 LINK = re.compile(r"\$\{([\w.]+)\}")
 "A value that is a variable, such as `${variables.max_seq_len}`. The group is its path."
@@ -31,7 +32,6 @@ MARK = "# mdsmix:"
 """The beginning of every line of the head: the comment above the YAML. The next rendering knows
 the head by this mark, and replaces it.
 """
-LENGTH = "max_seq_len"
 UNSET = "not set"
 TRAILING_COMMENTS = re.compile(r"(?:^[^\S\n]*(?:#.*)?\n)+\Z", re.MULTILINE)
 "Lines at the end of a text that are empty or only a comment."

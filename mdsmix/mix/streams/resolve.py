@@ -30,7 +30,6 @@ from mdsmix.kinds import is_data, kind_of, open_recipe
 from mdsmix.mix.epoch.apportion import Apportioned
 from mdsmix.mix.epoch.figures import apportion_recipe
 from mdsmix.mix.render import foundry_config
-from mdsmix.mix.render.set_into import LENGTH
 from mdsmix.mix.streams.mix import (
     Loader,
     Mix,
@@ -39,6 +38,7 @@ from mdsmix.mix.streams.mix import (
     published_tokenizers,
 )
 from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.recipe.plain_yaml import LENGTH
 from mdsmix.recipe.read import RecipeInput, name_recipe, read_text, split_overrides
 from mdsmix.shards.index import INDEX
 from mdsmix.shards.manifest import TokenizerCard
