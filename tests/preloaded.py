@@ -9,6 +9,7 @@ is its exit code.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -114,7 +115,25 @@ def _run(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["cwd"])
-    exec(compile(order["program"], "<string>", "exec"), {"__name__": "__main__"})
+    try:
+        exec(compile(order["program"], "<string>", "exec"), {"__name__": "__main__"})
+        code = 0
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):  # a message, which Python prints
+            raise
+        code = end.code or 0
+    _end(code)
+
+
+def _end(code: int) -> None:
+    """End this fork as Python does, up to its last step: with torch imported, it takes 0.4 s of
+    processor time to free the objects of all modules, one by one.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main() -> None:
@@ -129,7 +148,6 @@ def main() -> None:
         pid = os.fork()
         if not pid:
             _run(order)
-            return
         print(pid, flush=True)
     os._exit(0)  # without the exit handlers of the imported libraries
 
