@@ -193,9 +193,11 @@ def test_a_run_that_lost_the_lease_deletes_nothing_more(
     def find_and_lose_lease(folder: Location, *settings: Any) -> list[Garbage]:
         garbage = find_real(folder, *settings)
         (republished / ".mdsmix" / "lease").write_bytes(orjson.dumps(asdict(other)))
-        project.patch.setattr(lease_module, "BEAT_SECONDS", 0.001)
+        project.patch.setattr(lease_module, "BEAT_SECONDS", 0)
         return garbage
 
+    # No beat comes before the loss, and after it no confirmation is recent.
+    project.patch.setattr(lease_module, "BEAT_SECONDS", 3600)
     project.patch.setattr(gc, "find_garbage", find_and_lose_lease)
     answer = mdsmix("gc", republished, "--older-than", "0s", "--delete")
     assert (answer.code, "was taken over by another run" in answer.err) == (4, True)

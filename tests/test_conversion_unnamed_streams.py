@@ -160,10 +160,12 @@ def test_a_run_that_lost_the_lease_deletes_nothing_more(project: Project) -> Non
         lease = project.out / "old/train/.mdsmix/lease"
         if lease.exists():
             lease.write_bytes(b'{"host": "another", "pid": 1, "since": "now", "token": "b"}')
-            project.patch.setattr("mdsmix.shards.lease.BEAT_SECONDS", 0.001)
+            project.patch.setattr("mdsmix.shards.lease.BEAT_SECONDS", 0)
         return stream
 
     before = read_files(project.out)
+    # No beat comes before the loss, and after it no confirmation is recent.
+    project.patch.setattr("mdsmix.shards.lease.BEAT_SECONDS", 3600)
     project.patch.setattr(unnamed_streams, "read_unnamed_stream", read_and_lose_lease)
     answer = gc(project, *DELETE)
     assert (answer.code, "was taken over by another run" in answer.err) == (4, True)
