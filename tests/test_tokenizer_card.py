@@ -202,10 +202,11 @@ def test_a_hub_name_saved_by_transformers_5_has_its_own_error(
     (folder / "tokenizer_config.json").write_text(json.dumps(config | own))
     (home / "refs").mkdir()
     (home / "refs/main").write_text("c0ffee")
-    monkeypatch.setenv("HF_HUB_CACHE", str(home.parent))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(Unreachable) as caught:
-        open_by_name("org/five")
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_HUB_CACHE", str(home.parent))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        with pytest.raises(Unreachable) as caught:
+            open_by_name("org/five")
     sentence = str(caught.value)
     assert "this version of transformers cannot open it from a hub (" in sentence
     assert "download it (`hf download org/five --local-dir" in sentence
