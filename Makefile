@@ -76,8 +76,10 @@ test: ## the tests, with a real MinIO; those with torch in a process of their ow
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going tests-without-torch tests-with-torch
 
 # Three processes on two cores, since some wait for a store or a clock. In the order of their names the longest files come early.
+# With more targets beside them two do: each process imports and collects for itself, 10 s of processor time in a fresh checkout.
+PROCESSES ?= 3
 tests-without-torch: venv minio
-	$(BIN)/python -m pytest --ignore tests/with_torch --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --ignore tests/with_torch --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Beside them, shown when they are done.
 tests-with-torch: venv minio
@@ -170,9 +172,10 @@ clean: ## remove the environments and the demo
 	$(UV) pip install --python .venv --editable '.[dev]'
 	touch $@
 
-# Beside the rest: it brings two small packages that mdsmix does not have already, and takes 2 s to install once fetched.
+# Beside the rest: it brings two small packages that mdsmix does not have already, and takes 2 s to install once fetched. Without
+# mdsmix itself, whose command other tests may be running.
 .venv/.ray: .venv/.ready
-	$(UV) pip install --python .venv --editable '.[dev,ray]'
+	$(UV) pip install --python .venv -r pyproject.toml --extra dev --extra ray
 	touch $@
 
 .venv-stores/.ready: Makefile | $(OWN_UV)
