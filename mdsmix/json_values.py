@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-_LONG = re.compile(rb"-[0-9]{19}|[0-9]{20}")
+LONG_RUN = re.compile(rb"-[0-9]{19}|[0-9]{20}")
 """Matches the first digits of each whole number that does not fit 64 bits. A few numbers that do
 fit begin in the same way.
 """
@@ -56,7 +56,7 @@ def has_long_numbers(text: bytes) -> bool:
         while offset >= 0 and (is_last_step or candidates < _MOST_CANDIDATES):
             # Search all bytes around the run.
             start = step * offset
-            if _LONG.search(text, max(0, start - step), start + 40):
+            if LONG_RUN.search(text, max(0, start - step), start + 40):
                 return True
             candidates += 1
             offset = sample.find(run, offset + 1)

@@ -13,10 +13,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mdsmix.json_values import UnreadableNumber, has_long_numbers, read_json, write_json
+from mdsmix.json_values import (
+    LONG_RUN,
+    UnreadableNumber,
+    has_long_numbers,
+    read_json,
+    write_json,
+)
 from mdsmix.record import RichConversation, canonical
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.condition import parse_where
+from mdsmix.sources.jsonl import decode_lines
+from mdsmix.sources.long_numbers import find_lines_with_long_numbers
 from tests.formats import all_records, bad_items, encode_table, make_tar, read_file, write_records
 
 LARGE = [2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**21 + 1, -(10**30), 7 * 10**399 + 3]
@@ -56,6 +64,35 @@ def test_long_numbers_are_found_among_many_digits() -> None:
     digits = b"12345678 " * 3000
     assert not has_long_numbers(digits)
     assert has_long_numbers(digits + b"1" * 20)
+
+
+@given(st.lists(st.text(st.sampled_from("a 1:-9"), max_size=70)), st.integers(0, 40))
+@example(["1" * length for length in range(16, 24)] * 4, 0)
+@example(["", "x" * 13 + "-" + "9" * 19, ":" * 40, "8" * 20 + ";", "1" * 5000], 3)
+def test_lines_with_long_numbers_are_found(texts: list[str], indent: int) -> None:
+    """At any offset in the block, and no other lines."""
+    lines = [f"{' ' * indent}{text}\n".encode() for text in texts]
+    expected = [index for index, line in enumerate(lines) if LONG_RUN.search(line)]
+    assert find_lines_with_long_numbers(lines) == expected
+
+
+@given(st.lists(st.one_of(VALUES.map(json.dumps), st.sampled_from(["?", "", "1e400", "[1"]))))
+@example([str(2**64), "?", str(2**64 + 1), "1e400", "1", f'"{"7" * 30}"', "", str(-(2**63) - 1)])
+def test_lines_are_read_one_by_one(texts: list[str]) -> None:
+    """A block gives the values and faults that its lines give alone."""
+    lines = [f"{text}\n".encode() for text in texts]
+    values = list[Any]()
+    faults = dict[int, str]()
+    for index, line in enumerate(lines):
+        alone, fault = decode_lines([line])
+        values += alone
+        if fault:
+            faults[index] = fault[0]
+    found, found_faults = decode_lines(lines)
+    assert repr(found) == repr(values)
+    assert found_faults == faults
+    readable = [text for index, text in enumerate(texts) if index not in faults]
+    assert repr(found) == repr([json.loads(text) for text in readable])
 
 
 @pytest.mark.parametrize("text", ["1e400", "[-1e999]", "1" * 5000, '{"a": 1e400, "b": 1}'])

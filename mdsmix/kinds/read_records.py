@@ -75,11 +75,17 @@ class Diagnostics:
 
     def count_unread_fields(self, records: Sequence[Any]) -> None:
         """Count the fields of raw records that are not read. Bad records count too."""
-        objects: Iterable[Any] = (record for record in records if type(record) is dict)
+        objects = records
+        if {*map(type, records)} != {dict}:
+            objects = [record for record in records if type(record) is dict]
         # Quickly skip the records all of whose fields are read. This is not possible with rival
         # fields: `_fields_read` has all of these, but only one of them is read.
         if not self._rival_fields:
-            objects = filterfalse(self._fields_read.issuperset, objects)
+            # Usually no record has other fields. Looking at all names together takes 40 ns a
+            # record, half of the time of looking at each record.
+            if self._fields_read.issuperset(chain.from_iterable(objects)):
+                return
+            objects = [*filterfalse(self._fields_read.issuperset, objects)]
         self.add("unread", Counter(chain.from_iterable(map(self._unread_fields, objects))))
 
     def _unread_fields(self, record: Mapping[str, Any]) -> list[str]:

@@ -15,11 +15,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from io import BytesIO
+from itertools import chain
 from typing import Any, BinaryIO, ClassVar
 
 import orjson
 
-from mdsmix.json_values import TOO_LARGE, UnreadableNumber, has_long_numbers, read_json
+from mdsmix.json_values import TOO_LARGE, UnreadableNumber, read_json
 from mdsmix.sources.format import (
     BLANK,
     BYTE_ORDER_MARK,
@@ -32,6 +33,7 @@ from mdsmix.sources.format import (
     Splits,
 )
 from mdsmix.sources.inflate import opened
+from mdsmix.sources.long_numbers import find_lines_with_long_numbers
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 
 PIECE_BYTES = BLOCK_BYTES - (1 << 19)
@@ -53,11 +55,9 @@ def decode_lines(lines: list[bytes]) -> Decoded:
     """Return (values, reasons) of lines of JSON: the values in order, and index -> reason code for
     each line that is not JSON. Example: `[b'1', b'?']` gives `([1], {1: "not_json"})`.
     """
-    # orjson is faster, but would change large whole numbers.
-    read = read_json if has_long_numbers(b"".join(lines)) else orjson.loads
     records = list[Any]()
     faults = dict[int, str]()
-    values = map(read, lines)
+    values = chain.from_iterable(_read_in_parts(lines))
     while True:
         try:
             # If a line raises an error, `extend` has already added the values before it, and the
@@ -67,6 +67,18 @@ def decode_lines(lines: list[bytes]) -> Decoded:
         except (ValueError, RecursionError) as error:
             index = len(records) + len(faults)
             faults[index] = reason_of(lines[index], error)
+
+
+def _read_in_parts(lines: list[bytes]) -> Iterator[Iterator[Any]]:
+    """Yield iterators that together read all lines in order. orjson is faster, but would change
+    large whole numbers: `read_json` reads the lines that may contain one.
+    """
+    start = 0
+    for index in find_lines_with_long_numbers(lines):
+        yield map(orjson.loads, lines[start:index])
+        yield map(read_json, lines[index : index + 1])
+        start = index + 1
+    yield map(orjson.loads, lines[start:])
 
 
 def is_utf8(raw: bytes) -> bool:
