@@ -47,6 +47,11 @@ def hash_bytes(tree: Json, ids: Ids) -> str:
     return _hash([tree, dict(ids)])
 
 
+def hash_model(tree: Json) -> str:
+    """Return the hash of the settings of a tokenizer.json that decide ids, 32 hex digits."""
+    return _hash(normalize_model(tree))
+
+
 def _hash(tree: Any) -> str:
     """Return the xxh128 of a value's JSON with sorted keys, as 32 hex digits."""
     return xxhash.xxh128_hexdigest(orjson.dumps(tree, option=orjson.OPT_SORT_KEYS))

@@ -1,0 +1,68 @@
+"""The parts of a BPE tokenizer.json are those that a JSON parser finds, for any characters."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from tokenizers import Tokenizer as Model
+from tokenizers.models import BPE, Unigram
+
+from mdsmix.tokenizer.bpe_json import parse_bpe_json
+from mdsmix.tokenizer.content_hash import hash_content
+
+IDS = {"bos_id": None, "eos_id": 0, "pad_id": 1}
+CHARACTERS = [*map(chr, range(0x3000)), "\ufeff", "\uffff", "\U0001f642", "\U0010ffff"]
+AWKWARD = (
+    *('"', "\\", '\\"', '",', '","', '"],["', "},", '},"merges":[', ',"vocab":{', "]}}"),
+    '"model":{"type":"BPE",',
+)
+
+
+@pytest.fixture(scope="module")
+def content() -> str:
+    """Return a tokenizer.json whose tokens and merges look like parts of the file."""
+    tokens = [*CHARACTERS, *(token for token in AWKWARD if len(token) > 1)]
+    merges = [(left, right) for left in ('"', "\\", '",') for right in AWKWARD]
+    tokens += ["".join(pair) for pair in merges]
+    vocab = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    model = Model(BPE(vocab=vocab, merges=merges))
+    model.add_special_tokens([*AWKWARD])
+    return model.to_str()
+
+
+def dump(tree: Any) -> bytes:
+    return orjson.dumps(tree, option=orjson.OPT_SORT_KEYS)
+
+
+def test_the_parts_are_those_of_a_json_parser(content: str) -> None:
+    bpe = parse_bpe_json(content.encode())
+    assert bpe is not None
+    tree = json.loads(content)
+    assert dump(bpe.to_tree()) == dump(tree)
+    assert hash_content(bpe.to_tree(), IDS) == hash_content(tree, IDS)
+
+
+def test_a_skeleton_has_the_settings_and_the_ids_of_the_whole(content: str) -> None:
+    bpe = parse_bpe_json(content.encode())
+    assert bpe is not None
+    whole = json.loads(content)
+    vocab = whole["model"]["vocab"]
+    small = json.loads(bpe.to_skeleton(vocab, AWKWARD))
+    kept = small["model"].pop("vocab")
+    assert small["model"].pop("merges") == []
+    assert kept == {token: vocab[token] for token in kept}
+    assert kept.keys() >= {*AWKWARD, *CHARACTERS, max(vocab, key=vocab.__getitem__)}
+    assert len(kept) < len(vocab)
+    assert small["model"].items() <= whole.pop("model").items()
+    assert {key: small[key] for key in whole} == whole
+
+
+def test_other_texts_have_no_parts(content: str) -> None:
+    spaced = json.dumps(json.loads(content), indent=2)
+    reordered = json.dumps(dict(reversed(json.loads(content).items())), separators=(",", ":"))
+    unigram = Model(Unigram([("a", 0.0)])).to_str()
+    for text in (spaced, reordered, unigram, "{}", ""):
+        assert parse_bpe_json(text.encode()) is None

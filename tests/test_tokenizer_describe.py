@@ -1,0 +1,103 @@
+"""The files that are saved by a skeleton of a tokenizer are those that are saved by the whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdsmix.tokenizer import describe
+from mdsmix.tokenizer.bpe_json import BpeJson
+from mdsmix.tokenizer.transformers_five import PLAIN_CLASS, TOKENIZER_JSON
+from tests.versions import IS_TRANSFORMERS_4
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "a class with a post-processor": {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True},
+    "named tokens": {"extra_special_tokens": {"image_token": "<|im_start|>"}},
+    "a new token": {"cls_token": "<|new|>", "padding_side": "left", "model_max_length": 77},
+}
+Saved = list[dict[str, Any]]
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
+    """Return the list of the tokenizer.json files that are saved and opened again."""
+    contents = Saved()
+    save_once = describe._save_once
+
+    def save(tokenizer: Any, fields: dict[str, Any], content: str) -> dict[str, str]:
+        contents.append(json.loads(content))
+        return save_once(tokenizer, fields, content)
+
+    monkeypatch.setattr(describe, "_save_once", save)
+    return contents
+
+
+def copy_with(folder: Path, target: Path, config: dict[str, Any]) -> str:
+    """Copy a tokenizer with other settings, and return its folder."""
+    shutil.copytree(folder, target)
+    path = target / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    (target / "special_tokens_map.json").unlink(missing_ok=True)
+    return str(target)
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_skeleton_saves_the_files_of_the_whole(
+    case: str, tokenizer_folder: Path, tmp_path: Path, saved: Saved, monkeypatch: Any
+) -> None:
+    name = copy_with(tokenizer_folder, tmp_path / "tokenizer", CONFIGS[case])
+    by_skeleton = describe.describe_tokenizer(name, {})
+    if IS_TRANSFORMERS_4:  # 5 may build a tokenizer in another way than its file says
+        assert [len(tree["model"]["merges"]) for tree in saved] == [0]
+    saved.clear()
+    monkeypatch.setattr(describe, "parse_bpe_json", lambda content: None)
+    assert describe.describe_tokenizer(name, {}) == by_skeleton
+    assert all(tree["model"]["merges"] for tree in saved)
+    assert json.loads(by_skeleton["files"][TOKENIZER_JSON])["model"]["merges"]
+    config = json.loads(by_skeleton["files"]["tokenizer_config.json"])
+    assert config["tokenizer_class"] == PLAIN_CLASS
+
+
+def lose_token(tree: dict[str, Any]) -> None:
+    tree["added_tokens"].pop()
+
+
+def add_post_processor(tree: dict[str, Any]) -> None:
+    token = tree["added_tokens"][0]
+    tree["post_processor"] = {
+        "type": "RobertaProcessing",
+        **{key: [token["content"], token["id"]] for key in ("sep", "cls")},
+        "trim_offsets": True,
+        "add_prefix_space": False,
+    }
+
+
+def lose_model(tree: dict[str, Any]) -> None:
+    del tree["model"]
+
+
+@pytest.mark.parametrize("damage", [lose_token, add_post_processor, lose_model])
+def test_a_skeleton_of_another_tokenizer_is_not_used(
+    damage: Callable[[dict[str, Any]], None],
+    tokenizer_folder: Path,
+    saved: Saved,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = describe.describe_tokenizer(str(tokenizer_folder), {})
+    saved.clear()
+    to_skeleton = BpeJson.to_skeleton
+
+    def damaged(*arguments: Any) -> str:
+        tree = json.loads(to_skeleton(*arguments))
+        damage(tree)
+        return json.dumps(tree)
+
+    monkeypatch.setattr(BpeJson, "to_skeleton", damaged)
+    assert describe.describe_tokenizer(str(tokenizer_folder), {}) == expected
+    assert saved[-1] == json.loads(expected["files"][TOKENIZER_JSON])
