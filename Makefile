@@ -97,7 +97,7 @@ vocabularies: venv foundry-env today-env .vocabularies/.ready ## real tokenizers
 mutants: mutants-env minio ## plant a sample of faults, list those that no test notices; MUTANTS="--seed 2 encode"
 	.venv-mutants/bin/python -m tests.mutants $(MUTANTS)
 
-test-stores: venv stores ## the S3 tests against MinIO, versitygw, moto and stores that keep no conditions: 3 minutes
+test-stores: venv stores ## the S3 tests against MinIO, versitygw, moto and stores that keep no conditions: a minute
 	$(BIN)/python -m pytest tests/stores
 
 test-ray: venv .venv/.ray ## the tests on a real Ray cluster of three nodes on this machine: 75 seconds
@@ -111,7 +111,7 @@ TODAY_TORCH := callbacks_tally callbacks_trainers load_rows load_lock load_loade
 # Of the slow files among these a test or two.
 TODAY_ONLY := rows or lock or loader or trainer or batch_is or equal_or or tokenizers or five
 
-test-today: venv today-env minio ## today's stack: transformers 5, Python 3.13 or later: 3 minutes
+test-today: venv today-env minio ## today's stack: transformers 5, Python 3.13 or later: 2 minutes
 	.venv-today/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TODAY_TESTS:%=tests/test_%.py)
 	.venv-today/bin/python -m pytest $(TODAY_TORCH:%=tests/with_torch/test_%.py) -k '$(TODAY_ONLY)'
 	.venv-today/bin/python -m pytest tests/today

@@ -18,6 +18,9 @@ from tests.preloaded import PreloadedPython
 ROOT = Path(__file__).parents[2]
 for name in WITHOUT_FRAMEWORKS:
     os.environ.pop(name, None)
+# torch reads it when it is imported. The tensors are tiny, and a second thread mostly waits in a
+# loop for its share: tests of images took 23 s of processor time, and take 9.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)
