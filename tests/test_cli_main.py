@@ -28,7 +28,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
     def fail(prog_name: str) -> None:
         raise error
 
-    monkeypatch.setattr(main, "make_app", lambda _: fail)
+    monkeypatch.setattr(main, "make_app", lambda **_: fail)
     return mdsmix()
 
 
@@ -56,6 +56,7 @@ def test_help_names_commands_options_and_codes_and_wrong_usage_ends_with_two() -
         assert (answer.code, answer.out) == (2, "")
         assert "Error" in answer.err
     assert "Did you mean 'convert'" in mdsmix("convrt").err
+    assert mdsmix("--", "convert", "--help").out == mdsmix("convert", "--help").out
 
 
 def test_help_has_every_command_in_one_of_four_groups() -> None:

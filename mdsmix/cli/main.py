@@ -70,16 +70,22 @@ KEPT = (
 )
 
 
-def make_app(only: str | None = None) -> typer.Typer:
-    """Return the command line with all commands, or with one alone: importing the others and
-    reading their options takes 35 ms.
+HELP_OPTIONS = ["-h", "--help"]
 
-    A command is the function of its name in the module of its name.
+
+def make_app(only: str | None = None, with_options: bool = True) -> typer.Typer:
+    """Return the command line. A command is the function of its name in the module of its name.
+
+    Args:
+        only: the only command to make; None makes all. Importing the others and reading their
+            options takes 35 ms.
+        with_options: whether the commands have their options. The list of all commands does not
+            show them, and reading them takes 25 ms.
     """
     app = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": HELP_OPTIONS},
         help="From raw pretraining and finetuning data to a checked mix of MDS streams and its "
         "LLM-Foundry YAML.",
         epilog="Exit codes: 0 done, or the streams may be mixed; 1 mdsmix itself failed; 2 wrong "
@@ -98,8 +104,12 @@ def make_app(only: str | None = None) -> typer.Typer:
                     help=_unfold(command.__doc__),
                     epilog=f"Example: mdsmix {EXAMPLES[name]}",
                     rich_help_panel=group,
-                )(command)
+                )(command if with_options else _take_no_options)
     return app
+
+
+def _take_no_options() -> None:
+    """Do nothing. The list of commands has it in the place of each."""
 
 
 def _unfold(text: str | None) -> str:
@@ -162,7 +172,7 @@ def _run_command() -> Ending:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         # Click would take the name from how Python was started, also in `_MDSMIX_COMPLETE`.
-        make_app(_find_command(sys.argv[1:]))(prog_name="mdsmix")
+        _make_app_for(sys.argv[1:])(prog_name="mdsmix")
     except MdsmixError as failed:
         errors = failed.errors if isinstance(failed, SeveralFailed) else [failed]
         sentences = [f"error: {error}" for error in errors]
@@ -187,10 +197,14 @@ def _run_command() -> Ending:
     return Ending(0)
 
 
-def _find_command(words: Sequence[str]) -> str | None:
-    """Return the command that a command line begins with; None if it begins with anything else."""
-    is_command = bool(words) and words[0] in EXAMPLES
-    return words[0] if is_command else None
+def _make_app_for(words: Sequence[str]) -> typer.Typer:
+    """Return as much of the command line as its words need."""
+    if words and words[0] in EXAMPLES:
+        return make_app(only=words[0])
+    # Completion passes no words: it has its own in the environment.
+    is_completion = "_MDSMIX_COMPLETE" in os.environ
+    lists_commands = not is_completion and (not words or words[0] in HELP_OPTIONS)
+    return make_app(with_options=not lists_commands)
 
 
 def _end_by_exit(end: SystemExit) -> Ending:
