@@ -321,12 +321,9 @@ def with_date(job: Job, published: str | None) -> Job:
         job: the job of the stream.
         published: the date in the published stream's settings; None if there is none.
     """
-    template = job.kind.template(job.tokenizer)
-    if template is None or job.encoding.date_string:
+    prints_date = job.kind.prints_date(job.tokenizer)
+    if not prints_date or job.encoding.date_string:
         return job
     from mdsmix.encode.chat import format_today
 
-    date = None
-    if template.prints_date:
-        date = published if published else format_today()
-    return job.with_settings(date_string=date)
+    return job.with_settings(date_string=published or format_today())

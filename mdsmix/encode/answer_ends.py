@@ -7,54 +7,23 @@ is known to stop the model, it is moved to the end of the answer before it
 (`labels.move_stop_tokens`). If that is not known, the user gets a note.
 
 The final answer of a row has no next turn. The loader appends EOS to it.
-
-The template is rendered with probes, once, to see the text that it prints after an answer and
-before the next message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from mdsmix.encode.chat import ChatTemplate, open_stream_template
-from mdsmix.encode.forms import make_call_probe, make_tool_probe
+from mdsmix.encode.template_facts import AnswerEnd, find_template_facts
 from mdsmix.messages import join_names
-from mdsmix.record import Message, RecordRefused
 from mdsmix.shards.manifest import Encoding
 from mdsmix.tokenizer.card import Tokenizer
 from mdsmix.tokenizer.transformers_five import GENERATION_CONFIG
 
-ANSWER = "probe_answer"
-
-
-def _as_parts(text: str) -> list[dict[str, str]]:
-    """Return a content as a list of parts, which the templates of some vision models need."""
-    return [{"type": "text", "text": text}]
-
-
-PROBES: tuple[Any, ...] = (str, _as_parts)
-"Functions that make the content of a probe message from a string. They are tried in this order."
 MAX_STOPS_SHOWN = 6
 STOP_RULE = "template.stop_tokens"
 "Name of the rule `ends_by_next_role` among the rules that a stream was made by (`Encoding.rules`)."
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerEnd:
-    """The text that a template prints after an answer or after a call of a tool."""
-
-    ending: str
-    "The text after the answer that is still part of the assistant's turn, so it is trained."
-    following: str | None
-    """The text between `ending` and the content of the next message: the beginning of the next
-    prompt. None if the template prints the answer differently once a message follows, since then
-    no row contains this answer with a message after it.
-    """
-    subject: str = "an answer"
-    "For messages: `an answer` or `a call`."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,82 +42,6 @@ class EndNote:
         prefix = "WARNING: " if self.level == "warning" else ""
         fix = f": {self.fix}" if self.fix else ""
         return prefix + self.sentence + fix
-
-
-def find_answer_ends(template: ChatTemplate, has_tools: bool) -> list[AnswerEnd]:
-    """Return how the template ends an answer and, if `has_tools`, how it ends a call of a tool.
-    Leave out what the template does not print for probe messages.
-    """
-    ends = [_find_answer_end(template)]
-    if has_tools:
-        template_for_tools = template.for_tools([])  # an empty list counts as tools
-        ends.append(_find_call_end(template_for_tools))
-    return [end for end in ends if end]
-
-
-@lru_cache(maxsize=16)
-def _find_answer_end(template: ChatTemplate) -> AnswerEnd | None:
-    """Return how the template ends an answer, found with probes; None if it prints no probe."""
-    texts = (("user", "probe_question"), ("assistant", ANSWER), ("user", "probe_next"))
-    for make_content in PROBES:
-        messages = [{"role": role, "content": make_content(text)} for role, text in texts]
-        end = _find_end(template, messages, ANSWER, "probe_next", "an answer")
-        if end:
-            return end
-    return None
-
-
-@lru_cache(maxsize=16)
-def _find_call_end(template: ChatTemplate) -> AnswerEnd | None:
-    """Return how the template ends a call of a tool; None if it prints no calls or results."""
-    messages = make_call_probe(template)
-    if messages is None:
-        return None
-    tools = [make_tool_probe()]
-    return _find_end(
-        template,
-        messages,
-        last_word="probe_value",
-        next_word="probe_result",
-        subject="a call",
-        tools=tools,
-    )
-
-
-def _find_end(
-    template: ChatTemplate,
-    messages: list[Message],
-    last_word: str,
-    next_word: str,
-    subject: str,
-    tools: list[Any] | None = None,
-) -> AnswerEnd | None:
-    """Render the first two of three messages, then all three, and return how the second message
-    ends. Return None if the template does not print the second message.
-
-    Args:
-        template: the template.
-        messages: a question, an answer or call, and a message after it.
-        last_word: the word that ends the second message.
-        next_word: the word that begins the third message.
-        subject: `an answer` or `a call`, for messages to the user.
-        tools: the tools that the template gets.
-    """
-    try:
-        alone = template.render(messages[:2], add_generation_prompt=False, tools=tools)
-    except RecordRefused:
-        return None
-    if last_word not in alone:
-        return None
-    ending = alone.rpartition(last_word)[2]
-    try:
-        with_next = template.render(messages, add_generation_prompt=False, tools=tools)
-    except RecordRefused:
-        with_next = ""
-    following = None
-    if with_next.startswith(alone) and next_word in with_next[len(alone) :]:
-        following = with_next[len(alone) :].partition(next_word)[0]
-    return AnswerEnd(ending=ending, following=following, subject=subject)
 
 
 def find_stop_ids(tokenizer: Tokenizer) -> list[int]:
@@ -221,16 +114,8 @@ def ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer) -> bool:
     if not trains_earlier_answers(encoding):
         return False
     stops = Stops.for_stream(tokenizer, encoding.stop_ids)
-    return any(find_lead(end, stops) is not None for end in find_stream_ends(encoding, tokenizer))
-
-
-def find_stream_ends(encoding: Encoding, tokenizer: Tokenizer) -> list[AnswerEnd]:
-    """Return how the template of a stream ends answers. If records of the stream may contain calls
-    of tools, return also how the template ends these.
-    """
-    template = open_stream_template(encoding, tokenizer)
-    may_have_tools = "tools" in encoding.fields or encoding.shape is not None
-    return find_answer_ends(template, may_have_tools)
+    ends = find_template_facts(encoding, tokenizer).ends
+    return any(find_lead(end, stops) is not None for end in ends)
 
 
 def is_ended_by_next(encoding: Encoding) -> bool:
@@ -259,7 +144,7 @@ def find_lead(end: AnswerEnd, stops: Stops) -> str | None:
 def make_end_notes(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[EndNote]:
     """Yield notes for the user on how answers end in a stream of conversations."""
     stops = Stops.for_stream(tokenizer, encoding.stop_ids)
-    ends = find_stream_ends(encoding, tokenizer)
+    ends = find_template_facts(encoding, tokenizer).ends
     if encoding.target_responses == "all":
         yield from _make_notes_before_message(ends, stops, encoding, tokenizer)
     if ends:
@@ -379,7 +264,7 @@ def describe_doubled_eos(encoding: Encoding, tokenizer: Tokenizer) -> str:
     loader then appends a second EOS. Otherwise return "".
     """
     eos = tokenizer.template_variables.get("eos_token")
-    for end in find_stream_ends(encoding, tokenizer):
+    for end in find_template_facts(encoding, tokenizer).ends:
         if isinstance(eos, str) and eos in end.ending and not end.ending.endswith(eos):
             return (
                 f"after {end.subject} the template prints {end.ending!r}, so the last token is not "

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from mdsmix.encode.answer_ends import (
     Stops,
     find_lead,
-    find_stream_ends,
     is_ended_by_next,
 )
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Turns, move_stop_tokens
+from mdsmix.encode.template_facts import find_template_facts
 from mdsmix.kinds.finetuning import Finetuning
 from mdsmix.kinds.template_kind import TemplateKind, template_variables
 from mdsmix.kinds.turn_renderer import TEMPLATE_REASONS
@@ -104,7 +104,7 @@ class Conversations(TemplateKind, Finetuning):
         each as a list of token ids.
         """
         stops = Stops.for_stream(self.tokenizer, self.encoding.stop_ids)
-        ends = find_stream_ends(self.encoding, self.tokenizer)
+        ends = find_template_facts(self.encoding, self.tokenizer).ends
         # `find_lead` returns the white space, usually an empty string. It returns None for an
         # answer that no stop token of the next message follows.
         leads = {find_lead(end, stops) for end in ends}

@@ -40,7 +40,6 @@ from mdsmix.tokenizer.card import Tokenizer
 
 if TYPE_CHECKING:
     from mdsmix.encode.answer_ends import EndNote
-    from mdsmix.encode.chat import ChatTemplate
 
 Piece = tuple[Sequence[int], bool]
 """Successive token ids of a stored sample, and whether the model is trained on them: `([5, 8],
@@ -163,11 +162,13 @@ class Kind(ABC):
         Raises RecipeError if the tokenizer lacks a token that the stream needs.
         """
 
-    def template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """Return the chat template that renders the stream's records; None if the kind has no chat
-        template.
+    def prints_date(self, tokenizer: Tokenizer) -> bool:
+        """Check whether the chat template of the stream may print the date. False if the kind has
+        no chat template.
+
+        Raises RecipeError if the template is not valid.
         """
-        return None
+        return False
 
     def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
         """Check whether the chat template may print the null of a message such as `{"role":

@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from mdsmix.encode.answer_ends import EndNote, describe_doubled_eos, make_end_notes
-from mdsmix.encode.chat import ChatTemplate, open_stream_template, open_tokenizer_template
+from mdsmix.encode.chat import open_tokenizer_template
+from mdsmix.encode.template_facts import find_template_facts
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.turn_renderer import TurnRenderer
@@ -56,8 +57,8 @@ class TemplateKind(Kind):
     def renderer(self) -> TurnRenderer:
         return TurnRenderer(self.encoding, self.tokenizer, self.backend)
 
-    def template(self, tokenizer: Tokenizer) -> ChatTemplate:
-        return open_stream_template(self.encoding, tokenizer)
+    def prints_date(self, tokenizer: Tokenizer) -> bool:
+        return find_template_facts(self.encoding, tokenizer).prints_date
 
     def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
         return self.renderer.prints_null(conversation, role, key)
