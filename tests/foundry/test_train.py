@@ -193,8 +193,6 @@ def test_the_page_trains(
     step an epoch, with a batch size of eight.
     """
     monkeypatch.chdir(tmp_path)
-    # `make test-docs` runs its Python too, which needs torch in this process: 7 s.
-    monkeypatch.setattr(Page, "_python", lambda *_: iter(()))
     homes = Homes(tmp_path)
     read = Page(ROOT / page, homes)
     read.read()
