@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ from unittest.mock import Mock
 import pytest
 
 from mdsmix.errors import RecipeError
-from mdsmix.foundry_yaml.findings import Finding
+from mdsmix.foundry_yaml.findings import Finder, Finding, Findings
+from mdsmix.mix import check as check_module
 from mdsmix.mix.check import is_refused, list_checks, run_checks, run_one_check
 from mdsmix.mix.checks import conversion
 from mdsmix.mix.epoch.figures import measure_epoch
@@ -637,3 +639,32 @@ def test_streams_of_other_tools_are_checked_by_index_and_first_samples(tmp_path:
 def test_tokens_that_the_loader_cuts_off_do_not_count_in_an_epoch(tmp_path: Path) -> None:
     assert measure_epoch(finetuning_loader(CUT_CHATS)(tmp_path).train)[0].tokens == 144
     assert not find(text_loader(CUT_CHATS), tmp_path, "rows-cut"), "this loader reads none of them"
+
+
+def test_a_function_of_several_checks_looks_once_at_each_subject(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that looks at every source file must not do so for each of its ids."""
+    calls = Counter[tuple[Any, ...]]()
+    subjects = list[tuple[Any, ...]]()  # kept, so that no two have the same id
+
+    def count_calls(find: Finder) -> Finder:
+        def counting(*arguments: Any) -> Findings:
+            subjects.append(arguments)
+            calls[(find, *map(id, arguments))] += 1
+            return find(*arguments)
+
+        return counting
+
+    checks = list_checks()
+    counting = {find: count_calls(find) for find in {check.find for check in checks}}
+    monkeypatch.setattr(
+        check_module,
+        "list_checks",
+        lambda: [replace(check, find=counting[check.find]) for check in checks],
+    )
+    mix = text_loader(WEB, WEB("other"))(tmp_path)
+    run_checks(mix)
+    assert len(counting) < len(checks), "some functions serve several checks"
+    assert {*calls.values()} == {1}
+    assert len(calls) > len(counting)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import get_args
+from typing import Any, get_args
 
-from mdsmix.foundry_yaml.findings import Check, Finding, Severity
+from mdsmix.foundry_yaml.findings import Check, Finder, Finding, Findings, Severity
 from mdsmix.foundry_yaml.rules import RULES
 from mdsmix.messages import plural
 from mdsmix.mix.checks import CHECKS
@@ -61,13 +61,31 @@ def _run(mix: Mix, checks: Sequence[Check]) -> list[Finding]:
     """Run checks, and join equal findings of several loaders and streams into one."""
     # The keys are findings without names, so that equal findings of two streams are one key.
     shared: dict[Finding, _Shared] = {}
+    finders = {find: _call_once(find) for find in {check.find for check in checks}}
     for check in checks:
-        for label, finding in _run_on_loaders(check, mix):
+        once = replace(check, find=finders[check.find])
+        for label, finding in _run_on_loaders(once, mix):
             names = shared.setdefault(replace(finding, streams=()), _Shared())
             # The dicts serve as ordered sets.
             names.loaders[label] = None
             names.streams |= dict.fromkeys(finding.streams)
     return [finding.with_names(names.loaders, names.streams) for finding, names in shared.items()]
+
+
+def _call_once(find: Finder) -> Finder:
+    """Return a function that calls `find` once for the same subjects, and gives the same findings
+    again. A function that serves several checks, each with an id of its own, is called for each.
+    """
+    # The subjects are kept too: otherwise another object could get the same id.
+    kept: dict[tuple[int, ...], tuple[tuple[Any, ...], list[Finding]]] = {}
+
+    def find_once(*subjects: Any) -> Findings:
+        key = tuple(map(id, subjects))
+        if key not in kept:
+            kept[key] = (subjects, list(find(*subjects)))
+        return iter(kept[key][1])
+
+    return find_once
 
 
 def _run_on_loaders(check: Check, mix: Mix) -> Iterator[tuple[str, Finding]]:

@@ -128,11 +128,12 @@ class Index:
         has_folders = any("/" in file.basename for file in self.files)
         return dict(folder.list(recursive=has_folders))
 
-    @property
+    # Checks ask for both again and again: 44 times for each stream.
+    @cached_property
     def samples(self) -> int:
         return sum(shard.samples for shard in self.shards)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return sum(shard.stored.bytes for shard in self.shards)
 

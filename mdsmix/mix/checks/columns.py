@@ -231,7 +231,8 @@ def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 )
 def columns_shards(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find shards with other columns than the first shard of their stream."""
-    unlike = [shard for shard in stream.shards if shard.columns != stream.columns]
+    columns = stream.columns
+    unlike = [shard for shard in stream.shards if shard.columns != columns]
     if unlike:
         yield Finding(
             f"the first shard of {{streams}} has the columns {dict(stream.columns)}, and "

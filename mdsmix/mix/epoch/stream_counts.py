@@ -49,8 +49,22 @@ def read_head_turns(stream: StreamInMix, loader: Loader) -> Turns:
     """Read the token ids of the stream's first samples, as turns: for each sample one or more pairs
     of prompt ids and response ids. Samples without ids, or with ids that cannot be read, are left
     out.
+
+    They are decoded once for each dtype, since eleven checks look at them.
     """
     dtype = str(loader.dataset.get("token_encoding_type", "int64"))
+    if dtype not in stream.head_turns:
+        stream.head_turns[dtype] = _decode_head(stream, dtype)
+    return stream.head_turns[dtype]
+
+
+def _decode_head(stream: StreamInMix, dtype: str) -> Turns:
+    """Decode the token ids of the stream's first samples, as `read_head_turns` describes.
+
+    Args:
+        stream: the stream.
+        dtype: the dtype of ids that are stored as bytes, the loader's token_encoding_type.
+    """
     samples = list[list[Turn]]()
     for sample in stream.head.samples:
         if find_id_columns(sample) == ("tokens",) and "text" in sample:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from mdsmix.encode.labels import Targets
+from mdsmix.encode.labels import Targets, Turns
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection, TrainingYaml
 from mdsmix.kinds import kind_of
@@ -125,6 +125,11 @@ class StreamInMix(StreamSection, PublishedStream):
             manifest=stream.manifest,
             survey=survey,
         )
+
+    @cached_property
+    def head_turns(self) -> dict[str, Turns]:
+        """token_encoding_type -> the first samples as turns. `read_head_turns` fills it."""
+        return {}
 
     @property
     def encoding(self) -> Encoding | None:
