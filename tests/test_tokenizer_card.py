@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from xxhash import xxh128_hexdigest
 
 from mdsmix.cache import cache_folder
 from mdsmix.errors import Unreachable
@@ -120,6 +121,39 @@ def test_a_change_of_any_file_takes_another_snapshot(
         "six.json": "23",
         "inner/x.json": "{}",
     }
+
+
+def test_an_unchanged_file_is_read_once_and_a_changed_one_again(
+    tmp_path: Path, answers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    file = folder / "tokenizer.json"
+    read_bytes = Path.read_bytes
+    read = Mock()
+
+    def read_and_note(path: Path) -> bytes:
+        read(path)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_and_note)
+
+    def count_readings() -> int:
+        read.reset_mock()
+        answers.append({})
+        assert open_by_name(folder) == open_by_name(folder)
+        answers.clear()
+        return [call.args[0] for call in read.call_args_list].count(file)
+
+    file.write_text("1")
+    assert count_readings() >= 2, "of now: it may change again in the same tick of the clock"
+    os.utime(file, (1, 1))
+    assert count_readings() == 1
+    assert count_readings() == 0
+    file.write_text("2")  # as many bytes, and the same time of modification
+    os.utime(file, (1, 1))
+    assert count_readings() == 1
+    assert snapshot._hash_file(file) == xxh128_hexdigest(b"2")
 
 
 def test_the_version_of_a_package_is_that_of_its_metadata() -> None:
