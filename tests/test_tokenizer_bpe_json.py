@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -10,7 +11,10 @@ import pytest
 from tokenizers import Tokenizer as Model
 from tokenizers.models import BPE, Unigram
 
-from mdsmix.tokenizer.bpe_json import parse_bpe_json
+from mdsmix.encode.backends import Fastokens, Reference
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.tokenizer.bpe_json import find_joined, join_merges, parse_bpe_json
+from mdsmix.tokenizer.card import open_tokenizer
 from mdsmix.tokenizer.content_hash import hash_content
 
 IDS = {"bos_id": None, "eos_id": 0, "pad_id": 1}
@@ -58,6 +62,44 @@ def test_a_skeleton_has_the_settings_and_the_ids_of_the_whole(content: str) -> N
     assert len(kept) < len(vocab)
     assert small["model"].items() <= whole.pop("model").items()
     assert {key: small[key] for key in whole} == whole
+
+
+def test_joined_merges_are_those_of_the_file(content: str, tmp_path: Path) -> None:
+    joined = join_merges(content.encode())
+    assert joined is not None
+    tree = json.loads(content)
+    tree["model"]["merges"] = [" ".join(merge) for merge in tree["model"]["merges"]]
+    assert json.loads(joined) == tree
+    assert Model.from_buffer(joined).to_str() == content
+
+
+def test_merges_with_a_space_are_not_joined() -> None:
+    spaced = Model(BPE(vocab={"a": 0, " ": 1, "a ": 2}, merges=[("a", " ")]))
+    none = Model(BPE(vocab={"a": 0}, merges=[]))
+    assert [join_merges(each.to_str().encode()) for each in (spaced, none)] == [None, None]
+
+
+def test_backends_read_the_joined_merges_of_a_snapshot(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path))
+    tokenizer = open_tokenizer(TokenizerSpec(name=str(tokenizer_folder)))
+    joined = Path(find_joined(tokenizer.path))
+    assert joined != Path(tokenizer.path)
+    assert isinstance(json.loads(joined.read_text())["model"]["merges"][0], str)
+    assert joined.name not in tokenizer.files
+    texts = ["Hello, world! def f(x): return x", "déjà vu 東京 <|im_start|>"]
+    ids = [
+        backend(tokenizer).encode(texts, match_special=True).values.tolist()
+        for backend in (Reference, Fastokens)
+    ]
+    # Without the file, the published one is read.
+    joined.unlink()
+    assert find_joined(tokenizer.path) == tokenizer.path
+    assert ids == [
+        backend(tokenizer).encode(texts, match_special=True).values.tolist()
+        for backend in (Reference, Fastokens)
+    ]
 
 
 def test_other_texts_have_no_parts(content: str) -> None:

@@ -38,6 +38,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.messages import flatten_error
 from mdsmix.ragged import Ragged
 from mdsmix.storage import map_threads
+from mdsmix.tokenizer.bpe_json import find_joined
 from mdsmix.tokenizer.card import Tokenizer
 from mdsmix.tokenizer.snapshot import package_version
 
@@ -100,7 +101,7 @@ class Reference(Backend):
         from tokenizers import Tokenizer as Model
 
         self.label = f"tokenizers {package_version('tokenizers')}"
-        self._model = Model.from_file(tokenizer.path)
+        self._model = Model.from_file(find_joined(tokenizer.path))
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         self._model.encode_special_tokens = not match_special
@@ -124,10 +125,11 @@ class Fastokens(Backend):
         from fastokens import Tokenizer as Model
 
         self.label = self.name()
+        path = find_joined(tokenizer.path)
         try:
-            self._model = Model.from_file(tokenizer.path)
+            self._model = Model.from_file(path)
         except ValueError:  # perhaps since the vocabulary skips ids
-            complete = fill_id_gaps(Path(tokenizer.path).read_bytes())
+            complete = fill_id_gaps(Path(path).read_bytes())
             if complete is None:
                 raise
             self._model = Model.from_json_str(complete)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -18,6 +19,14 @@ MODEL = b'"model":{"type":"BPE",'
 VOCAB = b',"vocab":{'
 MERGES = b'},"merges":['
 END = b"]}}"
+BACKSLASH = b"\x01"
+"Stands for an escaped backslash. JSON text has no control characters."
+QUOTE = b"\x02"
+"Stands for an escaped quote."
+JOINED = "tokenizer.joined.json"
+"""Name of the file next to a snapshot's tokenizer.json that has the same content, but its merges as
+strings (`join_merges`). It is not published.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,3 +84,36 @@ def parse_bpe_json(content: bytes) -> BpeJson | None:
         vocab=content[vocab_start + len(VOCAB) - 1 : vocab_end + 1],
         merges=content[vocab_end + len(MERGES) - 1 : -len(END) + 1],
     )
+
+
+def join_merges(content: bytes) -> bytes | None:
+    """Return a BPE tokenizer.json with each merge as a string: `"a b"` in place of `["a","b"]`.
+    Both forms are read as the same merge, by `tokenizers` and by fastokens. While they read strings
+    they take half of the memory: 269 in place of 431 MB (fastokens) and 186 in place of 364 MB for
+    Gemma 3.
+
+    Return None if a token of a merge contains a space, or if `parse_bpe_json` returns None.
+
+    Args:
+        content: the text of the file.
+    """
+    bpe = parse_bpe_json(content)
+    if bpe is None or b" " in bpe.merges:
+        return None
+    # Without escaped quotes, each quote opens or closes a string.
+    text = bpe.merges.replace(b"\\\\", BACKSLASH).replace(b'\\"', QUOTE)
+    tokens = text.split(b'"')[1::2]
+    if not tokens:
+        return None
+    pairs = zip(tokens[::2], tokens[1::2], strict=True)
+    text = b'["' + b'","'.join(map(b" ".join, pairs)) + b'"]'
+    merges = text.replace(QUOTE, b'\\"').replace(BACKSLASH, b"\\\\")
+    return content.removesuffix(bpe.merges + b"}}") + merges + b"}}"
+
+
+def find_joined(path: str) -> str:
+    """Return the path of the file with joined merges (`join_merges`) next to a tokenizer.json. If
+    there is none, return the path of the tokenizer.json.
+    """
+    joined = Path(path).with_name(JOINED)
+    return str(joined) if joined.is_file() else path

@@ -29,7 +29,8 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import Say
 from mdsmix.processor import server
 from mdsmix.storage import is_url, locate
-from mdsmix.tokenizer.transformers_five import NEW_CLASS
+from mdsmix.tokenizer.bpe_json import JOINED, join_merges
+from mdsmix.tokenizer.transformers_five import NEW_CLASS, TOKENIZER_JSON
 
 Pretrained = Literal["tokenizer", "processor"]
 FORMAT = 12
@@ -90,7 +91,11 @@ def open_snapshot(
     # transformers may have downloaded the files of a hub name, so their commit is known now.
     folder = _snapshot_folder(pretrained, name, kwargs)
     for file, text in description["files"].items():
-        keep_in_cache(folder / file, text.encode())
+        content = text.encode()
+        keep_in_cache(folder / file, content)
+        joined = join_merges(content) if file == TOKENIZER_JSON else None
+        if joined:
+            keep_in_cache(folder / JOINED, joined)
     card = description | {"files": [*description["files"]]}
     keep_in_cache(folder / CARD, json.dumps(card).encode())
     return folder
