@@ -13,7 +13,7 @@ from tokenizers.models import BPE, Unigram
 
 from mdsmix.encode.backends import Fastokens, Reference
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.tokenizer.bpe_json import find_joined, join_merges, parse_bpe_json
+from mdsmix.tokenizer.bpe_json import find_joined, join_merges, parse_bpe_json, split_merges
 from mdsmix.tokenizer.card import open_tokenizer
 from mdsmix.tokenizer.content_hash import hash_content
 
@@ -70,6 +70,7 @@ def test_joined_merges_are_those_of_the_file(content: str, tmp_path: Path) -> No
     tree = json.loads(content)
     tree["model"]["merges"] = [" ".join(merge) for merge in tree["model"]["merges"]]
     assert json.loads(joined) == tree
+    assert split_merges(tree) == json.loads(content)
     assert Model.from_buffer(joined).to_str() == content
 
 
@@ -77,6 +78,8 @@ def test_merges_with_a_space_are_not_joined() -> None:
     spaced = Model(BPE(vocab={"a": 0, " ": 1, "a ": 2}, merges=[("a", " ")]))
     none = Model(BPE(vocab={"a": 0}, merges=[]))
     assert [join_merges(each.to_str().encode()) for each in (spaced, none)] == [None, None]
+    unclear = {"model": {"merges": ["a b", "a  b"]}}
+    assert split_merges(unclear) == unclear
 
 
 def test_backends_read_the_joined_merges_of_a_snapshot(

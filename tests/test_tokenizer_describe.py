@@ -7,11 +7,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from tokenizers import Tokenizer as Model
 
 from mdsmix.tokenizer import describe
 from mdsmix.tokenizer.bpe_json import BpeJson
+from mdsmix.tokenizer.content_hash import hash_model
 from mdsmix.tokenizer.transformers_five import PLAIN_CLASS, TOKENIZER_JSON
 from tests.versions import IS_TRANSFORMERS_4
 
@@ -101,3 +104,38 @@ def test_a_skeleton_of_another_tokenizer_is_not_used(
     monkeypatch.setattr(BpeJson, "to_skeleton", damaged)
     assert describe.describe_tokenizer(str(tokenizer_folder), {}) == expected
     assert saved[-1] == json.loads(expected["files"][TOKENIZER_JSON])
+
+
+def test_a_file_is_hashed_as_tokenizers_reads_it(tokenizer_folder: Path, tmp_path: Path) -> None:
+    content = (tokenizer_folder / TOKENIZER_JSON).read_text()
+    tree = json.loads(content)
+    expected = hash_model(json.loads(Model.from_str(content).to_str()))
+    joined, other, damaged = (tmp_path / name for name in ("joined", "other", "damaged"))
+    joined.write_text(json.dumps(tree | {"model": tree["model"] | {"merges": join(tree)}}))
+    other.write_text(json.dumps(tree | {"normalizer": {"type": "NFC"}}))
+    damaged.write_text(content[:-1])
+    hashes = [
+        describe.FileHash(path).wait()
+        for path in (tokenizer_folder / TOKENIZER_JSON, joined, other, damaged)
+    ]
+    assert hashes[:2] == [expected, expected]
+    assert hashes[2] not in ("", expected)
+    assert hashes[3] == ""
+
+
+def join(tree: dict[str, Any]) -> list[str]:
+    return [" ".join(merge) for merge in tree["model"]["merges"]]
+
+
+def test_only_a_tokenizer_with_the_hash_of_its_file_is_not_compared(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = Mock(return_value="changed")
+    monkeypatch.setattr(describe, "_describe_class_changes", compared)
+    digest = describe.FileHash(tokenizer_folder / TOKENIZER_JSON).wait()
+    name = str(tokenizer_folder)
+    found = [
+        describe.describe_tokenizer(name, {}, file_hash)["class_changes"]
+        for file_hash in (digest, "", "0" * 32)
+    ]
+    assert found == ["", "changed", "changed"]

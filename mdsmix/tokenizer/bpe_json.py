@@ -111,6 +111,20 @@ def join_merges(content: bytes) -> bytes | None:
     return content.removesuffix(bpe.merges + b"}}") + merges + b"}}"
 
 
+def split_merges(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json with each merge as a pair: `["a", "b"]` in place of `"a b"`, as
+    `tokenizers` writes it. Return it unchanged if not every merge is a string with one space.
+
+    Args:
+        tree: the JSON of the file.
+    """
+    model = tree["model"]
+    merges = model.get("merges") or []
+    if not all(isinstance(merge, str) and merge.count(" ") == 1 for merge in merges):
+        return tree
+    return tree | {"model": model | {"merges": [merge.split(" ") for merge in merges]}}
+
+
 def find_joined(path: str) -> str:
     """Return the path of the file with joined merges (`join_merges`) next to a tokenizer.json. If
     there is none, return the path of the tokenizer.json.
