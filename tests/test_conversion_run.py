@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,9 @@ from tests.converting import (
     Project,
     RecordingWatcher,
     assert_refused,
+    chats,
     documents,
+    pairs,
     read_files,
     read_times,
     read_token_rows,
@@ -102,6 +106,46 @@ def test_streams_share_workers(three: Project) -> None:
         for units in (1, 0):
             assert [outcome.done for outcome in three.run_all(workers=2).values()] == [units] * 3
             assert start.call_count == 1
+
+
+@pytest.mark.usefixtures("processes")
+def test_any_number_of_workers_writes_the_same_bytes(three: Project) -> None:
+    """Each stream has more units than workers, and a bad record in one of them. With five workers
+    one is killed while it converts.
+    """
+    turns = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
+    records = [
+        {"text": text, "prompt": text, "response": text, "messages": turns} for text in TEXTS
+    ]
+    three.write_source([*records[:17], {"text": 1}, *records], "all/a.jsonl")
+    streams = {
+        "rows": documents("all/a.jsonl"),
+        "packed": pairs("all/a.jsonl", pack=True),
+        "chats": chats("all/a.jsonl"),
+    }
+    three.set_window_size(900)
+    three.configure(streams=streams)
+    encode = unit.UnitTask._encode
+    killed = three.folder / "killed"
+
+    def die_once(task: unit.UnitTask, number: int, *arguments: Any) -> Any:
+        with suppress(FileExistsError):
+            if task.unit.start:
+                killed.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return encode(task, number, *arguments)
+
+    written = dict[int, dict[str, bytes]]()
+    for workers in (1, 2, 5):
+        if workers == 5:
+            three.patch.setattr(unit.UnitTask, "_encode", die_once)
+        out = three.folder / f"by-{workers}"
+        outcomes = three.run_all(f"local={out}", workers=workers)
+        assert all(outcome.units > 8 for outcome in outcomes.values())
+        assert all(outcome.manifest.records.bad == 1 for outcome in outcomes.values())
+        written[workers] = read_files(out)
+    assert killed.exists()
+    assert written[1] == written[2] == written[5]
 
 
 def test_a_stream_that_fails_does_not_end_the_others(project: Project) -> None:
