@@ -5,6 +5,8 @@ with planted faults.
 
 - `memory`: 1,000, 3,000 and 7,500 images of 1,120 x 1,120 with --memory 1GiB
 - `loops`: the MDSWriter loop as people write it, and one that copies bytes unchecked
+- `tools`: two processes of mdsmix, of MDSWriter scripts and of litData's `optimize` (.venv-bench)
+- `batches`: `mdsmix.load` with a processor, and a bare StreamingDataset that calls the same one
 - `small`: 100,000 small images in a folder
 - `bucket`: 100,000 small images in a real MinIO
 - `lines`: 1,000,000 lines over 20,000 small images; 1 % broken in ten ways, 1 % with missing files
@@ -28,12 +30,13 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -44,6 +47,7 @@ ROOT = Path(__file__).parents[1]
 MDSMIX = Path(sys.executable).with_name("mdsmix")
 SIDE = 1120
 SEED = 5
+MB = 1_000_000
 
 
 def photographs(folder: Path, count: int, side: int = SIDE, quality: int = 90) -> list[Path]:
@@ -130,13 +134,14 @@ def manifest(path: Path) -> dict[str, Any]:
 def row(case: str, run: Run, size: int, count: int) -> str:
     return (
         f"| {case} | {count:,} | {run.wall:.1f} | {run.cpu:.1f} | {count / run.wall:,.0f} | "
-        f"{size / run.wall / 1e6:,.0f} | {run.peak / 1e6:,.0f} | {run.foreign_share:.0%} |"
+        f"{size / run.wall / MB:,.0f} | {count / run.cpu:,.0f} | {size / run.cpu / MB:,.0f} | "
+        f"{run.peak / MB:,.0f} | {run.foreign_share:.0%} |"
     )
 
 
 HEAD = (
-    "| case | images | wall s | CPU s | images/s | MB/s | peak MB | other load |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "| case | images | wall s | CPU s | images/s | MB/s | images/CPU s | MB/CPU s | peak MB | "
+    "other load |\n|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -188,13 +193,27 @@ def loops(into: Path, count: int, rounds: int = 1) -> Iterator[str]:
     an idle machine) would hide the rest.
     """
     paths = photographs(into / "photographs", count)
-    size = sum(path.stat().st_size for path in paths[:count])
     ways: dict[str, Callable[[int], Run]] = {
         "MDSWriter, Image.open, convert('RGB'), jpeg": lambda n: _loop(into, AS_WRITTEN, paths[:n]),
         "MDSWriter, bytes unchecked": lambda n: _loop(into, COPIES, paths[:n]),
         "mdsmix, decode: header": lambda n: _ours(into, paths[:n], decode="header"),
         "mdsmix, decode: full": lambda n: _ours(into, paths[:n]),
     }
+    yield from _net_of_start_up(ways, paths, rounds)
+
+
+def _net_of_start_up(
+    ways: Mapping[str, Callable[[int], Run]], paths: Sequence[Path], rounds: int
+) -> Iterator[str]:
+    """Run the ways in turn, and yield a row for each: the costs of all images minus those of eight.
+
+    Args:
+        ways: name -> runs a tool on the first images.
+        paths: all images.
+        rounds: how often each way runs; a row has the run with the median of CPU seconds.
+    """
+    count = len(paths)
+    size = sum(path.stat().st_size for path in paths)
     runs_of: dict[str, list[Run]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, run in ways.items():
@@ -207,22 +226,225 @@ def loops(into: Path, count: int, rounds: int = 1) -> Iterator[str]:
         yield row(name, sorted(runs, key=lambda run: run.cpu)[len(runs) // 2], size, count)
 
 
+IN_TWO_PROCESSES = """
+import json, sys
+from functools import partial
+from multiprocessing import Pool
+from pathlib import Path
+from PIL import Image
+from streaming import MDSWriter
+from streaming.base.util import merge_index
+
+def write(number, lines, root, out, converts):
+    columns = {"image": "jpeg", "conversations": "json"}
+    with MDSWriter(out=f"{out}/{number}", columns=columns, size_limit=1 << 26) as writer:
+        for line in lines[number::2]:
+            record = json.loads(line)
+            image = Image.open(Path(root) / record["image"])
+            if converts:
+                image = image.convert("RGB")
+            writer.write({"image": image, "conversations": record["conversations"]})
+
+if __name__ == "__main__":
+    file, root, out, converts = sys.argv[1:]
+    lines = open(file).readlines()
+    task = partial(write, lines=lines, root=root, out=out, converts=converts == "yes")
+    with Pool(2) as pool:
+        pool.map(task, [0, 1])
+    merge_index(out)
+"""
+"An MDSWriter in each process. Without `convert`, the column `jpeg` copies the bytes of the file."
+LITDATA = """
+import json, sys
+from functools import partial
+from pathlib import Path
+from litdata import optimize
+from PIL import Image
+
+def read(line, root):
+    record = json.loads(line)
+    conversations = json.dumps(record["conversations"])
+    return {"image": Image.open(Path(root) / record["image"]), "conversations": conversations}
+
+if __name__ == "__main__":
+    file, root, out = sys.argv[1:]
+    lines = open(file).readlines()
+    optimize(
+        fn=partial(read, root=root), inputs=lines, output_dir=out, chunk_bytes="64MB", num_workers=2
+    )
+"""
+"litData copies the bytes of the file, too."
+
+
+def tools(into: Path, count: int, rounds: int = 1) -> Iterator[str]:
+    """Run two processes of each tool in turn. The cost of eight images is subtracted."""
+    paths = photographs(into / "photographs", count)
+    bench = ROOT / ".venv-bench/bin/python"
+    two = ("--workers", "2")
+    ways: dict[str, Callable[[int], Run]] = {
+        "mdsmix, decode: full": lambda n: _ours(into, paths[:n], *two),
+        "mdsmix, decode: header": lambda n: _ours(into, paths[:n], *two, decode="header"),
+        "MDSWriter, Image.open, jpeg": lambda n: _script(
+            into, sys.executable, IN_TWO_PROCESSES, paths[:n], "no"
+        ),
+        "MDSWriter, convert('RGB'), jpeg": lambda n: _script(
+            into, sys.executable, IN_TWO_PROCESSES, paths[:n], "yes"
+        ),
+        "litData optimize": lambda n: _script(into, bench, LITDATA, paths[:n]),
+    }
+    yield from _net_of_start_up(ways, paths, rounds)
+
+
+LENGTH = 2048
+BATCH = 8
+PIXELS = 1280 * 28 * 28
+"The most pixels that the processor keeps of an image: 1,280 tokens, as in Qwen2.5-VL's examples."
+
+
+def batches(into: Path, count: int, rounds: int = 3) -> Iterator[str]:
+    """Draw an epoch from both loaders in turn, in this process, with one thread of torch. Both
+    decode the images and put a batch through the same Qwen2.5-VL processor; their batches must have
+    the same tokens, labels and pixels.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    paths = photographs(into / "photographs", count)
+    records = [json.loads(line(number, path.name)) for number, path in enumerate(paths)]
+    processor = _write_processor(into)
+    loaders = {
+        "mdsmix.load": _load_with_mdsmix(into, processor, paths),
+        "StreamingDataset and a collator": _load_with_script(
+            into, processor, records, paths[0].parent
+        ),
+    }
+    for ours, bare in zip(*(loader() for loader in loaders.values()), strict=True):
+        for key in ("input_ids", "labels", "attention_mask", "pixel_values", "image_grid_thw"):
+            assert torch.equal(ours[key], bare[key]), key
+    seconds: dict[str, list[float]] = {name: [] for name in loaders}
+    for _ in range(rounds):
+        for name, loader in loaders.items():
+            began = time.process_time()
+            rows = sum(len(batch["input_ids"]) for batch in loader())
+            seconds[name].append(time.process_time() - began)
+            assert rows == count
+    size = sum(path.stat().st_size for path in paths)
+    yield "| loader | images | CPU s | images per CPU s | MB per CPU s |\n|---|---|---|---|---|"
+    for name, runs in seconds.items():
+        cpu = median(runs)
+        yield f"| {name} | {count:,} | {cpu:.1f} | {count / cpu:.1f} | {size / cpu / MB:.1f} |"
+
+
+def _write_processor(into: Path) -> Path:
+    """Write a Qwen2.5-VL processor with realistic sizes, whose tokenizer is our own."""
+    from tests.processors import write_processor
+
+    home = into / "processor"
+    if not home.exists():
+        tokenizer(into)
+        write_processor("qwen", into / "plain", home)
+        config = home / "qwen/preprocessor_config.json"
+        tree = json.loads(config.read_text())
+        tree |= {"max_pixels": PIXELS, "size": {"shortest_edge": 56 * 56, "longest_edge": PIXELS}}
+        config.write_text(json.dumps(tree))
+    return home / "qwen"
+
+
+Batches = Callable[[], Iterable[Mapping[str, Any]]]
+"Returns the batches of an epoch."
+
+
+def _load_with_mdsmix(into: Path, processor: Path, paths: list[Path]) -> Batches:
+    from mdsmix.load import build_loader
+    from mdsmix.mix.render.render import render_recipe
+
+    _lines(into, "batches", paths)
+    recipe_path = recipe(into, "batches", paths[0].parent)
+    tree = json.loads(recipe_path.read_text())
+    loader = {"num_workers": 0, "dataset": {"shuffle": False}}
+    tree |= {"processor": str(processor), "train_loader": loader}
+    tree["tokenizer"] = str(processor.with_name("qwen-tokenizer"))
+    recipe_path.write_text(json.dumps(tree))
+    convert(into, recipe_path)
+    train_yaml = into / "batches.yaml"
+    train_yaml.write_text(render_recipe(recipe_path, [], None)[1])
+    return lambda: build_loader(str(train_yaml), BATCH)
+
+
+def _load_with_script(
+    into: Path, processor_folder: Path, records: Sequence[Any], root: Path
+) -> Batches:
+    """Write the records with MDSWriter, and return a loader as people write it: it prints the chat
+    template and trains the answer.
+    """
+    import torch
+    from PIL import Image
+    from streaming import MDSWriter, StreamingDataset
+    from torch.utils.data import DataLoader
+    from transformers import AutoProcessor
+
+    output = into / "out-batches-script"
+    shutil.rmtree(output, ignore_errors=True)
+    columns = {"image": "jpeg", "conversations": "json"}
+    with MDSWriter(out=str(output), columns=columns, size_limit=1 << 26) as writer:
+        for record in records:
+            image = Image.open(root / record["image"])
+            writer.write({"image": image, "conversations": record["conversations"]})
+    processor = AutoProcessor.from_pretrained(str(processor_folder))
+    eos = processor.tokenizer.eos_token
+    shown = "<|vision_start|><|image_pad|><|vision_end|>"
+    padding = {"padding": "max_length", "max_length": LENGTH}
+
+    def collate(samples: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        prompts = list[str]()
+        answers = list[str]()
+        for sample in samples:
+            question, answer = sample["conversations"]
+            text = question["value"].replace("<image>", shown)
+            prompts.append(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
+            answers.append(f"{answer['value']}<|im_end|>\n{eos}")
+        texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        images = [sample["image"].convert("RGB") for sample in samples]
+        batch = processor(text=texts, images=images, return_tensors="pt", **padding)
+        # Train the answers, which are at the ends of the rows.
+        labels = torch.full_like(batch["input_ids"], -100)
+        for row, answer in enumerate(answers):
+            length = len(processor.tokenizer(answer)["input_ids"])
+            end = int(batch["attention_mask"][row].sum())
+            labels[row, end - length : end] = batch["input_ids"][row, end - length : end]
+        return {**batch, "labels": labels}
+
+    dataset = StreamingDataset(local=str(output), batch_size=BATCH, shuffle=False)
+    return lambda: DataLoader(dataset, batch_size=BATCH, collate_fn=collate)
+
+
 def _lines(into: Path, name: str, paths: list[Path]) -> Path:
     file = into / f"{name}.jsonl"
     file.write_bytes(b"".join(line(n, path.name) for n, path in enumerate(paths)))
     return file
 
 
-def _ours(into: Path, paths: list[Path], **images: Any) -> Run:
+def _ours(into: Path, paths: list[Path], *options: str, **images: Any) -> Run:
     _lines(into, "loops", paths)
-    return convert(into, recipe(into, "loops", paths[0].parent, **images))
+    return convert(into, recipe(into, "loops", paths[0].parent, **images), *options)
 
 
 def _loop(into: Path, code: str, paths: list[Path]) -> Run:
+    return _script(into, sys.executable, code, paths)
+
+
+def _script(into: Path, python: str | Path, code: str, paths: list[Path], *arguments: str) -> Run:
+    """Run a script: its arguments are the file of the lines, the folder of the images, the output's
+    folder, and `arguments`. The output is deleted.
+    """
     output = into / "out-loop"
-    shutil.rmtree(output, ignore_errors=True)
-    command = [sys.executable, "-c", code, _lines(into, "loop", paths), paths[0].parent, output]
-    return measure([str(word) for word in command], os.environ, into / "log")
+    file = into / "loop.py"
+    file.write_text(code)
+    command = [python, file, _lines(into, "loop", paths), paths[0].parent, output, *arguments]
+    try:
+        return measure([str(word) for word in command], os.environ, into / "log")
+    finally:
+        shutil.rmtree(output, ignore_errors=True)
 
 
 def small(into: Path, count: int) -> Iterator[str]:
@@ -436,6 +658,8 @@ def hugging_face(into: Path, count: int) -> Iterator[str]:
 MODES: Mapping[str, tuple[Callable[..., Iterator[str]], int]] = {
     "memory": (memory, 7500),
     "loops": (loops, 1000),
+    "tools": (tools, 7500),
+    "batches": (batches, 160),
     "small": (small, 100_000),
     "bucket": (bucket, 100_000),
     "lines": (lines, 1_000_000),
