@@ -189,17 +189,9 @@ def lay_out_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> E
         tokenizer: the tokenizer of the stream.
         positions: the position of each sample's record in the batch.
     """
-    samples = labels.turns.samples
-    longest = labels.targets.max_seq_len
-    # The ends of the samples that get an EOS; np.insert puts it in front of the next sample.
-    eos_positions = samples.offsets[1:][labels.gets_eos]
-    # Without an EOS there are no such positions, so the 0 is inserted nowhere.
-    ids = np.insert(samples.values, eos_positions, tokenizer.eos_id or 0).astype(tokenizer.dtype)
-    mask = np.insert(labels.trained, eos_positions, True).view(np.uint8)
-    lengths = samples.lengths + labels.gets_eos
-    documents = Ragged.from_lengths(ids, lengths).first(longest)
-    loss_masks = Ragged.from_lengths(mask, lengths).first(longest)
-    loss_masks.values[loss_masks.offsets[:-1]] = 0  # nothing predicts a document's first token
+    rows = labels.finish_rows()
+    documents = Ragged(rows.ids.values.astype(tokenizer.dtype), rows.ids.offsets)
+    loss_masks = Ragged(rows.is_trained.view(np.uint8), rows.ids.offsets)
     truncated = labels.cut()
     return make_encoded(
         {"input_ids": documents, "loss_mask": loss_masks},

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.ragged import Ragged
+from mdsmix.shards.token_ids import TrainedRows
 
 Lengths = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -129,6 +130,7 @@ class Labels:
         """
         self.targets = targets
         self.turns = turns
+        self.eos = eos
         self.untrained = untrained
         lengths = turns.ids.lengths
         # Responses first; then the flags of prompts, at even positions, are overwritten.
@@ -148,6 +150,24 @@ class Labels:
         if self.untrained is None:
             return trained
         return np.asarray(trained & (self.turns.ids.values != self.untrained))
+
+    def finish_rows(self) -> TrainedRows:
+        """Return the samples as a decoder-only model sees them: with the EOS that the collator
+        appends, cut to max_seq_len. The ids have the dtype of the turns.
+        """
+        samples = self.turns.samples
+        # The ends of the samples that get an EOS; np.insert puts it in front of the next sample.
+        eos_positions = samples.offsets[1:][self.gets_eos]
+        # Without an EOS there are no such positions, so the 0 is inserted nowhere.
+        ids = np.insert(samples.values, eos_positions, self.eos or 0)
+        is_trained = np.insert(self.trained, eos_positions, True)
+        lengths = samples.lengths + self.gets_eos
+        longest = self.targets.max_seq_len
+        rows = Ragged.from_lengths(ids, lengths).first(longest)
+        flags = Ragged.from_lengths(is_trained, lengths).first(longest)
+        flags.values[flags.offsets[:-1]] = False  # nothing predicts a row's first token
+        starts = Ragged.from_lengths(np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64))
+        return TrainedRows(rows, flags.values, starts)
 
     def losses(self) -> Lengths:
         """Return int64 [n]: how many positions of each sample give a loss.

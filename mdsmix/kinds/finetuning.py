@@ -23,7 +23,7 @@ from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Pair
 from mdsmix.shards.manifest import Encoding
-from mdsmix.shards.token_ids import Tokens
+from mdsmix.shards.token_ids import Tokens, TrainedRows
 from mdsmix.tokenizer.card import Tokenizer
 
 WINDOW_BYTES = 16 << 20
@@ -79,6 +79,11 @@ class Finetuning(Kind):
 
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
         return Labels(self.targets, _turns(tokens), eos, self.untrained).losses()
+
+    def finish_rows(self, tokens: Tokens, eos: int | None) -> TrainedRows:
+        if tokens.is_trained is not None:
+            return super().finish_rows(tokens, eos)
+        return Labels(self.targets, _turns(tokens), eos, self.untrained).finish_rows()
 
     def appended(self, tokens: Tokens, eos: int | None) -> Flags | None:
         if not self.gets_eos:

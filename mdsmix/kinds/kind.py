@@ -30,6 +30,7 @@ from mdsmix.shards.token_ids import (
     PACKED_COLUMNS,
     STARTS,
     Tokens,
+    TrainedRows,
     decode_sample_tokens,
     decode_turns,
     find_id_columns,
@@ -238,6 +239,26 @@ class Kind(ABC):
             tokens: the token ids of n stored samples.
             eos: the id of the tokenizer's EOS; None if it has no EOS.
         """
+
+    def finish_rows(self, tokens: Tokens, eos: int | None) -> TrainedRows:
+        """Return stored samples as the loader gives them to a decoder-only model: with the EOS that
+        it appends, and cut to max_seq_len. Not for preferences, which are not rows.
+
+        Args:
+            tokens: the token ids of n stored samples.
+            eos: the id of the tokenizer's EOS; None if it has no EOS.
+        """
+        rows = tokens.ids
+        if tokens.is_trained is not None:
+            lengths = Ragged.from_lengths(tokens.responses, np.diff(tokens.turns))
+            # A document begins at the sum of the lengths before it, counted from its row's start.
+            begins = np.cumsum(tokens.responses) - tokens.responses
+            begins -= np.repeat(rows.offsets[:-1], lengths.lengths)
+            return TrainedRows(rows, tokens.is_trained, Ragged(begins, lengths.offsets))
+        is_trained = np.ones(len(rows.values), bool)
+        is_trained[rows.offsets[:-1]] = False
+        starts = Ragged.from_lengths(np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64))
+        return TrainedRows(rows, is_trained, starts)
 
     def cut(self, tokens: Tokens) -> Lengths:
         """Return int64 [n]: how many tokens of each stored sample the loader truncates."""

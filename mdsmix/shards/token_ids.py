@@ -245,13 +245,48 @@ class Tokens:
     """int64 [n + 1]: sample i has the turns from number `turns[i]` up to, not including, number
     `turns[i + 1]`. Each document of a packed row is a turn with an empty prompt.
     """
-    trained: NDArray[np.int64] | None = None
-    "int64 [n]: the number of trained tokens of each packed row; None for other samples."
+    is_trained: NDArray[np.bool_] | None = None
+    """bool [tokens]: whether each token of packed rows is trained; None for other samples, whose
+    trained tokens follow from the target policies.
+    """
+
+    @property
+    def trained(self) -> NDArray[np.int64] | None:
+        """int64 [n]: the number of trained tokens of each packed row; None for other samples."""
+        if self.is_trained is None:
+            return None
+        return np.add.reduceat(self.is_trained, self.ids.offsets[:-1], dtype=np.int64)
 
     @property
     def largest(self) -> NDArray[np.int64]:
         """int64 [n]: the largest id of each sample. To be used only if no sample is empty."""
         return np.maximum.reduceat(self.ids.values, self.ids.offsets[:-1]).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRows:
+    """Rows as a loader gives them to the model, without padding."""
+
+    ids: Ragged
+    "The tokens of each row."
+    is_trained: NDArray[np.bool_]
+    """bool [tokens]: whether each token gives a loss. False for the first token of each document,
+    since nothing predicts it.
+    """
+    starts: Ragged
+    "int64: the positions in each row at which its documents begin, first 0."
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceRows:
+    """The token ids of preferences, int64, one row for each preference."""
+
+    prompts: Ragged
+    chosen: Ragged
+    "The chosen answers, without the prompts."
+    rejected: Ragged
+    rewards: Mapping[str, NDArray[np.float64]]
+    "Column -> float64 [n]: the rewards of the answers; empty if the stream stores none."
 
 
 def find_token_columns(shard: Shard) -> tuple[str, ...]:
@@ -315,6 +350,30 @@ def decode_sample_tokens(sample: Sample) -> Tokens:
     )
 
 
+def decode_preferences(shard: Shard, samples: Ragged) -> PreferenceRows:
+    """Return the ids of samples with the columns `prompt`, `chosen` and `rejected`.
+
+    Raises ValueError or KeyError if the bytes contradict the columns.
+
+    Args:
+        shard: the shard's entry in the index.
+        samples: the bytes of each sample.
+    """
+    columns = dict(split_columns(shard, samples))
+    sides = list[Ragged]()
+    for name in PREFERENCE_COLUMNS:
+        cells = columns[name]
+        if (cells.lengths % 8).any():
+            raise ValueError(f"a value of the column {name} is not a row of int64 ids")
+        sides.append(Ragged(cells.values.view("<i8"), cells.offsets // 8))
+    rewards = {}
+    for name, cells in columns.items():
+        if shard.columns[name] == "float64":
+            rewards[name] = cells.values.view("<f8")
+    prompts, chosen, rejected = sides
+    return PreferenceRows(prompts, chosen, rejected, rewards)
+
+
 def _decode_tokens_of_packed_rows(
     rows: Ragged, starts_of_rows: Ragged, mask: Ragged | None = None
 ) -> Tokens:
@@ -342,14 +401,13 @@ def _decode_tokens_of_packed_rows(
         raise ValueError("the documents of a row do not begin at its starts")
     is_trained = mask.values > 0 if mask else np.ones(len(rows.values), bool)
     is_trained[starts] = False  # a document's first token is never trained, whatever the mask is
-    counts = np.add.reduceat(is_trained, row_starts, dtype=np.int64)  # trained tokens per row
     lengths = ends - starts
     return Tokens(
         ids=rows,
         prompts=np.zeros_like(lengths),  # each document is a response with an empty prompt
         responses=lengths,
         turns=starts_of_rows.offsets,
-        trained=counts,
+        is_trained=is_trained,
     )
 
 
