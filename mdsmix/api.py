@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdsmix.arguments import refuse_wrong_arguments
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from mdsmix.recipe.read import RecipeInput
     from mdsmix.report.checked_mix import CheckedMix
     from mdsmix.report.conversions import Conversion, ConvertedPart
+    from mdsmix.report.exported_mix import ExportedMix
     from mdsmix.report.inspection import InspectedStream
     from mdsmix.report.planned_run import PlannedRun
     from mdsmix.report.progress import ShowProgress
@@ -482,6 +484,81 @@ def inspect(
     choice = make_choice(samples, numbers, longest, at_random, seed)
     inspection = inspect_stream(os.fspath(stream), choice, tokenizer)
     return InspectedStream(inspection.stream, inspection.samples, inspection.decoder, choice)
+
+
+def export(
+    streams: MixInput,
+    overrides: Sequence[str] = (),
+    *,
+    to: str,
+    out: str | os.PathLike[str],
+    only: Sequence[str] = (),
+    progress: ShowProgress = True,
+) -> ExportedMix:
+    """Write the rows of published streams, with the tokens that are trained, in the format of
+    another trainer, as `mdsmix export` does. Nothing is tokenized again.
+
+    Args:
+        streams: folder or URL of a published stream; or a recipe or a training YAML, as a path or
+            as keys and values: all its streams.
+        overrides: `key=value` each, for a recipe.
+        to: the format: "megatron-bridge", "megatron", "parquet" or "litdata".
+        out: a folder of this machine. Each stream of a recipe gets a folder in it.
+        only: the streams of the recipe to export; empty means all.
+        progress: as in `convert`.
+
+    Raises:
+        RecipeError: an argument is wrong, or the format cannot contain a stream.
+        MixRefused: the streams may not be mixed (`checked` of the error has the findings), or one
+            has no manifest.
+        Damaged: what was written differs from the manifest's counts; it was deleted.
+        Unreachable: a stream cannot be read, or the folder cannot be written.
+
+    >>> exported = export("recipe.yaml", to="parquet", out="exported")  # doctest: +SKIP
+    >>> exported.streams[0].counts.trained  # doctest: +SKIP
+    1846332
+    """
+    refuse_wrong_arguments(locals())
+    from mdsmix.exporting.run import (
+        check_export,
+        choose_folders,
+        choose_streams,
+        export_stream,
+        refuse_streams,
+    )
+    from mdsmix.exporting.weights import find_weights
+    from mdsmix.exporting.writers import find_writer
+    from mdsmix.mix.check import describe_verdict
+    from mdsmix.mix.streams.resolve import open_mix
+    from mdsmix.report.checked_mix import CheckedMix
+    from mdsmix.report.exported_mix import ExportedMix
+    from mdsmix.report.progress import watching
+
+    writer = find_writer(to)
+    mix = open_mix(streams, overrides)
+    checked = CheckedMix(check_export(mix), mix)
+    if checked.is_refused:
+        raise MixRefused(
+            f"{describe_verdict(mix, checked)}; nothing was exported.", checked=checked
+        )
+    chosen = choose_streams(mix, only)
+    refuse_streams(chosen, writer)
+    folders = choose_folders(chosen, os.fspath(out), is_alone=mix.is_bare)
+    weights = find_weights(mix, chosen, writer.weighs)
+    outcomes = []
+    with watching(progress) as watcher:
+        watcher.expect({stream.name: stream.bytes for stream in chosen})
+        for stream in chosen:
+            outcomes.append(export_stream(stream, writer, folders[stream.name], watcher))
+    root = Path(os.path.abspath(out))
+    return ExportedMix(
+        format=to,
+        out=root,
+        streams=outcomes,
+        weights=weights,
+        weighs=writer.weighs,
+        data_args=writer.finish_mix(root, folders, weights),
+    )
 
 
 def make_report(

@@ -22,7 +22,7 @@ LAYERS = (
     {"cli"},
     {"__init__", "api"},
     {"report"},
-    {"preview", "leaks", "callbacks"},
+    {"preview", "leaks", "callbacks", "exporting"},
     {"init", "example", "bench", "doctor", "conversion", "mix", "load"},
     {"estimate"},
     {"engines", "kinds", "foundry_yaml"},

@@ -194,6 +194,7 @@ TESTS_OF_SEVERAL = {
     "browser": "report",
     "docs": "cli",
     "e2e": "conversion storage sources",
+    "exporting": "exporting",
     "foundry": "encode kinds load",
     "package": "cli",
     "ray": "engines",

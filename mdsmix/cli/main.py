@@ -34,6 +34,7 @@ EXAMPLES = {
     "plan": "plan recipe.yaml --nodes 8 --batch 1024 --tokens 100B",
     "render-yaml": "render-yaml recipe.yaml --into foundry.yaml",
     "fetch": "fetch s3://bucket/mix/tokenizer-0f3a9c21 ./tokenizer-0f3a9c21",
+    "export": "export recipe.yaml --to parquet -o exported",
     "preview": "preview train.yaml --nodes 2 --batch 64",
     "report": "report recipe.yaml -o report.html",
     "bench": "bench train.yaml",
@@ -49,7 +50,7 @@ GROUPS = {
     "Prepare: from files to streams": ("example", "init", "schema", "doctor", "convert", "mix"),
     "Look: what is in the streams": ("inspect", "quarantine", "leaks", "report"),
     "Train: from streams to batches": (
-        *("check", "plan", "preview", "render-yaml", "fetch", "bench"),
+        *("check", "plan", "preview", "render-yaml", "fetch", "export", "bench"),
     ),
     "Keep: published streams over time": ("verify", "repair", "gc"),
 }

@@ -1,0 +1,1 @@
+"""Writes published streams in the formats of other trainers, without tokenizing again."""

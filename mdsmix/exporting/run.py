@@ -1,0 +1,311 @@
+"""The work of `mdsmix export`: opens the streams of a mix, refuses what the format cannot contain,
+and writes one stream after the other.
+
+Nothing is tokenized again. What is written is counted and compared with the manifest of the stream,
+so an export either has exactly the samples, tokens and trained tokens of its stream, or fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import xxhash
+
+from mdsmix.errors import Damaged, MdsmixError, MixRefused, RecipeError, join_errors
+from mdsmix.exporting.journal import (
+    JOURNAL,
+    Header,
+    Journal,
+    append_piece,
+    begin_journal,
+    finish_journal,
+    lock_folder,
+    read_journal,
+)
+from mdsmix.exporting.stream_rows import Counts, ExportedStream, read_shards
+from mdsmix.exporting.writer import UNFINISHED, Piece, Writer, has_files
+from mdsmix.foundry_yaml.findings import Finding
+from mdsmix.messages import join_names
+from mdsmix.mix.offline.mix_plan import check_streams
+from mdsmix.mix.streams.mix import Mix
+from mdsmix.shards.index import Shard
+from mdsmix.shards.verification import ReadingWatcher
+from mdsmix.storage import locate, require_local
+from mdsmix.storage.local import LocalPath, explained
+
+WRITTEN = "written"
+CONTINUED = "continued"
+UP_TO_DATE = "up to date"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOutcome:
+    """One exported stream."""
+
+    stream: str
+    folder: Path
+    files: Mapping[str, int]
+    "Name -> bytes of the files in the folder, without the journal."
+    counts: Counts
+    state: str
+    "`written`; `continued` if some of its files were there; `up to date` if all were."
+    notes: Sequence[str]
+    "What a trainer must be told to train exactly these rows."
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.files.values())
+
+
+STREAM_RULES = ("shard-", "publication-", "manifest-", "tokenizer-differs", "template-differs")
+"Beginnings of the names of checks that judge streams, whatever loader reads them."
+
+
+def check_export(mix: Mix) -> list[Finding]:
+    """Return errors and warnings on the streams and their weights. If streams are named without a
+    recipe, no rule on how a loader of LLM-Foundry reads them applies, since none will.
+    """
+    findings = check_streams(mix)
+    if mix.is_bare:
+        return [finding for finding in findings if finding.id.startswith(STREAM_RULES)]
+    return findings
+
+
+def choose_streams(mix: Mix, only: Collection[str]) -> list[ExportedStream]:
+    """Return the streams of a mix that are to be exported, each once.
+
+    Raises MixRefused if a stream has no manifest, which tells the trained tokens. Raises
+    RecipeError if the mix has no stream of a name in `only`.
+
+    Args:
+        only: the names of the streams; empty: all streams.
+    """
+    by_name = {stream.name: stream for stream in mix.streams}
+    unknown = [name for name in only if name not in by_name]
+    if unknown:
+        raise RecipeError(
+            f"--only names {join_names(unknown)}, but the streams are "
+            f"{join_names(by_name, len(by_name))}."
+        )
+    chosen = list[ExportedStream]()
+    for name, stream in by_name.items():
+        if only and name not in only:
+            continue
+        manifest = stream.trusted_manifest
+        if manifest is None:
+            raise MixRefused(
+                f"{name} has no manifest that fits its index, so which of its tokens are trained "
+                "is unknown: run mdsmix convert, or convert it as a source of another recipe."
+            )
+        chosen.append(ExportedStream(name, stream, manifest))
+    return chosen
+
+
+def refuse_streams(streams: Sequence[ExportedStream], writer: type[Writer]) -> None:
+    """Raise RecipeError if the format cannot contain a stream, with a sentence for each."""
+    errors = list[MdsmixError]()
+    for stream in streams:
+        reason = writer.find_refusal(stream)
+        if not stream.manifest.totals.samples:
+            reason = "has no samples: convert it again, or export the other streams (--only)."
+        if reason:
+            errors.append(RecipeError(f"--to {writer.name}: {stream.name} {reason}"))
+    if errors:
+        raise join_errors(errors)
+
+
+def choose_folders(
+    streams: Sequence[ExportedStream], out: str, *, is_alone: bool
+) -> dict[str, Path]:
+    """Return name of a stream -> folder of its export.
+
+    Raises RecipeError if `out` is not on a disk, or if a stream is published in one of the folders.
+
+    Args:
+        out: the folder that the user names.
+        is_alone: whether the user names a stream, and not a recipe. Its files are then in `out`
+            itself.
+    """
+    require_local(out)
+    root = Path(locate(out).path)
+    folders = {}
+    for stream in streams:
+        folder = root if is_alone and len(streams) == 1 else root / stream.folder_name
+        published = stream.stream.folder
+        if not published.is_store:
+            source = Path(published.path)
+            if folder.is_relative_to(source) or source.is_relative_to(folder):
+                raise RecipeError(
+                    f"--out {out} would put the export among the files of the published stream "
+                    f"{published}: name another folder."
+                )
+        folders[stream.name] = folder
+    if len(set(folders.values())) < len(folders):
+        names = join_names([stream.folder_name for stream in streams], len(streams))
+        raise RecipeError(
+            f"the streams would be exported to folders of the same name ({names}): export them "
+            "one by one, with another --out each."
+        )
+    return folders
+
+
+def export_stream(
+    stream: ExportedStream, writer_class: type[Writer], folder: Path, watcher: ReadingWatcher
+) -> ExportOutcome:
+    """Write a stream into a folder, or find that the folder contains it already.
+
+    Raises Damaged if what was written differs from the manifest's counts; its files are then
+    deleted. Raises RecipeError if the folder contains files of anyone else.
+    """
+    with explained("write", str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder):
+        return _export_stream(stream, writer_class(stream, folder), folder, watcher)
+
+
+def _export_stream(
+    stream: ExportedStream, writer: Writer, folder: Path, watcher: ReadingWatcher
+) -> ExportOutcome:
+    """Do the work of `export_stream`, in a folder that no other export writes to."""
+    earlier = read_journal(folder)
+    stale = _list_earlier_files(folder, earlier)
+    shards = {number: shard for number, shard in enumerate(stream.stream.shards) if shard.samples}
+    sources = [_identify_shard(shard) for shard in stream.stream.shards]
+    key = _make_key(stream, writer)
+    notes = tuple(writer.notes())
+
+    # Find what is there already.
+    reusable: Mapping[int, Piece] = {}
+    if earlier and earlier.header.key == key:
+        reusable = earlier.pieces
+        is_same = earlier.header.index_hash == stream.stream.index.hash
+        pieces = [reusable[number] for number in sorted(reusable)]
+        files = writer.list_files(pieces)
+        if is_same and earlier.is_finished and has_files(folder, files):
+            return ExportOutcome(
+                stream=stream.name,
+                folder=folder,
+                files=files,
+                counts=sum_counts(pieces),
+                state=UP_TO_DATE,
+                notes=notes,
+            )
+    kept = writer.keep_pieces(reusable, sources)
+
+    # Write the missing pieces.
+    header = Header(
+        format=writer.name,
+        key=key,
+        index_hash=stream.stream.index.hash,
+        names=writer.names,
+        stale=sorted(stale),
+    )
+    begin_journal(folder, header, kept)
+    written = {piece.number: piece for piece in kept}
+    missing = [number for number in shards if number not in written]
+    watcher.begin(stream.name, sum(shards[number].stored.bytes for number in missing))
+    for number, shard, samples in read_shards(stream, missing):
+        piece = writer.write_piece(number, sources[number], shard, samples)
+        append_piece(folder, piece)
+        written[number] = piece
+        watcher.on_progress(shard.stored.bytes, piece.tokens)
+
+    # Compare, and finish.
+    pieces = [written[number] for number in shards]
+    counts = sum_counts(pieces)
+    _compare_counts(stream, writer, counts, pieces)
+    writer.finish(pieces)
+    files = writer.list_files(pieces)
+    for name in stale - files.keys():
+        LocalPath(str(folder / name)).delete()
+    finish_journal(folder)
+    return ExportOutcome(
+        stream=stream.name,
+        folder=folder,
+        files=files,
+        counts=counts,
+        state=CONTINUED if kept else WRITTEN,
+        notes=notes,
+    )
+
+
+def sum_counts(pieces: Sequence[Piece]) -> Counts:
+    return sum((piece.counts for piece in pieces), Counts())
+
+
+def _identify_shard(shard: Shard) -> str:
+    """Return a string that another shard does not have: the hash of its stored bytes, or its name
+    and size if the index has no hash.
+    """
+    stored = shard.stored
+    return stored.hashes.get("xxh128") or f"{stored.basename} {stored.bytes}"
+
+
+def _make_key(stream: ExportedStream, writer: Writer) -> str:
+    """Return a hash of all that the bytes of an export depend on, besides the shards."""
+    manifest = stream.manifest
+    identity = {
+        "format": writer.name,
+        "version": writer.version,
+        "split": stream.split,
+        "encoding": manifest.encoding.non_defaults,
+        "tokenizer": manifest.tokenizer.hash,
+        "eos": stream.eos,
+        "vocabulary": manifest.tokenizer.vocab_size,
+        "largest_id": manifest.totals.largest_id,
+    }
+    return xxhash.xxh128_hexdigest(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))
+
+
+def _list_earlier_files(folder: Path, earlier: Journal | None) -> set[str]:
+    """Return the names of the files of earlier exports to the same folder.
+
+    Raises RecipeError if the folder contains other files, since a trainer that is given the folder
+    might read them too.
+    """
+    own = set[str]()
+    foreign = list[str]()
+    for name, _ in LocalPath(str(folder)).list():
+        if name == JOURNAL or name.endswith((UNFINISHED, ".tmp")):
+            continue
+        is_own = earlier and (
+            name in earlier.header.stale or re.fullmatch(earlier.header.names, name)
+        )
+        if is_own:
+            own.add(name)
+        else:
+            foreign.append(name)
+    if foreign:
+        raise RecipeError(
+            f"--out {folder} contains {join_names(foreign)}, which no export wrote, and a trainer "
+            "would read it as a part of the data: name another folder."
+        )
+    return own
+
+
+def _compare_counts(
+    stream: ExportedStream, writer: Writer, counts: Counts, pieces: Sequence[Piece]
+) -> None:
+    """Raise Damaged if what was written differs from the manifest, and delete it."""
+    expected = stream.expected
+    differences = list[str]()
+    for name, actual, stated in _pair_counts(counts, expected):
+        if actual != stated and (name != "tokens" or stream.is_counted):
+            differences.append(f"{actual:,} {name} and not {stated:,}")
+    if differences:
+        writer.discard(pieces)
+        raise Damaged(
+            f"{stream.name} at {stream.stream.folder} has {', '.join(differences)} as its manifest "
+            "states, so the export was deleted: `mdsmix verify` finds what is wrong, and `mdsmix "
+            "convert` makes the stream again."
+        )
+
+
+def _pair_counts(counts: Counts, expected: Counts) -> Iterator[tuple[str, int, int]]:
+    yield "samples", counts.samples, expected.samples
+    yield "tokens", counts.tokens, expected.tokens
+    yield "trained tokens", counts.trained, expected.trained
