@@ -114,13 +114,23 @@ def test_a_file_is_hashed_as_tokenizers_reads_it(tokenizer_folder: Path, tmp_pat
     joined.write_text(json.dumps(tree | {"model": tree["model"] | {"merges": join(tree)}}))
     other.write_text(json.dumps(tree | {"normalizer": {"type": "NFC"}}))
     damaged.write_text(content[:-1])
-    hashes = [
-        describe.FileHash(path).wait()
-        for path in (tokenizer_folder / TOKENIZER_JSON, joined, other, damaged)
+    paths = (tokenizer_folder / TOKENIZER_JSON, joined, other, damaged)
+    answers = [
+        describe.FileReader(path, tmp_path / f"{number}.json").wait()
+        for number, path in enumerate(paths)
     ]
-    assert hashes[:2] == [expected, expected]
-    assert hashes[2] not in ("", expected)
-    assert hashes[3] == ""
+    assert [answer.get("file_hash") for answer in answers[:2]] == [expected, expected]
+    assert answers[2]["file_hash"] != expected
+    assert answers[3] == {}
+    # The files that are read in place of these are the same tokenizer.
+    for path, answer in zip(paths, answers[:3], strict=False):
+        written = json.loads(answer["joined"].read_text())
+        assert written["model"]["merges"] == join(tree)
+        assert Model.from_file(str(answer["joined"])).to_str() == (
+            Model.from_file(str(path)).to_str()
+        )
+    described = describe.describe_tokenizer(str(tokenizer_folder), {}, **answers[0])
+    assert described == describe.describe_tokenizer(str(tokenizer_folder), {})
 
 
 def join(tree: dict[str, Any]) -> list[str]:
@@ -128,11 +138,12 @@ def join(tree: dict[str, Any]) -> list[str]:
 
 
 def test_only_a_tokenizer_with_the_hash_of_its_file_is_not_compared(
-    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = Mock(return_value="changed")
     monkeypatch.setattr(describe, "_describe_class_changes", compared)
-    digest = describe.FileHash(tokenizer_folder / TOKENIZER_JSON).wait()
+    reader = describe.FileReader(tokenizer_folder / TOKENIZER_JSON, tmp_path / "joined")
+    digest = reader.wait()["file_hash"]
     name = str(tokenizer_folder)
     found = [
         describe.describe_tokenizer(name, {}, file_hash)["class_changes"]

@@ -125,6 +125,20 @@ def split_merges(tree: dict[str, Any]) -> dict[str, Any]:
     return tree | {"model": model | {"merges": [merge.split(" ") for merge in merges]}}
 
 
+def join_pairs(tree: dict[str, Any]) -> bool:
+    """Change each merge of a tokenizer.json to a string: `"a b"` in place of `["a", "b"]`. Return
+    whether that was done: it is not if a token of a merge contains a space, or if there are none.
+
+    Args:
+        tree: the JSON of the file; changed in place.
+    """
+    merges = tree["model"].get("merges")
+    if not merges or any(" " in token for merge in merges for token in merge):
+        return False
+    tree["model"]["merges"] = [" ".join(merge) for merge in merges]
+    return True
+
+
 def find_joined(path: str) -> str:
     """Return the path of the file with joined merges (`join_merges`) next to a tokenizer.json. If
     there is none, return the path of the tokenizer.json.

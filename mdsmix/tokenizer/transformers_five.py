@@ -48,12 +48,13 @@ class Readable(NamedTuple):
 
 
 @contextmanager
-def open_readable_folder(name: str) -> Iterator[Readable]:
+def open_readable_folder(name: str, tokenizer_json: Path | None = None) -> Iterator[Readable]:
     """Give a `with` block a folder from which the installed version of transformers can open a
     tokenizer or processor: the original, or a temporary copy with changed files.
 
     Args:
         name: the tokenizer's or processor's folder, or its hub name, which is not changed.
+        tokenizer_json: a file that takes the place of the folder's tokenizer.json; None: it stays.
     """
     folder = Path(name)
     if not os.path.isdir(name):
@@ -70,13 +71,15 @@ def open_readable_folder(name: str) -> Iterator[Readable]:
     elif _is_only_unknown(folder, config):
         changed[TOKENIZER_CONFIG] = config | {"tokenizer_class": PLAIN_CLASS}
         note = f"read from its tokenizer.json only, since transformers has no class {own_class}"
-    if not changed:
+    if not changed and tokenizer_json is None:
         yield Readable(name, "")
         return
     # The copy has the changed files, and links to all others.
     with TemporaryDirectory(prefix="mdsmix-") as copy:
         for path in folder.resolve().iterdir():
-            if path.name not in changed:
+            if path.name == TOKENIZER_JSON and tokenizer_json:
+                (Path(copy) / path.name).symlink_to(tokenizer_json)
+            elif path.name not in changed:
                 (Path(copy) / path.name).symlink_to(path)
         _write_json(Path(copy), changed)
         yield Readable(copy, note)
