@@ -13,10 +13,16 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from mdsmix.encode.chat import format_today, layout_for_roles, open_template, parse_day
+from mdsmix.encode.chat import (
+    format_today,
+    layout_for_roles,
+    open_template,
+    parse_day,
+    render_alike,
+)
 from mdsmix.encode.template_code import KEY, PLACEHOLDER_PATTERN, make_template_sandbox
 from mdsmix.errors import RecipeError
-from mdsmix.record import Conversation, RecordRefused
+from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import MESSAGES
 from tests import tool_styles
 from tests.corpus import CHATML
@@ -158,6 +164,11 @@ def find_layouts(source: str) -> set[bool]:
         roles = tuple(message["role"] for message in messages)
         if isinstance(turns, list) or roles[0] == "user":
             has_layout.add(bool(layout_for_roles(template, roles)))
+    conversations = [Conversation(messages) for messages in draw_plain_conversations(25)]
+    alike = render_alike(template, conversations)
+    for conversation, turns in zip(conversations, alike, strict=True):
+        if turns is not None:
+            assert list(turns) == template.turns_by_prefix(conversation)
     return has_layout
 
 
@@ -169,6 +180,34 @@ def test_a_template_that_only_prints_contents_is_rendered_once_for_the_same_role
     template = open_template(SAID.replace("{{ m.content }}", "{{ m.name }}"), VARIABLES)
     named = [{"role": role, "content": "a", "name": "b"} for role in ("user", "assistant")]
     assert template.turns(Conversation(named)) == [("<user>b<assistant>", "b")]
+
+
+def test_only_plain_conversations_are_rendered_together() -> None:
+    """Those of the same roles, in any order. Blank contents and everything else are left out."""
+    template = open_template(SAID.replace("{{ m.content }}", "100%{{ m.content | trim }}"), {})
+    roles = ["user", "assistant"]
+    plain = [numbered_messages(*roles * exchanges) for exchanges in (1, 2, 1, 2, 1)]
+    plain[2][0]["content"] = "  padded %s"
+    plain.append(numbered_messages("system", *roles))
+    blank = [numbered_messages(*roles), numbered_messages("system", *roles)]
+    blank[0][0]["content"] = " \n"
+    blank[1][0]["content"] = ""
+    named = numbered_messages(*roles)
+    named[0]["name"] = "b"
+    others = [
+        *map(Conversation, [*blank, named]),
+        Conversation(plain[0], trained=[False, True]),
+        Conversation(plain[0], tools=[]),
+        Conversation(plain[0], variables={"bos_token": ""}),
+        RichConversation(plain[0]),
+    ]
+    conversations = [*map(Conversation, plain), *others]
+    expected = [template.turns_by_prefix(Conversation(messages)) for messages in plain]
+    order = random.Random(0).sample(range(len(conversations)), len(conversations))
+    alike = render_alike(template, [conversations[number] for number in order])
+    for number, turns in zip(order, alike, strict=True):
+        found = None if turns is None else list(turns)
+        assert found == (expected[number] if number < len(plain) else None), conversations[number]
 
 
 def test_a_template_that_inspects_contents_is_rendered_for_each_conversation() -> None:

@@ -19,11 +19,12 @@ import contextlib
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, compress, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mdsmix.encode.control_words import ControlWords
@@ -113,17 +114,13 @@ class ChatTemplate:
         Raises RecordRefused if the template fails on the conversation (template_error), or prints
         the first messages differently when more follow (not_prefix_stable).
         """
-        messages = conversation.messages
-        # A plain conversation has only a role and a content in each message. Its text is made from
-        # the layout that all conversations with the same roles share, without a rendering.
-        is_plain = conversation.trained is None and {*map(len, messages)} == {2}
-        if is_plain and type(conversation) is Conversation and conversation.tools is None:
+        if _is_plain(conversation):
+            messages = conversation.messages
             layout = layout_for_roles(self, tuple([message["role"] for message in messages]))
             contents = [message["content"] for message in messages]
-            # The layout was found with contents that are not blank, and is only valid for these.
-            is_blank = not all(contents) or any(map(str.isspace, contents))
-            if layout and not is_blank:
-                return layout.turns(contents)
+            if layout and not _has_blank(contents):
+                (turns,) = layout.fill([contents])
+                return list(turns)
         return self.turns_by_prefix(conversation)
 
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
@@ -180,6 +177,59 @@ class ChatTemplate:
             raise RecordRefused("template_error", template=str(error)[:SHOWN_ERROR]) from error
 
 
+def _is_plain(conversation: Conversation) -> bool:
+    """Check whether each message has only a role and a content, and the conversation nothing else.
+    The text of such a conversation is made from the layout that all conversations with the same
+    roles share, without a rendering.
+    """
+    if type(conversation) is not Conversation or {*map(len, conversation.messages)} != {2}:
+        return False
+    return conversation.trained is None and conversation.tools is None
+
+
+def _has_blank(contents: Sequence[str]) -> bool:
+    """Check whether a content has only white space. Layouts were found with contents that are not
+    blank, and are only valid for these.
+    """
+    return not all(contents) or any(map(str.isspace, contents))
+
+
+def render_alike(
+    template: ChatTemplate, conversations: Sequence[Conversation]
+) -> list[Sequence[Turn] | None]:
+    """Return the turns of each plain conversation; None for each conversation that has to be
+    rendered by itself.
+
+    All plain conversations with the same roles are rendered together, message by message. This
+    takes 3 us a conversation instead of 7, a tenth of the time for chats.
+
+    Args:
+        template: the template.
+        conversations: the conversations. Tools and variables of their own need another template.
+    """
+    turns_of = list[Sequence[Turn] | None]([None]) * len(conversations)
+    positions_by_roles = defaultdict[tuple[str, ...], list[int]](list)
+    for position, conversation in enumerate(conversations):
+        if _is_plain(conversation) and not conversation.variables:
+            roles = tuple([message["role"] for message in conversation.messages])
+            positions_by_roles[roles].append(position)
+    for roles, positions in positions_by_roles.items():
+        layout = layout_for_roles(template, roles)
+        if layout is None:
+            continue
+        contents = [
+            [message["content"] for message in conversations[position].messages]
+            for position in positions
+        ]
+        if _has_blank([*chain.from_iterable(contents)]):
+            are_usable = [not _has_blank(contents_of_one) for contents_of_one in contents]
+            positions = [*compress(positions, are_usable)]
+            contents = [*compress(contents, are_usable)]
+        for position, turns in zip(positions, layout.fill(contents), strict=True):
+            turns_of[position] = turns
+    return turns_of
+
+
 def _require_prefix(printed: str, later: str) -> None:
     """Raise RecordRefused (not_prefix_stable) if `later` does not begin with `printed`: the
     template has changed the text of earlier messages after more messages were added.
@@ -218,17 +268,29 @@ class TemplateLayout(NamedTuple):
     contents: list[PrintedContent]
     "The contents of all sides, in the order in which they are printed."
 
-    def turns(self, contents: Sequence[str]) -> list[Turn]:
-        """Return the turns of a conversation.
+    def fill(self, contents: Sequence[Sequence[str]]) -> list[tuple[Turn, ...]]:
+        """Return the turns of conversations.
 
         Args:
-            contents: the content of each message.
+            contents: for each conversation the content of each message.
         """
+        if not contents or not self.sides:
+            return [()] * len(contents)
+        messages = [*zip(*contents, strict=True)]  # first messages, second messages, ...
         # Every content as it is printed; `filling` is the range of these that one side contains.
-        printed = tuple([strip(contents[message]) for message, strip in self.contents])
-        sides = iter([text % printed[filling] for text, filling in self.sides])
-        # `zip` takes from the same iterator twice: a prompt and the response after it.
-        return [*zip(sides, sides, strict=True)]
+        printed = [[*map(strip, messages[message])] for message, strip in self.contents]
+        sides = list[list[str]]()
+        for text, filling in self.sides:
+            values: Iterator[tuple[str, ...]] = repeat((), len(contents))  # a side without contents
+            if printed[filling]:
+                values = zip(*printed[filling], strict=True)
+            sides.append([*map(text.__mod__, values)])
+        # A prompt and the response after it are a turn.
+        turns = [
+            [*zip(prompts, responses, strict=True)]
+            for prompts, responses in zip(sides[::2], sides[1::2], strict=True)
+        ]
+        return [*zip(*turns, strict=True)]
 
 
 _STRIPS: dict[tuple[bool, bool], Callable[[str], str]] = {

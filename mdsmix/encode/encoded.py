@@ -246,7 +246,8 @@ def _write_json(turns: Turns) -> Ragged:
         orjson.dumps(pairs[start:end], option=orjson.OPT_SERIALIZE_NUMPY)
         for start, end in pairwise((turns.firsts // 2).tolist())
     ]
-    return Ragged.from_rows(blobs, np.uint8)
+    lengths = np.fromiter(map(len, blobs), np.int64, len(blobs))
+    return Ragged.from_lengths(np.frombuffer(bytearray().join(blobs), np.uint8), lengths)
 
 
 def add_special_tokens(ids: Ragged, head: list[int], tail: list[int], dtype: str) -> Ragged:

@@ -23,6 +23,7 @@ from mdsmix.encode.chat import (
     add_variables,
     find_trained_answers,
     open_stream_template,
+    render_alike,
     render_rows,
 )
 from mdsmix.encode.control_words import ControlWords, open_control_words
@@ -133,16 +134,18 @@ class TurnRenderer:
                 if self.has_control(conversation.all_text)
             }
         # Render each conversation. A turn is a prompt and a response, both strings.
-        rendered = list[list[Turn]]()
+        rendered = list[Sequence[Turn]]()
         positions = list[int]()
         rejected = dict[int, str]()
         unread = Counter[str]()
         allows_specials = self.encoding.special_tokens_in_text == "allow"
+        turns_of = self.render_together(conversations)
         for position, conversation in enumerate(conversations):
             try:
                 if position in with_specials and not allows_specials:
                     raise RecordRefused("special_token_in_text")
-                rows = self.rows_of(conversation, unread)
+                turns = turns_of[position]
+                rows = [turns] if turns else self.rows_of(conversation, unread)
                 # Refuse the conversation if a prompt or a response ends inside a control token.
                 for row in rows:
                     self.words.refuse_split([*chain.from_iterable(row)])
@@ -164,6 +167,15 @@ class TurnRenderer:
             unread=unread,
             images=[conversations[position].images for position in positions],
         )
+
+    def render_together(self, conversations: Sequence[Conversation]) -> list[Sequence[Turn] | None]:
+        """Return the turns of each conversation for which `rows_of` would return one row of these
+        turns, and None for each other conversation. Many conversations are rendered together.
+        """
+        # A subclass that overrides `rows_of` makes other rows.
+        if type(self).rows_of is not TurnRenderer.rows_of:
+            return [None] * len(conversations)
+        return render_alike(self.chat, conversations)
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """Return the rows of a conversation, each a list of turns: `[[("Hi", "Hello")]]`.
