@@ -1,9 +1,9 @@
 """The samples of a published stream as a trainer sees them: ended with EOS, cut to max_seq_len, and
 with the tokens that give a loss.
 
-A shard is read and verified as a whole, usually 64 MiB, and its samples are decoded in batches. So
-memory does not grow with the stream. A thread reads the next shard while the caller writes the rows
-of one.
+A shard is read and verified as a whole, usually 64 MiB, and its samples are decoded in batches. A
+thread reads the next shard while the caller writes the rows of one. So memory does not grow with
+the stream.
 """
 
 from __future__ import annotations

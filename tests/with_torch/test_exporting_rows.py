@@ -4,9 +4,11 @@ makes of each sample.
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyarrow import parquet
 
@@ -15,6 +17,7 @@ from tests.every_kind import (
     FINETUNING,
     PACKED,
     PLAIN,
+    Row,
     Streams,
     expected_preferences,
     publish_every_kind,
@@ -52,6 +55,46 @@ def test_a_parquet_row_is_the_row_of_the_loader(
         positions = [position for length in wanted.lengths for position in range(length)]
         assert row.pop("position_ids") == positions
         assert row == ({"seq_lengths": wanted.lengths} if name in PACKED else {})
+
+
+def split_documents(row: Row) -> list[list[int]]:
+    ends = np.cumsum(row.lengths)[:-1]
+    return [part.tolist() for part in np.split(np.array(row.ids), ends)]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_an_indexed_dataset_has_the_documents(streams: Streams, tmp_path: Path, name: str) -> None:
+    run_ok("export", streams.url(name), "--to", "megatron", "-o", tmp_path / "out", "-q")
+    documents = [document for row in streams.rows(name) for document in split_documents(row)]
+    tokens = np.fromfile(tmp_path / "out/train.bin", np.uint16)
+    assert tokens.tolist() == [token for document in documents for token in document]
+    index = (tmp_path / "out/train.idx").read_bytes()
+    count = len(documents)
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, count, count + 1)
+    lengths = np.array([*map(len, documents)], np.int32)
+    starts = 2 * (np.cumsum(lengths, dtype=np.int64) - lengths)
+    numbers = np.arange(count + 1, dtype=np.int64)
+    assert index == head + lengths.tobytes() + starts.tobytes() + numbers.tobytes()
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_mask_of_megatron_bridge_is_at_the_token_before(
+    streams: Streams, tmp_path: Path, name: str
+) -> None:
+    run_ok("export", streams.url(name), "--to", "megatron-bridge", "-o", tmp_path / "out", "-q")
+    expected = streams.rows(name)
+    actual = read_parquet(tmp_path / "out")
+    for row, wanted in zip(actual, expected, strict=True):
+        mask = [int(label != -100) for label in wanted.labels]
+        starts = np.cumsum([0, *wanted.lengths[:-1]]).tolist()
+        assert row == {
+            "input_ids": wanted.ids,
+            "loss_mask": [*mask[1:], 0],
+            "seq_start_id": starts,
+        }
+    (path,) = (tmp_path / "out").glob("*.idx.parquet")
+    types = {field.name: str(field.type.value_type) for field in parquet.read_schema(path)}
+    assert types == {"input_ids": "int32", "loss_mask": "int8", "seq_start_id": "int32"}
 
 
 def test_preferences_have_the_columns_of_trl(streams: Streams, tmp_path: Path) -> None:
