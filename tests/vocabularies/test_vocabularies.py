@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from mdsmix.encode.backends import open_backend
+from mdsmix.encode.backends import Fastokens, Reference, open_backend
 from mdsmix.errors import MdsmixError
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from tests.converting import chats, run_ok, tokens, write_jsonl, write_recipe
 from tests.converting import read_samples as samples_of
+from tests.styles import to_lists
+from tests.test_encode_word_form import PIECES
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".vocabularies"
@@ -123,6 +125,19 @@ def test_ids_are_those_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_backend_that_takes_it(name: str) -> None:
     assert open_backend(open_by_name(name)).label.startswith(BACKENDS[name])
+
+
+@pytest.mark.parametrize("name", ["llama2", "gemma3"])
+def test_word_forms_give_the_references_ids(name: str) -> None:
+    """On random texts of pieces that are easy to get wrong, with special tokens matched and not."""
+    tokenizer = open_by_name(name)
+    fast = Fastokens(tokenizer)
+    assert fast._parts is not None, "the word form is in use"
+    reference = Reference(tokenizer)
+    draw = random.Random(11)
+    for match in (True, False):
+        texts = ["".join(draw.choices(PIECES, k=draw.randrange(1, 30))) for _ in range(3000)]
+        assert to_lists(fast.encode(texts, match)) == to_lists(reference.encode(texts, match))
 
 
 @pytest.mark.parametrize("name", FOLDERS)

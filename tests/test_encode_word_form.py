@@ -1,0 +1,281 @@
+"""A SentencePiece BPE tokenizer has a word form, in which fastokens gives the ids of the reference.
+
+The tokenizers are trained here. Some have a prefix, added tokens, tokens that reach over the
+borders of words, and marks in runs that merge first or last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Model
+
+from mdsmix.encode import backends, word_form
+from mdsmix.encode.backends import Fastokens, Reference, make_hard_strings
+from mdsmix.encode.word_form import MARK, CharacterParts, make_word_form
+from mdsmix.ragged import Ragged
+from mdsmix.tokenizer.card import Tokenizer
+from tests.styles import to_lists, write_letter_tokenizer
+
+LINES = [
+    'for x in range(10): print("été", x)  # naïve',
+    "<td> </td> <td>«Grüße», “don’t”…</td>;\r",
+    "नमस्ते दुनिया 字字 日本 👩‍👩‍👧 a   b    c",
+    "if (a && b) { return x.y.z(); } // 12.5% of 300",
+] * 8
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+SPECIAL = ["<unk>", "<s>", "</s>"]
+PIECES = [
+    *(" ", "  ", "   ", "\t", "\n", "\r", "\r\n", "\x00", "\x7f", "\xa0", "\u3000", MARK, 2 * MARK),
+    *(*SPECIAL, "<", "/", ">", "</", "<td>", "</td>", "\n\n", "> </", "<0x0A>", "<0x41>", "[b]"),
+    *(
+        "é",
+        "e\u0301",
+        "字",
+        "㐀",
+        "𠀀",
+        "本",
+        "\u0904",
+        "\u0950",
+        "👩‍👩‍👧",
+        "👪",
+        "\u2580",
+        "\U0010ffff",
+    ),
+    *(
+        "“",
+        "”",
+        "’",
+        "…",
+        "«",
+        "²",
+        "a",
+        "B",
+        "the",
+        "x",
+        "range",
+        "print",
+        "1",
+        "23",
+        "(",
+        '"',
+        ");",
+    ),
+    *("नमस्ते", "\u200d", "\u200b", "Grüße", "été", "don’t", ";\r", "//", "  #"),
+]
+TEXTS = st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), max_size=6)
+SETTINGS = ["words", "prefixed", "joined", "marks_last", "added", "normalized"]
+JOINED = ["< /", f"{MARK} </", f"> {MARK}</", "; \r", ") ;\r", ". …", ".… “", "é “", "“ d", "² ,"]
+"Merges over the borders of words, as Llama 2 and Gemma 3 have some."
+
+
+def write_tokenizer(path: Path, setting: str) -> None:
+    """Write a small SentencePiece BPE tokenizer.json.
+
+    Args:
+        setting: one of SETTINGS.
+    """
+    steps: list[Any] = [normalizers.Replace(" ", MARK)]
+    if setting in ("prefixed", "normalized"):
+        steps.insert(0, normalizers.Prepend(MARK))
+    # Train on words and punctuation.
+    model = Model(models.BPE())
+    model.normalizer = normalizers.Sequence(steps)
+    cut = pre_tokenizers.Split(MARK, "merged_with_next")
+    punctuation = pre_tokenizers.Punctuation("contiguous")
+    model.pre_tokenizer = pre_tokenizers.Sequence([cut, punctuation])
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=[*SPECIAL, *BYTES], limit_alphabet=150, show_progress=False
+    )
+    model.train_from_iterator(LINES, trainer)
+    tree = json.loads(model.to_str())
+    trained = tree["model"]
+    # The trainer counts bytes as special tokens. In SentencePiece they are ordinary ones.
+    tree["added_tokens"] = tree["added_tokens"][: len(SPECIAL)]
+    # Runs of marks are tokens, whose merges are the first or the last.
+    vocabulary = trained["vocab"]
+    for length in range(2, 9):
+        vocabulary.setdefault(MARK * length, len(vocabulary))
+    runs = [
+        [MARK * first, MARK * (length - first)]
+        for length in range(2, 9)
+        for first in range(1, length)
+    ]
+    merges = [merge for merge in trained["merges"] if "".join(merge).strip(MARK)]
+    trained["merges"] = [*merges, *runs] if setting == "marks_last" else [*runs, *merges]
+    trained |= {"byte_fallback": True, "unk_token": "<unk>", "fuse_unk": True}
+    tree["pre_tokenizer"] = None
+    if setting == "joined":
+        tree["pre_tokenizer"] = SPLIT_AT_SPACES  # as in Gemma 3
+        joined = [merge.split(" ") for merge in JOINED]
+        trained["merges"] = [*joined, *trained["merges"]]
+        for token in [*"<>/;).,\r…“²éd", *map("".join, joined)]:
+            vocabulary.setdefault(token, len(vocabulary))
+    path.write_text(json.dumps(tree))
+    if setting in ("added", "normalized"):
+        model = Model.from_file(str(path))
+        is_normalized = setting == "normalized"
+        tokens = ("<td>", "</td>", "\n", "\n\n", 2 * MARK, "[b]", "the x")
+        model.add_tokens([AddedToken(token, normalized=is_normalized) for token in tokens])
+        model.save(str(path))
+
+
+SPLIT_AT_SPACES = {
+    "type": "Split",
+    "pattern": {"String": " "},
+    "behavior": "MergedWithPrevious",
+    "invert": False,
+}
+
+
+@pytest.fixture(scope="module")
+def open_setting(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer]:
+    """Return a function that makes and opens the tokenizer of a setting, once."""
+    letters = write_letter_tokenizer(tmp_path_factory.mktemp("letters"))
+
+    @cache
+    def open_tokenizer(setting: str) -> Tokenizer:
+        path = tmp_path_factory.mktemp(setting) / "tokenizer.json"
+        write_tokenizer(path, setting)
+        return replace(
+            letters, name=setting, path=str(path), hash=setting, special_tokens=SPECIAL,
+            special_ids=[0, 1, 2],
+        )  # fmt: skip
+
+    return open_tokenizer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setattr(backends, "cache_folder", lambda: folder)
+        yield
+
+
+@pytest.fixture(scope="module")
+def open_both(
+    open_setting: Callable[[str], Tokenizer],
+) -> Callable[[str], tuple[Fastokens, Reference]]:
+    @cache
+    def open_backends(setting: str) -> tuple[Fastokens, Reference]:
+        tokenizer = open_setting(setting)
+        return Fastokens(tokenizer), Reference(tokenizer)
+
+    return open_backends
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_word_form_gives_the_references_ids(
+    setting: str, open_both: Callable[[str], tuple[Fastokens, Reference]],
+    open_setting: Callable[[str], Tokenizer],
+) -> None:  # fmt: skip
+    fast, reference = open_both(setting)
+    assert fast._parts is not None, "the word form is in use"
+    hard = [*make_hard_strings(open_setting(setting)), *LINES, "“a" * 30_000, "> <" * 30_000]
+
+    @given(TEXTS)
+    @settings(max_examples=120, deadline=None)
+    def compare(texts: list[str]) -> None:
+        for match in (True, False):
+            assert to_lists(fast.encode(texts, match)) == to_lists(reference.encode(texts, match))
+
+    compare()
+    for match in (True, False):
+        assert to_lists(fast.encode(hard, match)) == to_lists(reference.encode(hard, match))
+
+
+def test_parts_of_characters_become_their_bytes(
+    open_both: Callable[[str], tuple[Fastokens, Reference]],
+) -> None:
+    """Of characters that the vocabulary lacks, at each place of a row and of a batch."""
+    fast, reference = open_both("words")
+    parts = fast._parts
+    assert isinstance(parts, CharacterParts)
+    lacking = ["\u0904", "\u0950", "\U0001f46a", "\u2580"]  # they begin like ऄ, 👩 and others
+    texts = ["", *lacking, "a" + "b".join(lacking), "", "".join(lacking) * 2, "a"]
+    raw = fast._model.encode_batch_flat(texts, add_special_tokens=False, split_special_tokens=True)
+    assert max(memoryview(raw[0]).cast("I")) >= parts.first
+    assert to_lists(fast.encode(texts, True)) == to_lists(reference.encode(texts, True))
+    none = Ragged.from_rows([[], [1]], "u4")
+    assert parts.expand(none) is none
+
+
+def is_cut(cuts: str, text: str) -> list[str]:
+    """Return the words of a text."""
+    import re
+
+    # Python has possessive repeats from 3.11, and writes characters otherwise.
+    pattern = re.sub(r"\\x\{(\w+)\}", lambda m: re.escape(chr(int(m[1], 16))), cuts)
+    return [match[0] for match in re.finditer(pattern.replace(")*+", ")*"), text)]
+
+
+def test_texts_are_cut_where_no_merge_joins() -> None:
+    words = [("a", "b"), (MARK, "a"), (".", "."), (MARK, ".")]
+    cuts = word_form.make_cuts(words)
+    assert cuts is not None
+    text = "ab..a  b 12\n\n.é“"
+    assert is_cut(cuts, text) == ["ab", "..", "a", "  b", " ", "12\n\n", ".", "é“"]
+    joined = word_form.make_cuts([*words, (".", "“"), (".", MARK), (MARK, "1")])
+    assert joined is not None
+    assert is_cut(joined, "a.“b . a a 1\n.") == ["a", ".“b", " . a", " a", " 1", "\n", "."]
+
+
+@pytest.mark.parametrize("merge", [("a", "."), (".", "1"), ("a", MARK)])
+def test_texts_whose_words_are_joined_have_no_word_form(merge: tuple[str, str]) -> None:
+    assert word_form.make_cuts([("a", "b"), merge]) is None
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "no byte fallback": lambda tree: tree["model"].update(byte_fallback=False),
+    "dropout": lambda tree: tree["model"].update(dropout=0.1),
+    "whole words": lambda tree: tree["model"].update(ignore_merges=True),
+    "a suffix": lambda tree: tree["model"].update(end_of_word_suffix="</w>"),
+    "no byte": lambda tree: tree["model"]["vocab"].pop("<0x0B>"),
+    "a space": lambda tree: tree["model"]["vocab"].update({"a b": 9999}),
+    "a merge of a byte": lambda tree: tree["model"]["merges"].append(["<0x0A>", "a"]),
+    "no normalizer": lambda tree: tree.update(normalizer=None),
+    "another one": lambda tree: tree["normalizer"]["normalizers"].append({"type": "NFC"}),
+    "another prefix": lambda tree: tree["normalizer"]["normalizers"].append(
+        {"type": "Prepend", "prepend": "x"}
+    ),
+    "another split": lambda tree: tree.update(pre_tokenizer={"type": "Whitespace"}),
+    "stripped": lambda tree: tree["added_tokens"][0].update(normalized=True, lstrip=True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_tokenizers_have_no_word_form(
+    change: str, open_setting: Callable[[str], Tokenizer]
+) -> None:
+    content = Path(open_setting("words").path).read_bytes()
+    assert make_word_form(content)
+    tree = json.loads(content)
+    CHANGES[change](tree)
+    assert make_word_form(json.dumps(tree).encode()) is None
+
+
+def test_a_word_form_is_kept_and_made_again_if_damaged(
+    open_setting: Callable[[str], Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "cache_folder", lambda: tmp_path)
+    tokenizer = open_setting("words")
+    expected = to_lists(Reference(tokenizer).encode(LINES, True))
+    assert to_lists(Fastokens(tokenizer).encode(LINES, True)) == expected
+    (kept,) = (tmp_path / "backends").iterdir()
+    content = kept.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(word_form, "make_word_form", None)  # it is not made again
+        assert to_lists(Fastokens(tokenizer).encode(LINES, True)) == expected
+    kept.write_bytes(content[:1000])
+    assert to_lists(Fastokens(tokenizer).encode(LINES, True)) == expected
+    assert kept.read_bytes() == content
