@@ -13,7 +13,13 @@ from tokenizers.models import BPE, Unigram
 
 from mdsmix.encode.backends import Fastokens, Reference
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.tokenizer.bpe_json import find_joined, join_merges, parse_bpe_json, split_merges
+from mdsmix.tokenizer.bpe_json import (
+    find_joined,
+    join_merges,
+    join_pairs,
+    parse_bpe_json,
+    split_merges,
+)
 from mdsmix.tokenizer.card import open_tokenizer
 from mdsmix.tokenizer.content_hash import hash_content
 
@@ -80,6 +86,21 @@ def test_merges_with_a_space_are_not_joined() -> None:
     assert [join_merges(each.to_str().encode()) for each in (spaced, none)] == [None, None]
     unclear = {"model": {"merges": ["a b", "a  b"]}}
     assert split_merges(unclear) == unclear
+
+
+def test_a_merge_that_would_become_a_comment_is_not_joined() -> None:
+    text = "#versions"
+    tokens = [*text, *(text[:end] for end in range(2, len(text) + 1))]
+    vocab = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    merges = [(text[:end], text[end]) for end in range(1, len(text))]
+    content = Model(BPE(vocab=vocab, merges=merges)).to_str()
+    tree = json.loads(content)
+    assert join_merges(content.encode()) is None
+    assert not join_pairs(json.loads(content))
+    # `tokenizers` skips the last merge if it is a string: the text becomes other ids.
+    tree["model"]["merges"] = [" ".join(merge) for merge in merges]
+    encoded = [Model.from_str(each).encode(text).tokens for each in (content, json.dumps(tree))]
+    assert encoded == [["#versions"], ["#version", "s"]]
 
 
 def test_backends_read_the_joined_merges_of_a_snapshot(

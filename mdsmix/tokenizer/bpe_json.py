@@ -23,6 +23,8 @@ BACKSLASH = b"\x01"
 "Stands for an escaped backslash. JSON text has no control characters."
 QUOTE = b"\x02"
 "Stands for an escaped quote."
+COMMENT = "#version"
+"`tokenizers` skips a merge that is a string and begins so, as the first line of a merges.txt does."
 JOINED = "tokenizer.joined.json"
 """Name of the file next to a snapshot's tokenizer.json that has the same content, but its merges as
 strings (`join_merges`). It is not published.
@@ -92,13 +94,14 @@ def join_merges(content: bytes) -> bytes | None:
     they take half of the memory: 269 in place of 431 MB (fastokens) and 186 in place of 364 MB for
     Gemma 3.
 
-    Return None if a token of a merge contains a space, or if `parse_bpe_json` returns None.
+    Return None if a token of a merge contains a space, if a merge would become a comment (COMMENT),
+    or if `parse_bpe_json` returns None.
 
     Args:
         content: the text of the file.
     """
     bpe = parse_bpe_json(content)
-    if bpe is None or b" " in bpe.merges:
+    if bpe is None or b" " in bpe.merges or f'["{COMMENT}'.encode() in bpe.merges:
         return None
     # Without escaped quotes, each quote opens or closes a string.
     text = bpe.merges.replace(b"\\\\", BACKSLASH).replace(b'\\"', QUOTE)
@@ -127,13 +130,16 @@ def split_merges(tree: dict[str, Any]) -> dict[str, Any]:
 
 def join_pairs(tree: dict[str, Any]) -> bool:
     """Change each merge of a tokenizer.json to a string: `"a b"` in place of `["a", "b"]`. Return
-    whether that was done: it is not if a token of a merge contains a space, or if there are none.
+    whether that was done: it is not if a token of a merge contains a space, if a merge would become
+    a comment (COMMENT), or if there are none.
 
     Args:
         tree: the JSON of the file; changed in place.
     """
     merges = tree["model"].get("merges")
     if not merges or any(" " in token for merge in merges for token in merge):
+        return False
+    if any(merge[0].startswith(COMMENT) for merge in merges):
         return False
     tree["model"]["merges"] = [" ".join(merge) for merge in merges]
     return True
