@@ -31,9 +31,13 @@ def _wrapper(setup: Setup, is_quick: bool) -> Iterator[Figure]:
     options = [*(QUICK if is_quick else FULL), "--workers", "0", "--json", str(results)]
     command = [sys.executable, "-m", "benchmarks.loading", *options]
     subprocess.run(command, check=True, cwd=HERE.parent, env=environment(setup))
-    for layout, cost in json.loads(results.read_text()).items():
-        what = f"`mdsmix.load`, {layout}: CPU over a bare StreamingDataset's"
-        yield Figure(what, cost, "x", 1.1)
+    for layout, rates in json.loads(results.read_text()).items():
+        ours, litdata = rates["mdsmix"], rates["litdata"]
+        name = f"`mdsmix.load`, {layout}"
+        what = f"{name}: CPU over that of a bare StreamingDataset with mdsmix's rows and collation"
+        yield Figure(what, rates["same"] / ours, "x", 1.1)
+        what = f"{name}: CPU over that of litData for full rows"
+        yield Figure(what, litdata / ours, f"x ({ours:,.0f} and {litdata:,.0f} rows/CPU s)", 1.0)
 
 
 def _starts(work: Path, samples: int) -> Iterator[Figure]:

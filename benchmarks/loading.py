@@ -1,15 +1,19 @@
-"""mdsmix.load compared with a bare StreamingDataset and torch's DataLoader, in one process, epoch
-by epoch in turn.
+"""mdsmix.load compared with bare loaders and with litData, epoch by epoch in turn.
 
-There are three bare loaders:
+There are three bare loaders, each a StreamingDataset in torch's DataLoader, in one process with
+mdsmix:
 
 - `samples` makes no batches and returns the decoded samples;
 - `script` is as short as scripts that people write: it makes the tensors of mdsmix's batches and
   checks nothing;
-- `same` is StreamingDataset with mdsmix's own rows and collation; the difference is the wrapper.
+- `same` makes mdsmix's rows one by one and collates them by mdsmix's collator.
 
 Each reads its own copy of the streams, which is in the page cache. The epoch before the first round
 warms up. Its batches must be equal in `script`, `same` and mdsmix.
+
+litData (`.venv-bench`, without workers) reads full rows in a process of its own, whatever the
+layout: its batches have int64 ids, labels and mask, as those of mdsmix. For each layout the rows
+that a CPU second gives are divided by litData's rate for full rows.
 
     .venv/bin/python -m benchmarks.loading [--rounds 5] [--workers 0 2] [--only pairs] [--json FILE]
 """
@@ -21,9 +25,11 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +39,7 @@ import torch
 from streaming import MDSWriter, StreamingDataset
 from torch.utils.data import DataLoader
 
+from benchmarks.contenders import HERE
 from benchmarks.measure import descendants
 from mdsmix.load import MixLoader, TokenIds, build_loader
 from mdsmix.load.training_rows import make_training_row
@@ -41,24 +48,71 @@ LENGTH = 2048
 BATCH = 8
 EOS, PAD, IGNORED = 0, 1, -100
 PAIR = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
+PACKED = {
+    "input_ids": "ndarray:uint16",
+    "starts": "ndarray:int32",
+    "loss_mask": "ndarray:uint8",
+}
 Sample = Mapping[str, Any]
 Rows = Iterator[dict[str, Any]]
+LITDATA = "litdata"
+MOST_SECONDS = 300
+"litData makes its stream in 15 s, and reads an epoch in less than 1 s."
 
 
 def main() -> None:
     arguments = _arguments()
     print(f"load {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores")
-    costs: dict[str, float] = {}
-    for workers in arguments.workers:
-        print(f"\n{workers} workers: samples/s, and mdsmix's share of them (of the CPU seconds)")
-        for name, (loader, columns, rows) in LAYOUTS.items():
-            if name in (arguments.only or LAYOUTS):
-                with tempfile.TemporaryDirectory() as folder:
-                    _write(Path(folder), columns, rows(arguments.samples))
-                    loaders = _loaders(Path(folder), loader, workers)
-                    costs[f"{name}, {workers} workers"] = _compare(name, loaders, arguments.rounds)
+    rates: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder, _litdata(Path(folder), arguments) as litdata:
+        for workers in arguments.workers:
+            print(f"\n{workers} workers: rows/s; rows per CPU second, and mdsmix's share of them")
+            for name, (loader, columns, rows) in LAYOUTS.items():
+                if name in (arguments.only or LAYOUTS):
+                    streams = Path(folder, f"{name}, {workers}")
+                    _write(streams, columns, rows(arguments.samples))
+                    loaders = _loaders(streams, loader, workers) | litdata
+                    rates[f"{name}, {workers} workers"] = _compare(name, loaders, arguments.rounds)
+                    del loaders
+                    shutil.rmtree(streams)
     if arguments.json:
-        arguments.json.write_text(json.dumps(costs))
+        arguments.json.write_text(json.dumps(rates))
+
+
+@contextmanager
+def _litdata(folder: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Give a `with` block a function that reads an epoch of full rows by litData and returns its
+    wall and CPU seconds, under the key LITDATA. With `--without-litdata` the mapping is empty.
+    """
+    if arguments.without_litdata:
+        yield {}
+        return
+    python = HERE.parent / ".venv-bench" / "bin" / "python"
+    sizes = (arguments.samples, LENGTH, BATCH)
+    command = [python, HERE / "others" / "run_litdata_rows.py", folder / LITDATA, *map(str, sizes)]
+    with (folder / "litdata.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    questions = process.stdin
+    answers = process.stdout
+
+    def read_epoch() -> tuple[float, float]:
+        questions.write("epoch\n")
+        questions.flush()
+        answer = answers.readline()
+        if not answer:
+            raise SystemExit(f"litData failed: {(folder / 'litdata.log').read_text()[-2000:]}")
+        wall, cpu = json.loads(answer)
+        return wall, cpu
+
+    try:
+        yield {LITDATA: read_epoch}
+    finally:
+        questions.close()
+        process.wait(MOST_SECONDS)
 
 
 def _random(count: int, low: int, high: int) -> Iterator[np.ndarray[Any, Any]]:
@@ -86,6 +140,18 @@ def _turns(count: int) -> Rows:
         yield {"turns": [{"input_ids": prompt, "labels": answer} for prompt, answer in pairs]}
 
 
+def _packed(count: int) -> Rows:
+    """Yield full rows of 8 documents each. Two thirds of a document's tokens are trained."""
+    draw = np.random.default_rng(8)
+    for row in _random(count, LENGTH, LENGTH):
+        starts = np.sort(draw.choice(np.arange(1, LENGTH), 7, replace=False))
+        starts = np.concatenate([[0], starts]).astype(np.int32)
+        positions = np.arange(LENGTH) - np.repeat(starts, np.diff(np.append(starts, LENGTH)))
+        lengths = np.repeat(np.diff(np.append(starts, LENGTH)), np.diff(np.append(starts, LENGTH)))
+        is_trained = positions >= lengths // 3
+        yield {"input_ids": row, "starts": starts, "loss_mask": is_trained.astype(np.uint8)}
+
+
 FULL = {"input_ids": "ndarray:uint16:1", "labels": f"ndarray:uint16:{LENGTH - 1}"}
 LAYOUTS: dict[str, tuple[str, dict[str, str], Callable[[int], Rows]]] = {
     "rows": ("text", {"tokens": f"ndarray:uint16:{LENGTH}"}, partial(_tokens, LENGTH, LENGTH)),
@@ -93,6 +159,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, str], Callable[[int], Rows]]] = {
     "documents": ("text", {"tokens": "ndarray:uint16"}, partial(_tokens, 40, 1000)),
     "documents, finetuning": ("finetuning", PAIR, partial(_columns, 40, 1000, 1000)),
     "pairs": ("finetuning", PAIR, partial(_columns, 20, 200, 2)),
+    "packed rows": ("mdsmix", PACKED, _packed),
     "conversations": ("finetuning", {"turns": "json"}, _turns),
 }
 "Name -> loader, columns, samples. Every row ends with EOS, so no loader has to add one."
@@ -111,7 +178,7 @@ def _loaders(folder: Path, name: str, workers: int) -> dict[str, Any]:
     workings["persistent_workers"] = workers > 0
     return {
         "samples": _bare(folder / "samples", list, workings),
-        "script": _bare(folder / "script", partial(_batch, name == "finetuning"), workings),
+        "script": _bare(folder / "script", partial(_batch, name != "text"), workings),
         "same": _same(folder, name, workings),
         "mdsmix": _ours(folder / "mdsmix", name, workings),
     }
@@ -124,7 +191,7 @@ def _bare(folder: Path, collate: Callable[[Any], Any], workings: dict[str, Any])
 
 def _ours(folder: Path, name: str, workings: dict[str, Any]) -> MixLoader:
     dataset: dict[str, Any] = {"streams": {"s": {"local": str(folder)}}, "max_seq_len": LENGTH}
-    dataset |= {"shuffle": True} | ({} if name == "text" else {"decoder_only_format": True})
+    dataset |= {"shuffle": True} | ({"decoder_only_format": True} if name == "finetuning" else {})
     config = {"train_loader": {"name": name, "dataset": dataset, **workings}}
     return build_loader(config, BATCH, ids=TokenIds(eos=EOS, pad=PAD))
 
@@ -141,19 +208,30 @@ def _collated(collate: Any, samples: Sequence[Sample]) -> Any:
     return collate([make_training_row(sample, collate.rules) for sample in samples])
 
 
-def _batch(is_finetuning: bool, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+def _batch(has_sequence_id: bool, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
     """Return the batch that mdsmix gives for these samples, without any checks."""
     ids = np.full((len(samples), LENGTH), PAD, np.int64)
     labels = np.full((len(samples), LENGTH), IGNORED, np.int64)
     mask = np.zeros((len(samples), LENGTH), np.int64)
+    documents = np.full((len(samples), LENGTH), -1, np.int64)
     for i, sample in enumerate(samples):
+        if "starts" in sample:
+            row = sample["input_ids"].astype(np.int64)
+            edges = np.append(sample["starts"], len(row))
+            ids[i, : len(row)] = row
+            labels[i, : len(row)] = np.where(sample["loss_mask"], row, IGNORED)
+            labels[i, edges[:-1]] = IGNORED
+            mask[i, : len(row)] = 1
+            documents[i, : len(row)] = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+            continue
         row, begin = _row(sample)
+        documents[i, : len(row)] = 0
         ids[i, : len(row)] = row
         labels[i, begin : len(row)] = row[begin:]
         mask[i, : len(row)] = 1
     batch = {"input_ids": ids, "labels": labels, "attention_mask": mask}
-    if is_finetuning:
-        batch["sequence_id"] = mask - 1
+    if has_sequence_id:
+        batch["sequence_id"] = documents
     return {key: torch.from_numpy(value) for key, value in batch.items()}
 
 
@@ -170,38 +248,34 @@ def _row(sample: Sample) -> tuple[Any, int]:
     return np.concatenate([sample["input_ids"], sample["labels"]]), len(sample["input_ids"])
 
 
-def _compare(name: str, loaders: Mapping[str, Any], rounds: int) -> float:
-    """Print a line. Return the CPU seconds divided by those of a bare StreamingDataset with the
-    same collation.
-    """
+def _compare(name: str, loaders: Mapping[str, Any], rounds: int) -> dict[str, float]:
+    """Print a line. Return the rows that each loader gives per CPU second."""
     _warm_up_and_compare(loaders)
     runs: dict[str, list[tuple[float, float]]] = {key: [] for key in loaders}
     for _ in range(rounds):
         for key, loader in loaders.items():
-            runs[key].append(_epoch(loader))
+            runs[key].append(loader() if key == LITDATA else _epoch(loader))
     size = len(loaders["mdsmix"].dataset)
-    speeds = {key: size / statistics.median(wall for wall, _ in runs[key]) for key in runs}
-    shares = []
-    for key in ("samples", "script", "same"):
-        cpu_share = _cpu(runs[key]) / _cpu(runs["mdsmix"])
-        shares.append(f"{speeds['mdsmix'] / speeds[key]:.2f} ({cpu_share:.2f}) of {key}")
-    summary = ", ".join(f"{key} {speed:,.0f}" for key, speed in speeds.items())
-    print(f"  {name:<22} {summary}: {'; '.join(shares)}", flush=True)
-    return _cpu(runs["mdsmix"]) / _cpu(runs["same"])
+    speed = size / statistics.median(wall for wall, _ in runs["mdsmix"])
+    rates = {key: size / statistics.median(cpu for _, cpu in runs[key]) for key in runs}
+    summary = ", ".join(f"{key} {rate:,.0f}" for key, rate in rates.items())
+    shares = ", ".join(
+        f"{rates['mdsmix'] / rate:.2f} of {key}" for key, rate in rates.items() if key != "mdsmix"
+    )
+    print(f"  {name:<22} {speed:,.0f}; {summary}: {shares}", flush=True)
+    return rates
 
 
 def _warm_up_and_compare(loaders: Mapping[str, Any]) -> None:
     """Run an epoch of each loader, and compare the batches of those that make some."""
     for _ in loaders["samples"]:
         pass
+    if LITDATA in loaders:
+        loaders[LITDATA]()
     for ours, *theirs in zip(*(loaders[k] for k in ("mdsmix", "script", "same")), strict=True):
         for batch in theirs:
             if ours.keys() != batch.keys() or not all(ours[k].equal(batch[k]) for k in ours):
                 raise SystemExit("mdsmix and the bare loaders give different batches")
-
-
-def _cpu(runs: Sequence[tuple[float, float]]) -> float:
-    return statistics.median(cpu for _, cpu in runs)
 
 
 def _epoch(loader: Any) -> tuple[float, float]:
@@ -230,9 +304,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="timed epochs of each loader")
     parser.add_argument("--samples", type=int, default=8000, help="samples of each stream")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
-    parser.add_argument(
-        "--json", type=Path, help="write mdsmix's CPU seconds divided by those of `same`"
-    )
+    parser.add_argument("--json", type=Path, help="write the rows per CPU second of each loader")
+    parser.add_argument("--without-litdata", action="store_true", help="compare without litData")
     parser.add_argument("--only", nargs="+", metavar="LAYOUT", choices=list(LAYOUTS))
     return parser.parse_args()
 
