@@ -89,7 +89,8 @@ def _litdata(folder: Path, arguments: argparse.Namespace) -> Iterator[dict[str, 
         return
     python = HERE.parent / ".venv-bench" / "bin" / "python"
     sizes = (arguments.samples, LENGTH, BATCH)
-    command = [python, HERE / "others" / "run_litdata_rows.py", folder / LITDATA, *map(str, sizes)]
+    script = HERE / "others" / "run_litdata_rows.py"
+    command = [str(word) for word in (python, script, folder / LITDATA, *sizes)]
     with (folder / "litdata.log").open("wb") as log:
         process = subprocess.Popen(
             command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log

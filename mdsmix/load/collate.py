@@ -15,7 +15,15 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from mdsmix.load.training_rows import RowRules, Tokens, TrainingRow, make_position_ids
+from mdsmix.load.direct_batch import read_id_rows, write_batch
+from mdsmix.load.stored_rows import StoredRow
+from mdsmix.load.training_rows import (
+    RowRules,
+    Tokens,
+    TrainingRow,
+    make_named_row,
+    make_position_ids,
+)
 from mdsmix.load.vision import Vision
 from mdsmix.shards.token_ids import IGNORED_LABEL
 
@@ -174,11 +182,17 @@ class Collate:
         """Make a batch of these rows. Torch's DataLoader calls this.
 
         Args:
-            rows: a list of TrainingRow. If a kind of stream has a loader of its own: a list of the
-                values that its `ExtraLoader.row` returned.
+            rows: a list of TrainingRow, or of StoredRow if the dataset gives these. If a kind of
+                stream has a loader of its own: a list of the values that its `ExtraLoader.row`
+                returned.
         """
         if self.other_batch:
             return self._make_other_batch(rows)
+        if isinstance(rows[0], StoredRow):
+            direct_batch = self._write_directly(rows)
+            if direct_batch:
+                return direct_batch
+            rows = [self._make_row(row) for row in rows]
         if self.packer:
             packed = self.packer.pack(rows)
             packed_rows = [join_rows(rows_of_bin) for rows_of_bin in packed]
@@ -197,14 +211,11 @@ class Collate:
         # batch is not trimmed, so that it shows how much memory the run needs.
         inputs = [row.input_ids for row in rows]
         labels = [row.labels for row in rows]
-        full_width = self.rules.max_seq_len
-        if self.pad_to_longest:
-            full_width = max(map(len, (*inputs, *labels)))
-        input_width = full_width
-        label_width = full_width
-        if self.allow_pad_trimming and self.has_seen_a_batch:
-            input_width = min(full_width, _round_up_to_eight(max(map(len, inputs))))
-            label_width = min(full_width, _round_up_to_eight(max(map(len, labels))))
+        longest_input = max(map(len, inputs))
+        longest_label = max(map(len, labels))
+        longest = max(longest_input, longest_label)
+        input_width = self._choose_width(longest_input, longest)
+        label_width = self._choose_width(longest_label, longest)
         self.has_seen_a_batch = True
 
         # An encoder-decoder has its own batch. Otherwise add the pixels, or a blank image.
@@ -215,6 +226,51 @@ class Collate:
         if self.vision and self.vision.with_dummy and not pixels:
             return self.with_dummy_image(batch)
         return batch | pixels
+
+    def _choose_width(self, longest: int, longest_of_all: int) -> int:
+        """Return the width of a tensor.
+
+        Args:
+            longest: tokens of its longest row.
+            longest_of_all: tokens of the longest row of the batch; an encoder-decoder has two
+                tensors, of inputs and of labels.
+        """
+        width = longest_of_all if self.pad_to_longest else self.rules.max_seq_len
+        # The first batch is not trimmed, so that it shows how much memory the run needs.
+        if self.allow_pad_trimming and self.has_seen_a_batch:
+            width = min(width, _round_up_to_eight(longest))
+        return width
+
+    def _make_row(self, stored: StoredRow) -> TrainingRow:
+        """Return the row of a sample. Raises MixRefused or Unreachable with the name of the row."""
+        row = make_named_row(stored, self.rules)
+        return row._replace(stream=stored.source.stream_number)
+
+    def _write_directly(self, stored: Sequence[StoredRow]) -> Batch | None:
+        """Make a batch from the bytes of its samples. Return None if one of them needs more than
+        `read_id_rows` does.
+        """
+        rows = read_id_rows(stored, self.rules)
+        if rows is None:
+            return None
+        width = self._choose_width(rows.longest, rows.longest)
+        has_documents = self.with_sequence_id or self.with_position_ids
+        arrays = write_batch(rows, self.rules, width, has_documents)
+        if arrays is None:
+            return None
+        self.has_seen_a_batch = True
+        batch = {
+            "input_ids": arrays.input_ids,
+            "labels": arrays.labels,
+            "attention_mask": arrays.attention_mask,
+        }
+        if self.with_position_ids:
+            batch["position_ids"] = make_position_ids(arrays.documents) * arrays.attention_mask
+        if self.with_sequence_id:
+            batch["sequence_id"] = arrays.documents
+        if self.streams:
+            batch[STREAM_ID] = np.array([row.source.stream_number for row in stored], np.int64)
+        return {key: torch.from_numpy(values) for key, values in batch.items()}
 
     def _number_streams_of_tokens(self, packed: Sequence[Sequence[TrainingRow]]) -> Batch:
         """Return the two keys that say from which streams packed rows are. STREAM_ID: int64 [rows,

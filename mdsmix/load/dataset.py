@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from types import FrameType
 from typing import Any
@@ -37,8 +37,14 @@ from mdsmix.foundry_yaml.lock import (
     parse_lock,
 )
 from mdsmix.load import training_rows
-from mdsmix.load.internals import ShardKeeper, drop_connection, state_without_connection
-from mdsmix.load.training_rows import RowRules, make_training_row
+from mdsmix.load.internals import (
+    SampleBlock,
+    ShardKeeper,
+    drop_connection,
+    state_without_connection,
+)
+from mdsmix.load.stored_rows import StoredRow
+from mdsmix.load.training_rows import RowRules, make_named_row
 from mdsmix.messages import flatten_error, plural
 from mdsmix.shards.shard_samples import Sample
 
@@ -266,6 +272,18 @@ class CheckedStream(Stream):  # type: ignore[misc]
             "stream again."
         )
 
+    def fail_at(self, shard: Reader, position: int, error: Exception) -> Unreachable:
+        """Return the error that the training loop gets for a row that cannot be read or decoded.
+
+        Args:
+            position: the number of the row in the shard.
+        """
+        return self.failure(shard, f"row {position}: {describe_error(error)}")
+
+    def describe_row(self, shard: Reader, position: int) -> str:
+        """Return the name of a row, for messages: its stream, its shard and its number there."""
+        return f"Stream {self.name}, shard {shard.file_pairs[0][0].basename}, row {position}"
+
 
 def _list_files(shards: Sequence[Reader]) -> list[FileInfo]:
     """List the files of shards, decompressed and compressed."""
@@ -313,6 +331,10 @@ class MixDataset(ShardKeeper):
     """
     numbers_streams = False
     "Whether each row has the number of its stream."
+    gives_stored_rows = False
+    """Whether a pass yields StoredRows, which the collator turns into a batch at once, and not
+    TrainingRows.
+    """
     is_epoch_set = False
     """Whether set_epoch was called. Trainers call it before they read an epoch, except Trainer of
     transformers 5.
@@ -359,7 +381,7 @@ class MixDataset(ShardKeeper):
             has_trainer = self.came_from_trainer or _has_trainer_five()
             if not self.is_epoch_set and has_trainer and _is_skipped_by_trainer():
                 raise RecipeError(EPOCH_UNKNOWN)
-        rows: Iterator[Any] = super().__iter__()
+        rows: Iterator[Any] = chain.from_iterable(super().__iter__())
         return rows
 
     @cached_property
@@ -573,31 +595,27 @@ class MixDataset(ShardKeeper):
         not fit the settings; both name the shard.
 
         Args:
-            retry: how many times Streaming fetches a shard that is evicted before it is read.
+            retry: how many times the shard is fetched if it is evicted before it is read.
         """
         shard_id, position = self.spanner[sample_id]
-        stream = self.streams[self.stream_per_shard[shard_id]]
-        shard = self.shards[shard_id]
-        try:
-            if shard_id not in self.ready:
-                # Wait for a worker that has fetched the shard and not yet checked it.
-                self.prepare_shard(shard_id)
-            sample = super().get_item(sample_id, retry)
-            if self.other_row:
-                return self.other_row(sample, self.rules.max_seq_len)
-            row = make_training_row(sample, self.rules)
-            if self.numbers_streams:
-                row = row._replace(stream=int(self.stream_per_shard[shard_id]))
-            if row.pictures:  # they are decoded later
-                row.pictures.where = _describe_place(stream, shard, position)
-            return row
-        except Unreachable:
-            raise
-        except MixRefused as refusal:
-            row_name = _describe_place(stream, shard, position)
-            raise MixRefused(f"{row_name}: {refusal}") from refusal
-        except Exception as error:
-            raise stream.failure(shard, f"row {position}: {describe_error(error)}") from error
+        return self._make_row(self.read_sample(int(shard_id), position, retry))
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return the row of a sample, a list of rows for a list or slice, or an iterator over the
+        rows of a SampleBlock, which Streaming asks for during a pass.
+        """
+        if not isinstance(at, SampleBlock):
+            return super().__getitem__(at)
+        rows = self.read_block(at)
+        return rows if self.gives_stored_rows else map(self._make_row, rows)
+
+    def _make_row(self, stored: StoredRow) -> Any:
+        """Return the row of a sample. Raises the errors of `get_item`."""
+        if self.other_row:
+            make_row = self.other_row
+            return stored.decode(lambda sample: make_row(sample, self.rules.max_seq_len))
+        row = make_named_row(stored, self.rules)
+        return row._replace(stream=stored.source.stream_number) if self.numbers_streams else row
 
 
 def _describe_shard(shard: Reader) -> LockedShard:
@@ -607,7 +625,3 @@ def _describe_shard(shard: Reader) -> LockedShard:
     raw, compressed = shard.file_pairs[0]
     hashes = raw.hashes or (compressed.hashes if compressed else {})
     return LockedShard(len(shard), raw.basename, raw.bytes, hashes)
-
-
-def _describe_place(stream: CheckedStream, shard: Reader, position: int) -> str:
-    return f"Stream {stream.name}, shard {shard.file_pairs[0][0].basename}, row {position}"

@@ -9,6 +9,9 @@ without workers an epoch ends early, with workers it hangs |
 epoch is a file lock (`benchmarks/loading.py`) |
 | `generate_work` as `StreamingDataset` calls it | 26 s of CPU and 6 GB at each start with 100 M
 samples |
+| `_prepare_thread`, `_ready_thread` and `_each_sample_id`, which do as Streaming's do for many
+samples at once, and in blocks | both threads look at each sample by itself, and the shard's file is
+opened for each (`benchmarks/loading.py`) |
 | the connection of a stream that fetched its index | forked workers share it: two took 31 s for 24
 rows from a MinIO, 1 s with a client each |
 | locks, threads and connections of a dataset that was read in this process | it cannot be pickled
@@ -22,10 +25,13 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import os
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from importlib.metadata import version
-from time import time_ns
-from typing import Any
+from time import sleep, time_ns
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,12 +40,15 @@ from numpy.typing import NDArray
 from streaming import Stream, StreamingDataset
 from streaming.base import dataset as streaming_dataset
 from streaming.base.batching import generate_work
-from streaming.base.dataset import _ShardState
+from streaming.base.constant import TICK
+from streaming.base.dataset import _Iterator, _ShardState
 from streaming.base.storage.download import CloudDownloader
 from streaming.base.world import World
 
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
+from mdsmix.load.open_shards import OpenShard, OpenShards
+from mdsmix.load.stored_rows import ShardSource, StoredRow, find_id_columns_of
 
 log = logging.getLogger(__name__)
 Ids = NDArray[np.int64]
@@ -63,10 +72,25 @@ ORDER_ATTRIBUTES = (
     "shuffle_block_size",
 )
 "Attributes of a StreamingDataset that its batching methods read, in addition to the streams."
-PROCESS_ATTRIBUTES = ("_iterator", "_executor", "_event", "_cache_filelock")
-"""Attributes of a StreamingDataset that it sets when it is first read: threads, and locks for them.
-Each worker must make its own.
+PROCESS_ATTRIBUTES = ("_iterator", "_executor", "_event", "_cache_filelock", "open_shards")
+"""Attributes of a dataset that are set when it is first read: threads, locks for them, and open
+files. Each worker must make its own.
 """
+MOST_AHEAD = 256
+"The most samples whose shards are looked up in one step, which takes 20 us."
+NO_SAMPLE = -1
+"Streaming's mark of a position in an epoch that no sample fills."
+NO_SHARD = -1
+"The shard of NO_SAMPLE."
+
+
+class SampleBlock(NamedTuple):
+    """The places of samples that follow each other in a pass."""
+
+    shards: list[int]
+    "The number of each sample's shard."
+    positions: list[int]
+    "The number of each sample in its shard."
 
 
 class ShardKeeper(StreamingDataset):  # type: ignore[misc]
@@ -86,13 +110,27 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         is_present = torch.from_numpy(self._shard_states.numpy() == _ShardState.LOCAL)
         self.unchecked = is_present.share_memory_()  # type: ignore[no-untyped-call]
         "bool [shards]: whether the shard was present before this run and is not checked yet."
-        self.ready: set[int] = set()
-        "Shards that this process has seen checked and decompressed."
+        self.ready = np.zeros(len(self.shards), bool)
+        "bool [shards]: whether this process has seen the shard checked and decompressed."
+
+    @cached_property
+    def open_shards(self) -> OpenShards:
+        """The shards of the current pass whose files this process has open."""
+        return OpenShards()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield what `__getitem__` returns for each SampleBlock of the next epoch."""
+        # Made here, before the background threads use it.
+        open_shards = self.open_shards
+        try:
+            yield from super().__iter__()
+        finally:
+            open_shards.close_all()
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Make a shard ready. Only Streaming's background threads call it without blocking."""
         is_present = self._shard_states[shard_id] == _ShardState.LOCAL
-        if not blocking and is_present and shard_id in self.ready:
+        if not blocking and is_present and self.ready[shard_id]:
             # Count the shard as used, as Streaming does under its lock.
             self._shard_access_times[shard_id] = time_ns()
             return
@@ -113,7 +151,185 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
                 raise
         else:
             if self._shard_states[shard_id] == _ShardState.LOCAL:
-                self.ready.add(shard_id)
+                self.ready[shard_id] = True
+
+    def _evict_shard(self, shard_id: int) -> None:
+        """Delete the files of a shard. Streaming calls this under its lock."""
+        self.open_shards.close(shard_id)
+        super()._evict_shard(shard_id)
+
+    def _find_shards(self, ids: Ids) -> Ids:
+        """Return the number of each sample's shard."""
+        # The last shard that begins at the sample or before it. NO_SAMPLE gets NO_SHARD.
+        shards: Ids = np.searchsorted(self.sample_offset_per_shard, ids, "right") - 1
+        return shards
+
+    def _are_ready(self, shards: Ids) -> NDArray[np.bool_]:
+        """Return whether each shard is present, and this process has seen it checked."""
+        is_present = self._shard_states.numpy()[shards] == _ShardState.LOCAL
+        are_ready: NDArray[np.bool_] = is_present & self.ready[shards]
+        return are_ready
+
+    def _mark_used(self, shards: Ids) -> None:
+        """Count shards as used now, in this order; the one used longest ago is evicted first."""
+        self._shard_access_times.numpy()[shards] = time_ns() + np.arange(len(shards))
+
+    def _find_window(self, it: _Iterator, index: int) -> Ids:
+        """Return the samples that a thread may look at next: those from `index` on, or from the one
+        that is read next, up to `predownload` after that.
+        """
+        end = it.total
+        if self.predownload is not None:
+            end = min(end, it.yield_index + self.predownload + 1)
+        ids: Ids = it.sample_ids[index : min(end, index + MOST_AHEAD)]
+        return ids
+
+    def _prepare_thread(self, it: _Iterator) -> None:
+        """Prepare the shards of the samples that are read next. Streaming runs this in a background
+        thread.
+        """
+        while not it.should_exit() and not self._event.is_set():
+            self.open_shards.close_replaced()
+            # The loop over the samples overtakes this thread if their shards are ready.
+            it.prepare_index = max(it.prepare_index, it.yield_index)
+            if it.total in (it.prepare_index, it.ready_index):
+                it.prepare_index = it.total
+                break
+            ids = self._find_window(it, it.prepare_index)
+            if not len(ids):
+                sleep(TICK)
+                continue
+            # Mark the shards of the samples up to the first whose shard is not ready.
+            shards = self._find_shards(ids)
+            is_sample = ids != NO_SAMPLE
+            unready = np.flatnonzero(is_sample & ~self._are_ready(shards))
+            count = int(unready[0]) if len(unready) else len(ids)
+            self._mark_used(shards[:count][is_sample[:count]])
+            if len(unready):
+                self.prepare_shard(int(shards[count]), False)
+                count += 1
+            it.prepare_index += count
+        it.on_exit()
+
+    def _ready_thread(self, it: _Iterator) -> None:
+        """Find the samples whose shards are present. Streaming runs this in a background thread."""
+        while not it.should_exit() and not self._event.is_set():
+            it.ready_index = max(it.ready_index, it.yield_index)
+            if it.ready_index == it.total:
+                break
+            ids = self._find_window(it, it.ready_index)
+            shards = self._find_shards(ids)
+            states = self._shard_states.numpy()[shards]
+            absent = np.flatnonzero((ids != NO_SAMPLE) & (states != _ShardState.LOCAL))
+            count = int(absent[0]) if len(absent) else len(ids)
+            it.ready_index += count
+            # A shard that was prepared may have been evicted since then: fetch it again.
+            if len(absent) and states[count] == _ShardState.REMOTE:
+                self.prepare_shard(int(shards[count]), False)
+            elif count < MOST_AHEAD:
+                sleep(TICK)
+        it.on_exit()
+
+    def _each_sample_id(self, it: _Iterator) -> Iterator[SampleBlock]:
+        """Yield the samples of a pass in blocks of at most a batch, each when its shards are ready.
+
+        Streaming passes each block to `__getitem__`.
+        """
+        size = int(self.batch_size or 1)
+        places = SampleBlock([], [])
+        begin = 0  # of the next block in `places`
+        while not it.should_exit() and not self._event.is_set() and it.yield_index < it.total:
+            if begin == len(places.shards):
+                places = self._locate(it.sample_ids[it.yield_index :][: max(size, MOST_AHEAD)])
+                begin = 0
+            end = begin + size
+            if not self._are_readable(places.shards[begin:end]):
+                end = begin + min(size, it.ready_index - it.yield_index)
+                if end <= begin:
+                    sleep(TICK)
+                    continue
+            block = SampleBlock(places.shards[begin:end], places.positions[begin:end])
+            count = len(block.shards)
+            if NO_SHARD in block.shards:
+                block = _leave_gaps_out(block)
+            yield block
+            # After the block was read, so that no shard that it needs is evicted before.
+            begin += count
+            it.yield_index += count
+        it.on_exit()
+
+    def _locate(self, ids: Ids) -> SampleBlock:
+        """Return the places of samples; the shard of NO_SAMPLE is NO_SHARD."""
+        shards = self._find_shards(ids)
+        positions = ids - self.sample_offset_per_shard[shards]
+        return SampleBlock(shards.tolist(), positions.tolist())
+
+    def _are_readable(self, shards: list[int]) -> bool:
+        """Return whether samples of these shards can be read without waiting for a thread, which
+        looks only every 7 ms.
+        """
+        unopened = set(shards).difference(self.open_shards.files, (NO_SHARD,))
+        return not unopened or bool(self._are_ready(np.array([*unopened])).all())
+
+    def read_block(self, block: SampleBlock) -> Iterator[StoredRow]:
+        """Yield the samples of a block. Raises the errors of `read_sample`."""
+        for shard_id, position in zip(block.shards, block.positions, strict=True):
+            # In a function of its own, since this one would keep the file open while it waits.
+            yield self._read_kept_open(shard_id, position)
+        if self.cache_limit:
+            self._mark_used(np.array(block.shards, np.int64))
+
+    def _read_kept_open(self, shard_id: int, position: int) -> StoredRow:
+        """Read a sample of a shard whose file stays open. Raises the errors of `read_sample`."""
+        file = self.open_shards.files.get(shard_id)
+        if file is None:
+            return self.read_sample(shard_id, position, is_kept_open=True)
+        try:
+            return file.read(position)
+        except Exception as error:
+            source = file.source
+            raise source.stream.fail_at(source.shard, position, error) from error
+
+    def read_sample(
+        self, shard_id: int, position: int, retry: int = 7, is_kept_open: bool = False
+    ) -> StoredRow:
+        """Read a sample of a shard that is not open. Raises Unreachable if the shard is lost or
+        damaged.
+
+        Args:
+            position: the number of the sample in the shard.
+            retry: how many times the shard is fetched if it is evicted before it is read.
+            is_kept_open: whether the shard's file stays open.
+        """
+        stream_number = int(self.stream_per_shard[shard_id])
+        stream = self.streams[stream_number]
+        shard = self.shards[shard_id]
+        source = ShardSource(
+            stream=stream,
+            shard=shard,
+            path=os.path.join(stream.local, stream.split, shard.file_pairs[0][0].basename),
+            stream_number=stream_number,
+            columns=find_id_columns_of(shard),
+        )
+        try:
+            if not self.ready[shard_id]:
+                # Wait for a worker that has fetched the shard and not yet checked it.
+                self.prepare_shard(shard_id)
+            for attempt in range(1 + retry):
+                try:
+                    if is_kept_open:
+                        return self.open_shards.open(shard_id, source).read(position)
+                    return OpenShard(source).read(position)
+                except FileNotFoundError:
+                    # It was evicted, and may be evicted again before it is opened.
+                    if attempt == retry:
+                        raise
+                    self.prepare_shard(shard_id)
+        except Unreachable:
+            raise
+        except Exception as error:
+            raise stream.fail_at(shard, position, error) from error
+        raise AssertionError("the last attempt returns or raises")
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for a worker that is not forked from this process."""
@@ -141,6 +357,13 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         if hasattr(self, "_iterator"):
             self._iterator.exit()
             self._executor.shutdown()
+
+
+def _leave_gaps_out(block: SampleBlock) -> SampleBlock:
+    """Return the places of a block that samples fill."""
+    places = zip(block.shards, block.positions, strict=True)
+    filled = [place for place in places if place[0] != NO_SHARD]
+    return SampleBlock([shard for shard, _ in filled], [position for _, position in filled])
 
 
 def draw_order(method: str, dataset: StreamingDataset, world: World, epoch: int, start: int) -> Ids:

@@ -320,6 +320,10 @@ def open_loader(
     # Attention must not cross the documents of a packed row, under any loader's name.
     collate.with_sequence_id |= dataset.has_columns(PACKED_COLUMNS)
 
+    dataset.gives_stored_rows = (
+        rules.decoder_only_format and not bins and vision is None and extra_loader is None
+    )
+
     # Without workers torch refuses the two keys about workers, which LLM-Foundry passes on.
     torch_keys = {key: keys[key] for key in LOADER_DEFAULTS}
     torch_keys["pin_memory"] &= torch.cuda.is_available()

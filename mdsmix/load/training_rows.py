@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.labels import Targets
 from mdsmix.errors import MixRefused
+from mdsmix.load.stored_rows import StoredRow
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import (
     IGNORED_LABEL,
@@ -146,6 +147,18 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
     return cut_row(row, rules)
 
 
+def make_named_row(stored: StoredRow, rules: RowRules) -> TrainingRow:
+    """Turn a stored sample into a row to train on.
+
+    Raises MixRefused if the sample does not fit the rules, Unreachable if it does not decode. Both
+    name stream, shard and row.
+    """
+    row = stored.decode(lambda sample: make_training_row(sample, rules))
+    if row.pictures:  # they are decoded later
+        row.pictures.where = stored.name
+    return row
+
+
 def _add_pictures(row: TrainingRow, sample: Sample, rules: RowRules) -> TrainingRow:
     """Add the images of a sample to its row, which is cut later, with their tokens."""
     spots = np.flatnonzero(row.input_ids == rules.image)
@@ -225,14 +238,21 @@ def _make_plain_row(tokens: Tokens, rules: RowRules) -> TrainingRow:
         if is_pad.any():
             labels = np.where(is_pad, IGNORED_LABEL, tokens)
     if rules.separator is not None and tokens.size:
-        is_separator = tokens == rules.separator
-        # The number of separators up to each token, itself included.
-        count = is_separator.cumsum()
-        # 5, BOS, 6, BOS, 7 -> 0, 1, 1, 2, 2. The first document is 0 also if BOS begins it.
-        # 5, EOS, 6, EOS, 7 -> 0, 0, 1, 1, 2, since an EOS belongs to the document that it ends.
-        not_counted = count[0] if rules.separator_starts else is_separator
-        documents = count - not_counted
+        documents = number_plain_documents(tokens, rules)
     return TrainingRow(tokens, labels, documents)
+
+
+def number_plain_documents(tokens: Tokens, rules: RowRules) -> Tokens:
+    """Return the number of each token's document, from 0, in a pretraining row with separators. The
+    row has at least one token.
+    """
+    is_separator = tokens == rules.separator
+    # The number of separators up to each token, itself included.
+    count = is_separator.cumsum()
+    # 5, BOS, 6, BOS, 7 -> 0, 1, 1, 2, 2. The first document is 0 also if BOS begins it.
+    # 5, EOS, 6, EOS, 7 -> 0, 0, 1, 1, 2, since an EOS belongs to the document that it ends.
+    not_counted = count[0] if rules.separator_starts else is_separator
+    return np.asarray(count - not_counted)
 
 
 def _end_with_eos(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
@@ -317,12 +337,15 @@ def make_position_ids(sequence_id: NDArray[np.int64]) -> NDArray[np.int64]:
 
     Example: 0, 0, 0, 1, 1 -> 0, 1, 2, 0, 1.
     """
-    columns = np.arange(sequence_id.shape[1])
-    # Whether a token begins a document. No value is -2 (padding is -1), so the first always does.
-    begins = np.diff(sequence_id, prepend=-2) != 0
-    # The column at which each token's document begins: 0, 0, 0, 3, 3 in the example.
-    beginnings = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
-    return np.asarray(columns - beginnings)
+    # Whether a token begins a document; the first of each row does.
+    begins = np.ones(sequence_id.shape, bool)
+    np.not_equal(sequence_id[:, 1:], sequence_id[:, :-1], out=begins[:, 1:])
+    # The batch as one line: where each document begins, and for each token where its own does.
+    # A running maximum of the starts takes 60 us for 8 rows of 2,048, this 25.
+    starts = np.flatnonzero(begins)
+    lengths = np.diff(np.append(starts, sequence_id.size))
+    positions = np.arange(sequence_id.size) - np.repeat(starts, lengths)
+    return positions.reshape(sequence_id.shape)
 
 
 def document_mask(sequence_id: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

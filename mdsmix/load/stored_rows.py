@@ -1,0 +1,192 @@
+"""Samples as their shards contain them, and their columns of token ids.
+
+Most samples have only integers in columns of a fixed dtype. `IdColumns` finds these in the bytes of
+a sample, so that the batch is written from them directly (direct_batch.py). Every other sample is
+decoded by Streaming and becomes a TrainingRow first.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from streaming.base.format import Reader
+
+from mdsmix.errors import MixRefused, Unreachable
+from mdsmix.shards.token_ids import (
+    PACKED_COLUMNS,
+    SIDES,
+    STARTS,
+    find_id_columns,
+    has_images,
+)
+
+Row = TypeVar("Row")
+LOSS_MASK = "loss_mask"
+EXPECTED_DTYPES = {STARTS: np.dtype(np.int32), LOSS_MASK: np.dtype(np.uint8)}
+"The dtypes of the columns of packed rows that are not token ids (mdsmix/shards/README.md)."
+
+
+LENGTH_BYTES = {4: 1, 5: 2, 6: 4}
+"""The first byte of a stored 1-d array -> the number of bytes of its length, which follows. The
+values come after the length.
+"""
+
+
+class StoredColumn(NamedTuple):
+    """A column of a shard."""
+
+    size: int
+    "Bytes of each value; 0 if they vary."
+    itemsize: int
+    "Bytes of each number in its arrays; 0 if it is not read."
+    has_head: bool
+    "Whether each array begins with its length."
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdColumns:
+    """The columns of a shard's samples, if their token ids can be read without decoding the others:
+    1-d arrays of integers of at most 4 bytes.
+    """
+
+    layout: tuple[str, ...]
+    """The columns that are read, in the order in which they are returned: ("tokens",), SIDES, or
+    PACKED_COLUMNS, perhaps with LOSS_MASK.
+    """
+    dtype: np.dtype[Any]
+    "The dtype of the token ids."
+    columns: Sequence[StoredColumn]
+    "All columns, as they are stored."
+    order: Sequence[int] | None
+    """For each column of the layout, its number among those that are read; None if that is the
+    order in which they are stored.
+    """
+
+    @cached_property
+    def sizes(self) -> struct.Struct:
+        """The sizes in front of each sample, of the columns whose values vary in size."""
+        return struct.Struct(f"<{sum(not column.size for column in self.columns)}I")
+
+    def read(self, data: bytes) -> list[bytes] | None:
+        """Return the values of a sample's arrays, one for each column of the layout. Return None if
+        the bytes are not as the columns state, or an array is empty.
+        """
+        position = self.sizes.size
+        if len(data) < position:
+            return None
+        varying = iter(self.sizes.unpack_from(data))
+        arrays = []
+        for column_size, itemsize, has_head in self.columns:
+            begin = position
+            position += column_size or next(varying)
+            if not itemsize:
+                continue
+            if has_head:
+                if begin >= len(data):
+                    return None
+                length_bytes = LENGTH_BYTES.get(data[begin], 0)
+                begin += 1 + length_bytes
+                length = int.from_bytes(data[begin - length_bytes : begin], "little")
+                if not length or begin + length * itemsize != position:
+                    return None
+            arrays.append(data[begin:position])
+        if position != len(data):
+            return None
+        return [arrays[number] for number in self.order] if self.order else arrays
+
+
+def find_id_columns_of(shard: Reader) -> IdColumns | None:
+    """Return the columns of a shard from which batches are written directly. Return None if its
+    samples need more: columns of JSON, bytes or images, ids of 8 bytes.
+    """
+    names = shard.column_names
+    layout = find_id_columns(dict.fromkeys(names))
+    if layout not in (("tokens",), SIDES, PACKED_COLUMNS) or has_images(dict.fromkeys(names)):
+        return None
+    if layout == PACKED_COLUMNS and LOSS_MASK in names:
+        layout = (*layout, LOSS_MASK)
+    columns = list[StoredColumn]()
+    dtypes = dict[str, np.dtype[Any]]()
+    for name, encoding, size in zip(names, shard.column_encodings, shard.column_sizes, strict=True):
+        if name not in layout:
+            columns.append(StoredColumn(size or 0, 0, False))
+            continue
+        # ndarray:DTYPE, with a length in front of each array, or ndarray:DTYPE:LENGTH.
+        kind, *settings = encoding.split(":")
+        has_head = len(settings) == 1
+        has_length = len(settings) == 2 and settings[1].isdecimal()
+        if kind != "ndarray" or not (has_head or has_length):
+            return None
+        dtype = dtypes[name] = np.dtype(settings[0])
+        columns.append(StoredColumn(size or 0, dtype.itemsize, has_head))
+    expected = {name: EXPECTED_DTYPES.get(name, dtypes[layout[0]]) for name in dtypes}
+    dtype = dtypes[layout[0]]
+    if dtypes != expected or dtype.kind not in "iu" or dtype.itemsize > 4:
+        return None
+    stored = [name for name in names if name in layout]
+    order = [stored.index(name) for name in layout]
+    return IdColumns(
+        layout=layout,
+        dtype=dtype,
+        columns=columns,
+        order=None if order == sorted(order) else order,
+    )
+
+
+class RowStream(Protocol):
+    """What rows need of their stream (dataset.CheckedStream)."""
+
+    def describe_row(self, shard: Reader, position: int) -> str:
+        """Return the name of a row, for messages."""
+
+    def fail_at(self, shard: Reader, position: int, error: Exception) -> Unreachable:
+        """Return the error for a row that cannot be read or decoded."""
+
+
+@dataclass(slots=True)
+class ShardSource:
+    """A shard of a loader."""
+
+    stream: RowStream
+    shard: Reader
+    path: str
+    "Its decompressed file."
+    stream_number: int
+    "The number of its stream in the mix."
+    columns: IdColumns | None
+    "The columns from which batches are written directly; None if it has other columns."
+
+
+class StoredRow(NamedTuple):
+    """A sample that was read and not yet decoded."""
+
+    data: bytes
+    source: ShardSource
+    position: int
+    "The number of the sample in its shard."
+
+    @property
+    def name(self) -> str:
+        """Stream, shard and row, for messages."""
+        return self.source.stream.describe_row(self.source.shard, self.position)
+
+    def decode(self, make_row: Callable[[Any], Row]) -> Row:
+        """Decode the sample, and return what `make_row` makes of it.
+
+        Raises MixRefused if the sample does not fit the settings, Unreachable if it does not
+        decode. Both name stream, shard and row.
+        """
+        try:
+            return make_row(self.source.shard.decode_sample(self.data))
+        except Unreachable:
+            raise
+        except MixRefused as refusal:
+            raise MixRefused(f"{self.name}: {refusal}") from refusal
+        except Exception as error:
+            stream = self.source.stream
+            raise stream.fail_at(self.source.shard, self.position, error) from error

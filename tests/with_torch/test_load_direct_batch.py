@@ -1,0 +1,311 @@
+"""Batches that are written from the bytes of samples are those that rows give one by one. The
+oracle is a bare StreamingDataset with the same arguments, whose samples `make_training_row` and the
+collator turn into batches.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from streaming import Stream, StreamingDataset
+from torch.utils.data import DataLoader
+
+from mdsmix.errors import MdsmixError
+from mdsmix.load import MixLoader, TokenIds, build_loader, collate, direct_batch
+from mdsmix.load.stored_rows import find_id_columns_of
+from mdsmix.load.training_rows import make_training_row
+from tests.with_torch.load_streams import EOS, PAD, config, write_stream
+
+pytestmark = pytest.mark.usefixtures("_release_loaders")
+WIDTH = 24
+Batch = dict[str, torch.Tensor]
+Samples = list[dict[str, Any]]
+
+
+def draw_ids(draw: Any, low: int, high: int, dtype: Any) -> Any:
+    """Draw a row of ids, among which are EOS and padding tokens."""
+    return draw.integers(0, 9, draw.integers(low, high, endpoint=True)).astype(dtype)
+
+
+def plain_rows(draw: Any, dtype: Any) -> Samples:
+    """Rows of which some are longer than the batch, and are cut."""
+    return [{"tokens": draw_ids(draw, 1, WIDTH + 3, dtype), "id": f"row {n}"} for n in range(30)]
+
+
+def full_rows(draw: Any, dtype: Any) -> Samples:
+    return [{"tokens": draw_ids(draw, WIDTH, WIDTH, dtype)} for _ in range(30)]
+
+
+def pairs(draw: Any, dtype: Any) -> Samples:
+    samples = []
+    for _ in range(30):
+        response = draw_ids(draw, 1, WIDTH // 2, dtype)
+        response[-1] = EOS
+        samples.append({"input_ids": draw_ids(draw, 1, WIDTH // 2, dtype), "labels": response})
+    return samples
+
+
+def packed_rows(draw: Any, dtype: Any, has_mask: bool = True) -> Samples:
+    samples = []
+    for _ in range(30):
+        ids = draw_ids(draw, 4, WIDTH, dtype)
+        inner = np.flatnonzero(draw.integers(0, 3, len(ids) - 3) == 0) + 1
+        starts = np.array([0, *inner], np.int32)
+        sample = {"input_ids": ids, "starts": starts}
+        if has_mask:
+            sample["loss_mask"] = draw.integers(0, 2, len(ids)).astype(np.uint8)
+            sample["loss_mask"][-1] = 1
+        samples.append(sample)
+    return samples
+
+
+PACKED = {"starts": "ndarray:int32", "loss_mask": "ndarray:uint8"}
+LAYOUTS: dict[str, tuple[Any, Any]] = {
+    "plain": (plain_rows, {"id": "str", "tokens": "ndarray:{}"}),
+    "full": (full_rows, {"tokens": f"ndarray:{{}}:{WIDTH}"}),
+    "pairs": (pairs, {"input_ids": "ndarray:{}", "labels": "ndarray:{}"}),
+    "packed": (packed_rows, {"input_ids": "ndarray:{}", **PACKED}),
+    "all trained": (
+        partial(packed_rows, has_mask=False),
+        {"input_ids": "ndarray:{}", "starts": "ndarray:int32"},
+    ),
+}
+LEFT = TokenIds(eos=EOS, pad=PAD, bos=2, padding_side="left")
+RIGHT = TokenIds(eos=EOS, pad=PAD, bos=2)
+CASES: list[tuple[list[str], str, TokenIds, dict[str, Any]]] = [
+    (["plain"], "text", RIGHT, {}),
+    (["plain", "full"], "text", LEFT, {"eos_token_id": EOS}),
+    (["plain"], "text", RIGHT, {"bos_token_id": 2}),
+    (["plain"], "text", TokenIds(eos=EOS), {}),
+    (["full"], "text", TokenIds(eos=EOS, pad=EOS), {}),
+    (["pairs"], "finetuning", RIGHT, {}),
+    (["pairs"], "finetuning", LEFT, {"target_prompts": "all"}),
+    (["pairs"], "finetuning", RIGHT, {"target_prompts": "length>=5", "pad_to_longest": True}),
+    (["pairs"], "finetuning", LEFT, {"allow_pad_trimming": True}),
+    (["packed"], "mdsmix", RIGHT, {}),
+    (["packed", "all trained"], "mdsmix", LEFT, {}),
+    (["packed", "plain", "pairs", "full"], "mdsmix", RIGHT, {"eos_token_id": EOS}),
+    (["packed", "plain", "pairs", "full"], "mdsmix", LEFT, {"allow_pad_trimming": True}),
+]
+
+
+def write(folder: Path, name: str, dtype: str) -> Path:
+    make_samples, columns = LAYOUTS[name]
+    samples = make_samples(np.random.default_rng(len(name)), dtype)
+    columns = {column: encoding.format(dtype) for column, encoding in columns.items()}
+    return write_stream(folder, columns, samples, size_limit=400)
+
+
+def read_bare(loader: MixLoader, copies: Sequence[Path], weights: Any) -> Iterator[Batch]:
+    """Yield the batches of a bare StreamingDataset whose rows are made one by one."""
+    rules = loader.collate_fn.rules
+    make_batch = copy.deepcopy(loader.collate_fn)
+    dataset = StreamingDataset(
+        streams=[
+            Stream(local=str(folder), **weight)
+            for folder, weight in zip(copies, weights, strict=True)
+        ],
+        batch_size=loader.batch_size,
+        shuffle=True,
+    )
+    yield from DataLoader(
+        dataset,
+        batch_size=loader.batch_size,
+        collate_fn=lambda samples: make_batch([make_training_row(s, rules) for s in samples]),
+        drop_last=loader.drop_last,
+    )
+
+
+def compare(left: Batch, right: Batch) -> None:
+    assert list(left) == list(right)
+    for key in left:
+        assert left[key].dtype == right[key].dtype, key
+        assert torch.equal(left[key], right[key]), key
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each batch that was tried, whether it was written directly."""
+    tried: list[bool] = []
+
+    def write_and_note(*arguments: Any) -> Any:
+        batch = write_batch(*arguments)
+        tried.append(batch is not None)
+        return batch
+
+    write_batch = direct_batch.write_batch
+    monkeypatch.setattr(collate, "write_batch", write_and_note)
+    return tried
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_batches_are_those_of_a_bare_dataset(
+    number: int, tmp_path: Path, written: list[bool]
+) -> None:
+    names, loader_name, ids, keys = CASES[number]
+    dtype = ("uint16", "uint32", "int32", "uint8")[number % 4]
+    drop_last = bool(number % 2)
+    weights: list[dict[str, Any]] = [{"repeat": 1.5}, {"repeat": 0.5}, {}, {"repeat": 2}][
+        : len(names)
+    ]
+    streams = {}
+    copies = []
+    for name, weight in zip(names, weights, strict=True):
+        folder = write(tmp_path / name, name, dtype)
+        copies.append(Path(shutil.copytree(folder, tmp_path / "copies" / name)))
+        streams[name] = {"local": str(folder), **weight}
+    tree = config(streams, loader_name, shuffle=True, drop_last=drop_last, **keys)
+    tree["max_seq_len"] = WIDTH
+    loader = build_loader(tree, 7, ids=ids, position_ids=number % 3 == 0)
+    expected = [*read_bare(loader, copies, weights)]
+    batches = [*loader]
+    assert len(batches) == len(expected) > 5
+    for batch, wanted in zip(batches, expected, strict=True):
+        compare(batch, wanted)
+    assert written == [True] * len(batches)
+    assert len(batches[-1]["labels"]) == 7 or not drop_last
+
+
+def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: list[bool]) -> None:
+    """They give the batch, the warning or the error that a row gives."""
+    pair = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+    packed = {"input_ids": "ndarray:int32", **PACKED}
+
+    def make_pair(prompt: list[int], response: list[int]) -> dict[str, Any]:
+        return {"input_ids": np.array(prompt, np.int32), "labels": np.array(response, np.int32)}
+
+    def make_packed(starts: list[int], mask: list[int]) -> dict[str, Any]:
+        ids = np.array([5, 6, 7, 8], np.int32)
+        return {
+            "input_ids": ids,
+            "starts": np.array(starts, np.int32),
+            "loss_mask": np.array(mask, np.uint8),
+        }
+
+    many = [2] * WIDTH
+    for number, (columns, sample, message) in enumerate(
+        [
+            (pair, make_pair([5], [6, 7]), ""),  # has no EOS
+            (pair, make_pair([5, 6, 7], [*many[3:], EOS]), ""),  # has one token too many
+            (pair, make_pair([5, -100], [EOS]), "row 0: it contains the id -100"),
+            (pair, make_pair(many, [EOS]), "row 0: .* nothing left to train on"),
+            (packed, make_packed([0, 2, 1], [1, 1, 1, 1]), "`starts` does not contain ascending"),
+            (packed, make_packed([1, 2], [1, 1, 1, 1]), "`starts` does not contain ascending"),
+            (packed, make_packed([0, 4], [1, 1, 1, 1]), "`starts` does not contain ascending"),
+            (packed, make_packed([0, 1], [1, 1, 0, 0]), "nothing left to train on"),
+            (packed, make_packed([0, 1], [1, 1, 1]), "loss_mask has 3 values"),
+            (
+                {"tokens": "ndarray:int16"},
+                {"tokens": np.array([4, -2], np.int16)},
+                "it contains the id -2",
+            ),
+            ({"tokens": "ndarray:int64"}, {"tokens": np.array([4, 5], np.int64)}, ""),
+            ({"tokens": "ndarray"}, {"tokens": np.array([4, 5], np.uint16)}, ""),
+            (
+                {"tokens": "ndarray:uint16:1,2"},
+                {"tokens": np.array([[4, 5]], np.uint16)},
+                "a row of integ",
+            ),
+            (
+                {"tokens": "ndarray:uint16"},
+                {"tokens": np.array([[4, 5]], np.uint16)},
+                "a row of integers",
+            ),
+            ({"tokens": "bytes"}, {"tokens": np.array([4, 5], np.int64).tobytes()}, ""),
+        ]
+    ):
+        folder = write_stream(tmp_path / str(number), columns, [sample])
+        tree = config({"a": {"local": str(folder)}}, "mdsmix") | {"max_seq_len": WIDTH}
+        loader = build_loader(tree, 1, ids=RIGHT)
+        if message:
+            with pytest.raises(MdsmixError, match=message):
+                print(number, [*loader])
+        else:
+            (batch,) = loader
+            rules = loader.collate_fn.rules
+            compare(batch, copy.deepcopy(loader.collate_fn)([make_training_row(sample, rules)]))
+    assert not any(written)
+
+
+def test_padding_that_the_dtype_of_the_ids_lacks_is_written(
+    tmp_path: Path, written: list[bool]
+) -> None:
+    """Models add their padding token after the vocabulary that ids were stored for."""
+    folder = write_stream(
+        tmp_path,
+        {"tokens": "ndarray:uint8"},
+        [{"tokens": np.array([n, 4], np.uint8)} for n in (3, 5)],
+    )
+    tree = config({"a": {"local": str(folder)}}, "mdsmix", shuffle=False)
+    (batch,) = build_loader(tree, 2, ids=TokenIds(eos=EOS, pad=300))
+    assert batch["input_ids"].tolist() == [[3, 4] + [300] * 6, [5, 4] + [300] * 6]
+    assert written == [False]
+
+
+def test_damaged_bytes_are_not_read_as_ids(tmp_path: Path) -> None:
+    """Whatever a sample's bytes are, either they are not read or they are as they were written."""
+    shard_folder = write(tmp_path / "packed", "packed", "uint16")
+    tree = config({"a": {"local": str(shard_folder)}}, "mdsmix") | {"max_seq_len": WIDTH}
+    loader = build_loader(tree, 1, ids=RIGHT)
+    shard = loader.dataset.shards[0]
+    columns = find_id_columns_of(shard)
+    assert columns
+    data = shard.get_sample_data(0)
+    arrays = columns.read(data)
+    assert arrays
+    for cut in range(len(data)):
+        assert columns.read(data[:cut]) is None
+    assert columns.read(data + b"0") is None
+    for position in range(12 + 2):  # the sizes of the columns, and the head of the first array
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            read = columns.read(bytes(damaged))
+            assert read is None or [*map(len, read)] == [*map(len, arrays)], (position, bit)
+
+
+def test_batches_belong_to_the_training_loop(tmp_path: Path) -> None:
+    """They can be written to, and share no memory with each other or with the shard."""
+    folder = write(tmp_path / "packed", "packed", "uint32")
+    tree = config({"a": {"local": str(folder)}}, "mdsmix") | {"max_seq_len": WIDTH}
+    loader = build_loader(tree, 5, ids=RIGHT, position_ids=True)
+    batches = [*loader]
+    untouched = copy.deepcopy(batches)
+    tensors = [tensor for batch in batches for tensor in batch.values()]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number)
+    for number, tensor in enumerate(tensors):
+        assert (tensor == number).all()
+        assert tensor.is_contiguous()
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "sample_in_epoch": 0})
+    for batch, wanted in zip(loader, untouched, strict=True):
+        compare(batch, wanted)
+
+
+def test_each_row_has_the_number_of_its_stream(tmp_path: Path) -> None:
+    folders = {name: write(tmp_path / name, name, "uint16") for name in ("pairs", "packed")}
+    rows = {}
+    for name in folders:
+        streams = {name: {"local": str(folders[name])}}
+        tree = config(streams, "mdsmix") | {"max_seq_len": WIDTH}
+        batches = [*build_loader(tree, 5, ids=RIGHT)]
+        rows[name] = {tuple(row) for batch in batches for row in batch["labels"].tolist()}
+        del batches
+    tree = config(
+        {name: {"local": str(folder)} for name, folder in folders.items()}, "mdsmix", shuffle=True
+    )
+    counts = [0, 0]
+    for batch in build_loader(tree | {"max_seq_len": WIDTH}, 5, ids=RIGHT, stream_ids=True):
+        for row, stream in zip(batch["labels"].tolist(), batch["stream_id"].tolist(), strict=True):
+            assert tuple(row) in rows[("pairs", "packed")[stream]]
+            counts[stream] += 1
+    assert counts == [30, 30]
