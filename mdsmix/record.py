@@ -241,8 +241,9 @@ FILTERED = {
     "empty_prompt": "The prompt of a turn has no tokens.",
     "empty_response": "The response of a turn has no tokens.",
     "too_long": (
-        "The record has more than max_seq_len tokens, and the recipe sets too_long: filter; or the "
-        "first answer of the record does not end within max_seq_len tokens."
+        "The record has more than max_seq_len tokens, and the recipe sets too_long: filter; or not "
+        "even its first turn (too_long: first_turns) or its last turn (last_turns) fits into "
+        "max_seq_len tokens."
     ),
     "no_loss_tokens": (
         "After truncation to max_seq_len, no token that the model would be trained on is left."

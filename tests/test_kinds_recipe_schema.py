@@ -189,7 +189,7 @@ UNSAID = {
     "temperature": r"temperature is",
     "loader": r"loader|decoder_only_format|target_prompts: |train_loader",
     "sizes": r"max_tokens is|no document",
-    "rows": r"pack|columns: compact|add_eos|layout|first_turns|has images",
+    "rows": r"pack|columns: compact|add_eos|layout|first_turns|last_turns|has images",
     "held out": r"holdout ",
     "places": r"neither remote nor local|the stream's URL|split is '[\w-]+'; it names one folder",
     "preferences": r"preference",

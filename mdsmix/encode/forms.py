@@ -65,7 +65,8 @@ _RESULT: Message = {
 }
 _STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 "Keys of messages that every template reads, so they are never reported as unread."
-_SYSTEM_ROLES = ("system", "developer")
+SYSTEM_ROLES = ("system", "developer")
+"The roles of a system message."
 AS_MARK = " as 0 or 1"
 """The end of the name of an unread key, if the key may be a mark: a value in each message that says
 whether the message is trained.
@@ -242,7 +243,7 @@ def lift_system_tools(template: ChatTemplate, conversation: RichConversation) ->
     messages = conversation.messages
     tools = list[Any]()
     for message in messages:
-        if message["role"] in _SYSTEM_ROLES and message.get("tools"):
+        if message["role"] in SYSTEM_ROLES and message.get("tools"):
             tools += message["tools"]
     if not tools or _prints_system_tools(template):
         return conversation
@@ -250,7 +251,7 @@ def lift_system_tools(template: ChatTemplate, conversation: RichConversation) ->
         _refuse("the system message has other tools than the record", "bad_tools")
     moved = list[Message]()
     for message in messages:
-        if message["role"] in _SYSTEM_ROLES:
+        if message["role"] in SYSTEM_ROLES:
             message = {key: value for key, value in message.items() if key != "tools"}
         moved.append(message)
     return conversation._replace(messages=moved, tools=tools)
@@ -275,7 +276,7 @@ def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> 
     unread = dict[str, list[tuple[str, Any]]]()
     for message in conversation.messages:
         role = message["role"]
-        read_keys = {*_STRUCTURE, "tools"} if role in _SYSTEM_ROLES else _STRUCTURE
+        read_keys = {*_STRUCTURE, "tools"} if role in SYSTEM_ROLES else _STRUCTURE
         for key, value in message.items():
             # "", [] and null are empty; 0 and false are not, since they may be marks.
             is_empty = not value and type(value) not in (bool, int, float)
@@ -346,7 +347,7 @@ def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
     if role == "developer" and role not in template.source:
         role = "system"
     system = list[Message]()
-    if role in _SYSTEM_ROLES:
+    if role in SYSTEM_ROLES:
         system = [{"role": role, "content": "probe_text"}]
     call = make_call_probe(template) or [_QUESTION]
     differ = list[bool]()

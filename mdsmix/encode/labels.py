@@ -46,7 +46,8 @@ class Targets:
     """
     too_long: str = "cut"
     """What happens to a row of more than max_seq_len tokens: cut (the loader truncates it) | filter
-    (it is left out) | first_turns (only the turns that fit are kept).
+    (it is left out) | first_turns (only the first turns that fit are kept) | last_turns (only the
+    system message and the last turns that fit are kept).
     """
 
     @property

@@ -61,6 +61,7 @@ SCALED = (
     "cut_tokens",
     "truncated_rows",
     "truncated_tokens",
+    "left_out_turns",
     "given_eos",
     "images",
     "image_tokens",

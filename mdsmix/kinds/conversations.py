@@ -15,6 +15,7 @@ from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Turns, move_stop_tokens
 from mdsmix.encode.template_facts import find_template_facts
 from mdsmix.kinds.finetuning import Finetuning
+from mdsmix.kinds.last_turns import keep_last_turns
 from mdsmix.kinds.template_kind import TemplateKind, template_variables
 from mdsmix.kinds.turn_renderer import TEMPLATE_REASONS
 from mdsmix.recipe import Recipe, StreamSpec
@@ -76,6 +77,12 @@ class Conversations(TemplateKind, Finetuning):
                 "the last answer of all other conversations: set target_responses: all for the "
                 "run, or rewritten_history: last for this stream."
             )
+        if stream.rewritten_history == "each" and stream.too_long == "last_turns":
+            yield (
+                "too_long: last_turns shortens a conversation to one row, but rewritten_history: "
+                "each makes several rows of a conversation, which end at different answers: set "
+                "rewritten_history: last, or too_long: filter for this stream."
+            )
 
     @property
     def splits_records(self) -> bool:
@@ -91,7 +98,12 @@ class Conversations(TemplateKind, Finetuning):
         `columns: compact` they are `input_ids` and `labels`, and with `pack: true` `input_ids` and
         `loss_mask`.
         """
-        return self.make_samples(self.renderer.render(conversations))
+        rows = self.renderer.render(conversations)
+        if self.encoding.too_long == "last_turns":
+            longest = self.encoding.max_seq_len
+            render = self.renderer.render
+            rows = keep_last_turns(conversations, rows, longest, render, self.lengths_to_fit)
+        return self.make_samples(rows)
 
     def end_answers(self, turns: Turns) -> Turns:
         if not is_ended_by_next(self.encoding):

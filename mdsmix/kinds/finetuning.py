@@ -100,11 +100,13 @@ class Finetuning(Kind):
         """
         eos = self.tokenizer.eos_id
         positions = np.array(rows.positions, np.int64)
-        # With `too_long: first_turns`, leave out the last turns that do not fit. Then move stop
-        # tokens to the ends of answers.
-        is_shortened = self.targets.too_long == "first_turns"
+        # With `too_long: first_turns`, leave out the last turns that do not fit. With `last_turns`,
+        # Conversations has left out the first turns. Then move stop tokens to the ends of answers.
         turns = rows.turns
-        if is_shortened:
+        lengths_before = turns.samples.lengths
+        if rows.whole_lengths is not None:
+            lengths_before = rows.whole_lengths
+        if self.targets.too_long == "first_turns":
             lengths = self.expanded_lengths(turns, rows)
             turns = keep_first_turns(turns, self.targets.max_seq_len, eos, lengths)
         turns = self.end_answers(turns)
@@ -120,20 +122,21 @@ class Finetuning(Kind):
         in_stream = np.isin(positions, positions[keep])
         faults = dict(zip(positions[~in_stream].tolist(), verdicts[~in_stream], strict=True))
         # Count the tokens that were lost on the way.
-        lengths_before = rows.turns.samples.lengths
         lost_before = int(lengths_before[in_stream].sum()) - len(turns.ids.values)
         totals = replace(
             encoded.totals,
             lost_tokens=lost_before + encoded.totals.lost_tokens,
             specials=len(rows.with_specials),
         )
-        if is_shortened:
+        if self.targets.too_long in ("first_turns", "last_turns"):
             shortened_by = lengths_before[keep] - turns.samples.lengths
             totals = replace(
                 totals,
                 truncated_rows=int(np.count_nonzero(shortened_by)),
                 truncated_tokens=int(shortened_by.sum()) + encoded.totals.truncated_tokens,
             )
+        if rows.left_out_turns is not None:
+            totals = replace(totals, left_out_turns=int(rows.left_out_turns[keep].sum()))
         return replace(
             encoded,
             totals=totals,
@@ -142,6 +145,17 @@ class Finetuning(Kind):
             unread=rows.unread,
             placeholders=rows.placeholders,
         )
+
+    def lengths_to_fit(self, rows: TurnRows) -> Lengths:
+        """Return the tokens of each row (int64 [rows]) that must fit into max_seq_len. An image
+        counts as the tokens that the processor makes of it, and the EOS that the loader appends
+        counts too.
+        """
+        lengths = self.expanded_lengths(rows.turns, rows)
+        if lengths is None:
+            lengths = rows.turns.ids.lengths
+        gets_eos = Labels(self.targets, rows.turns, self.tokenizer.eos_id).gets_eos
+        return np.asarray(rows.turns.sums(lengths) + gets_eos)
 
     def _lay_out(self, labels: Labels, positions: Lengths) -> Encoded:
         """Return samples in the stream's columns.

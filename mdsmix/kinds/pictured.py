@@ -28,6 +28,7 @@ from mdsmix.images.reasons import IMAGE_REASONS
 from mdsmix.kinds.assemble import Assembler, SampleRows
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.kind import Kind
+from mdsmix.kinds.last_turns import count_message_images
 from mdsmix.kinds.turn_renderer import TurnRenderer
 from mdsmix.kinds.turn_rows import TurnRows
 from mdsmix.messages import suggest_key
@@ -270,12 +271,7 @@ class ImageTurnRenderer(TurnRenderer):
         token = self.token
         template = self.chat.for_tools(conversation.tools)
         rows = super().rows_of(forms.fit_images(template, token, conversation), unread)
-        # Count the images of each message.
-        counts = list[int]()
-        for message in conversation.messages:
-            content = message.get("content")
-            parts = content if isinstance(content, list) else []
-            counts.append(len([part for part in parts if part["type"] == "image"]))
+        counts = [count_message_images(message) for message in conversation.messages]
         # Each row ends with a trained answer: the last row with the last trained answer, the row
         # before it with the trained answer before it, and so on.
         ends = find_trained_answers(conversation)[-len(rows) :]

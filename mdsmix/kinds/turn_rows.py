@@ -15,7 +15,7 @@ import numpy as np
 
 from mdsmix.encode.backends import Backend, encode_texts
 from mdsmix.encode.encoded import add_special_tokens
-from mdsmix.encode.labels import Turns
+from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.ragged import Ragged
 from mdsmix.record import Pair
 from mdsmix.shapes.extras import FILLED_IN
@@ -53,6 +53,12 @@ class TurnRows:
     "Field that the chat template does not print -> number of records that have it."
     images: Sequence[Sequence[Any]] = ()
     "The images of each row's record."
+    whole_lengths: Lengths | None = None
+    """int64 [rows]: the tokens of each row before `too_long: last_turns` shortened some of them;
+    None if no row was shortened.
+    """
+    left_out_turns: Lengths | None = None
+    "int64 [rows]: the user messages that `too_long: last_turns` left out; None as above."
 
 
 def tokenize_pairs(

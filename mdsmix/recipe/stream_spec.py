@@ -263,9 +263,13 @@ class StreamSpec:
     `reject` quarantines such a conversation, `last` keeps a row for the last answer, `each` makes a
     row per answer.
     """
-    too_long: Literal["cut", "filter", "first_turns"] = key("cut", only_for="finetuning")
-    """A record of more than `max_seq_len` tokens, EOS included, is cut by the loader (`cut`), is
-    left out (`filter`), or ends after the last answer that fits (`first_turns`, conversations).
+    too_long: Literal["cut", "filter", "first_turns", "last_turns"] = key(
+        "cut", only_for="finetuning"
+    )
+    """A record of more than `max_seq_len` tokens, EOS included, is cut by the loader (`cut`), or is
+    left out (`filter`). A conversation ends after the last answer that fits (`first_turns`), or
+    [keeps](data.md#longer-than-max_seq_len) its system message and the last turns that fit
+    (`last_turns`).
     """
     pack: bool = key(False, "packing", "packed", only_for=SOURCED)
     """Documents (`layout: document`), pairs or conversations are joined when converting into rows

@@ -295,8 +295,10 @@ def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
     if totals.truncated_tokens:
         share = totals.truncated_tokens / (totals.tokens + totals.truncated_tokens)
         rows = plural(totals.documents or totals.samples, "document" if encoding.pack else "row")
-        is_wanted = encoding.too_long == "first_turns"
-        reason = "too_long: first_turns" if is_wanted else "longer than max_seq_len"
+        is_wanted = encoding.too_long in ("first_turns", "last_turns")
+        reason = f"too_long: {encoding.too_long}" if is_wanted else "longer than max_seq_len"
+        if totals.left_out_turns:
+            reason += f", {plural(totals.left_out_turns, 'turn')} left out"
         warning = "WARNING: " if share > CUT_SHARE and not is_wanted else ""
         yield (
             f"{warning}{plural(totals.truncated_tokens, 'token')} truncated in "

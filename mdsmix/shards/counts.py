@@ -122,6 +122,8 @@ class Totals(Counts):
     """
     truncated_tokens: int = 0
     "Tokens that were truncated when converting, from all samples."
+    left_out_turns: int = 0
+    "User messages, each with its answers, that `too_long: last_turns` left out of samples."
     largest_id: int = -1
     longest: int = 0
     "Tokens of the longest sample."

@@ -126,7 +126,7 @@ class Encoding:
     """
     date_string: str | None = None
     rewritten_history: Literal["reject", "last", "each"] = "reject"
-    too_long: Literal["cut", "filter", "first_turns"] = "cut"
+    too_long: Literal["cut", "filter", "first_turns", "last_turns"] = "cut"
     sample: str | None = None
     "The share of the source's records that the stream is made from, as a fraction: `1/20`."
     pack: bool = False

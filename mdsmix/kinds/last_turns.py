@@ -1,0 +1,208 @@
+"""Shortens conversations that are longer than max_seq_len from their beginning (`too_long:
+last_turns`): the system message and the last turns that fit are kept.
+
+A shortened conversation is rendered again by the chat template, and not cut from the token ids.
+Templates print the first question in another way than later ones, or move the tools to it. So a row
+equals the row of a record that has only these messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mdsmix.encode.chat import find_trained_answers
+from mdsmix.encode.forms import SYSTEM_ROLES
+from mdsmix.encode.labels import Lengths, Turns
+from mdsmix.kinds.turn_rows import TurnRows
+from mdsmix.ragged import Ragged
+from mdsmix.record import Conversation, Message
+
+
+@dataclass(slots=True)
+class _Search:
+    """The search for the first cut after which a conversation fits. It halves the range of cuts in
+    each round.
+    """
+
+    conversation: Conversation
+    cuts: list[int]
+    "The positions of the user messages with which the kept turns can begin, in order."
+    low: int = 0
+    "All cuts before `cuts[low]` keep too much."
+    high: int = field(init=False)
+    "`cuts[high]` is the first cut that is known to fit; len(cuts) if none is."
+    fitting: Turns | None = None
+    "The tokenized turns that `cuts[high]` keeps; None if no cut is known to fit."
+
+    def __post_init__(self) -> None:
+        self.high = len(self.cuts)
+
+    @property
+    def middle(self) -> int:
+        return (self.low + self.high) // 2
+
+    def shorten(self) -> Conversation:
+        """Return the conversation from the middle cut on, with its system message."""
+        return drop_turns(self.conversation, self.cuts[self.middle])
+
+    def narrow(self, turns: Turns | None) -> None:
+        """Halve the range of cuts.
+
+        Args:
+            turns: the tokenized turns that the middle cut keeps; None if they do not fit, or if the
+                chat template refuses the shortened conversation.
+        """
+        if turns is None:
+            self.low = self.middle + 1
+            return
+        self.high = self.middle
+        self.fitting = turns
+
+    def count_left_out(self) -> int:
+        """Return the number of user messages before the cut that was found."""
+        before = self.conversation.messages[: self.cuts[self.high]]
+        return len([message for message in before if message["role"] == "user"])
+
+
+def keep_last_turns(
+    conversations: Sequence[Conversation],
+    rows: TurnRows,
+    longest: int,
+    render: Callable[[Sequence[Conversation]], TurnRows],
+    measure: Callable[[TurnRows], Lengths],
+) -> TurnRows:
+    """Return the rows of a batch, in which each row that is too long is replaced by the row of its
+    conversation's system message and last turns. As many turns are kept as fit. A row stays as it
+    is if not even the last question and its answers fit: then it is still too long.
+
+    A batch without a long row is measured, and no more. The searches of a batch go on together:
+    each round renders and tokenizes all conversations that are still searched in one call. A
+    conversation of n questions takes log2(n) rounds.
+
+    Args:
+        conversations: the records of the batch.
+        rows: their rows, at most one for each record.
+        longest: max_seq_len.
+        render: tokenizes conversations as `rows` were made.
+        measure: returns the length of each row in tokens (int64) with everything that has to fit,
+            such as the EOS that the loader appends.
+    """
+    long_rows = np.flatnonzero(measure(rows) > longest).tolist()
+    if not long_rows:
+        return rows
+    searches = dict[int, _Search]()
+    for row in long_rows:
+        conversation = conversations[rows.positions[row]]
+        searches[row] = _Search(conversation, find_cuts(conversation))
+    while True:
+        open_searches = [search for search in searches.values() if search.low < search.high]
+        if not open_searches:
+            break
+        tried = render([search.shorten() for search in open_searches])
+        fits = measure(tried) <= longest
+        fitting = {
+            position: _take_row(tried.turns, row)
+            for row, position in enumerate(tried.positions)
+            if fits[row]
+        }
+        for position, search in enumerate(open_searches):
+            search.narrow(fitting.get(position))
+    return _replace_rows(rows, searches)
+
+
+def _replace_rows(rows: TurnRows, searches: dict[int, _Search]) -> TurnRows:
+    """Return the rows with the shortened turns that the searches found.
+
+    Args:
+        rows: the rows of a batch.
+        searches: number of a row that is too long -> its search, which has ended.
+    """
+    parts = list[Turns]()
+    images = [*rows.images]
+    left_out = np.zeros(len(rows.positions), np.int64)
+    for row in range(len(rows.positions)):
+        search = searches.get(row)
+        if search is None or search.fitting is None:
+            parts.append(_take_row(rows.turns, row))
+            continue
+        parts.append(search.fitting)
+        images[row] = drop_turns(search.conversation, search.cuts[search.high]).images
+        left_out[row] = search.count_left_out()
+    turns = Turns(
+        Ragged.concat([part.ids for part in parts]),
+        np.concatenate([part.counts for part in parts]),
+    )
+    return replace(
+        rows,
+        turns=turns,
+        images=images,
+        whole_lengths=rows.turns.samples.lengths,
+        left_out_turns=left_out,
+    )
+
+
+def _take_row(turns: Turns, row: int) -> Turns:
+    """Return one sample of a batch."""
+    first, end = turns.firsts[row : row + 2].tolist()
+    return Turns(turns.ids.slice(first, end), turns.counts[row : row + 1])
+
+
+def find_cuts(conversation: Conversation) -> list[int]:
+    """Return the positions of the user messages with which the kept turns of a conversation can
+    begin, in order. Each of them leaves something out, and keeps the last answer that is trained.
+    """
+    messages = conversation.messages
+    system_end = _count_system_messages(messages)
+    answers = find_trained_answers(conversation)
+    last_answer = answers[-1] if answers else 0
+    return [
+        position
+        for position in range(system_end + 1, last_answer)
+        if messages[position]["role"] == "user"
+    ]
+
+
+def drop_turns(conversation: Conversation, cut: int) -> Conversation:
+    """Return a conversation without the messages between its system message and position `cut`, and
+    without their images.
+    """
+    messages = conversation.messages
+    system_end = _count_system_messages(messages)
+    dropped = slice(system_end, cut)
+    # Shapes make a record without untrained messages with `trained=None`.
+    trained: list[bool] | None = None
+    if conversation.trained is not None:
+        flags = conversation.trained
+        kept_flags = [*flags[:system_end], *flags[cut:]]
+        trained = None if all(kept_flags) else kept_flags
+    first_image = _count_images(messages[:system_end])
+    end_image = first_image + _count_images(messages[dropped])
+    images = conversation.images
+    return conversation._replace(
+        messages=[*messages[:system_end], *messages[cut:]],
+        trained=trained,
+        images=[*images[:first_image], *images[end_image:]],
+    )
+
+
+def _count_system_messages(messages: Sequence[Message]) -> int:
+    """Return how many messages at the beginning are the system's."""
+    for position, message in enumerate(messages):
+        if message["role"] not in SYSTEM_ROLES:
+            return position
+    return len(messages)
+
+
+def _count_images(messages: Sequence[Message]) -> int:
+    """Return how many parts of the messages are images."""
+    return sum(count_message_images(message) for message in messages)
+
+
+def count_message_images(message: Message) -> int:
+    """Return how many parts of a message are images. Text alone has none."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return len([part for part in parts if part["type"] == "image"])
