@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,6 +93,7 @@ class Words(str):
         {"a": b"b"},
         {"a": ("b",)},
         {"a": Path("b")},
+        {"a": np.array([1, 2])},  # cannot be compared with a string
         {"a": "${b}"},
         {"max_seq_len": True, "a": "${max_seq_len}"},
         OmegaConf.create({"a": 1}),

@@ -110,16 +110,16 @@ def _fill_in(value: Any, length: Any) -> Any:
         return {_plain_key(key): _fill_in(item, length) for key, item in value.items()}
     if type(value) is list:
         return [_fill_in(item, length) for item in value]
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if type(value) is not str:
+        raise _NotPlainError
     if value == LENGTH_VARIABLE:
         if type(length) is not int:
             raise _NotPlainError
         return length
-    if value is None or type(value) in (bool, int, float):
-        return value
-    if type(value) is str:
-        _refuse_syntax(value)
-        return value
-    raise _NotPlainError
+    _refuse_syntax(value)
+    return value
 
 
 def _plain_key(key: Any) -> str:
