@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict, replace
 from importlib import metadata
@@ -254,7 +255,7 @@ def test_a_tokenizers_own_code_is_not_run(tmp_path: Path, tokenizer_folder: Path
     own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
     path.write_text(json.dumps(json.loads(path.read_text()) | own))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(Unreachable, match="contains custom code"):
+    with pytest.raises(Unreachable, match=re.escape(f"{folder} contains custom code")):
         open_by_name(folder)
     assert not (tmp_path / "ran").exists()
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')

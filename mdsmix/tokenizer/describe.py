@@ -403,7 +403,15 @@ def _load(name: str, kwargs: dict[str, Any], joined: Path | None = None) -> tupl
         name = inner
         kwargs = {key: kwargs[key] for key in kwargs if key != "subfolder"}
     with open_readable_folder(name, joined) as folder:
-        tokenizer = AutoTokenizer.from_pretrained(folder.name, **kwargs)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder.name, **kwargs)
+        except Exception as error:
+            # Messages name the user's folder, not a temporary copy.
+            error.args = tuple(
+                arg.replace(folder.name, name) if isinstance(arg, str) else arg
+                for arg in error.args
+            )
+            raise
         add_named_templates(tokenizer, Path(inner))
         return tokenizer, folder.note
 
