@@ -184,14 +184,22 @@ def test_the_search_takes_few_renderings_and_none_if_all_rows_fit(
 
 
 def test_tokens_and_turns_that_are_left_out_are_counted(lettered: Tokenizer) -> None:
+    """A row needs room for the EOS that the loader appends."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    encoder = open_chats(lettered, template, max_seq_len=12, too_long="last_turns")
     talk = make_dialogue("aaaa", "bb", "cccccc", "dd", "ee", "f")
-    encoder = open_chats(lettered, "{% for m in messages %}{{ m.content }}{% endfor %}",
-                         max_seq_len=12, too_long="last_turns")  # fmt: skip
-    encoded = encoder.encode([Conversation(talk), Conversation(talk[-2:]), Conversation(talk[:4])])
+    fits_with_eos = make_dialogue("aaa", "bbb", "ccc", "dd")
+    fits_without_eos = make_dialogue("aaa", "bbb", "ccc", "ddd")
+    talks = [talk, talk[-2:], talk[:4], fits_with_eos, fits_without_eos]
+    encoded = encoder.encode([Conversation(messages) for messages in talks])
+    lengths = [
+        sum(len(turn["input_ids"]) + len(turn["labels"]) for turn in row)
+        for row in read_turns(encoded)
+    ]
+    assert lengths == [11, 3, 8, 11, 6]
     totals = encoded.totals
-    # The first keeps 11 of 17 letters and has room for EOS; the third keeps 8 of 14.
-    assert (totals.tokens, totals.truncated_rows, totals.left_out_turns) == (11 + 3 + 8, 2, 2)
-    assert (totals.truncated_tokens, totals.lost_tokens) == (12, 12)
+    assert (totals.truncated_rows, totals.left_out_turns) == (3, 3)
+    assert (totals.truncated_tokens, totals.lost_tokens) == (6 + 6 + 6, 6 + 6 + 6)
 
 
 @pytest.mark.parametrize("settings", [{}, {"pack": True}, {"columns": "compact"}])
