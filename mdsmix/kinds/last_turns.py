@@ -104,7 +104,7 @@ def keep_last_turns(
         tried = render([search.shorten() for search in open_searches])
         fits = measure(tried) <= longest
         fitting = {
-            position: _take_row(tried.turns, row)
+            position: _slice_rows(tried.turns, row, row + 1)
             for row, position in enumerate(tried.positions)
             if fits[row]
         }
@@ -118,19 +118,22 @@ def _replace_rows(rows: TurnRows, searches: dict[int, _Search]) -> TurnRows:
 
     Args:
         rows: the rows of a batch.
-        searches: number of a row that is too long -> its search, which has ended.
+        searches: number of a row that is too long -> its search, which has ended. In the order
+            of the rows.
     """
-    parts = list[Turns]()
     images = [*rows.images]
     left_out = np.zeros(len(rows.positions), np.int64)
-    for row in range(len(rows.positions)):
-        search = searches.get(row)
-        if search is None or search.fitting is None:
-            parts.append(_take_row(rows.turns, row))
+    # The shortened rows, and between them slices of the rows that stay.
+    parts = list[Turns]()
+    start = 0
+    for row, search in searches.items():
+        if search.fitting is None:
             continue
-        parts.append(search.fitting)
+        parts += [_slice_rows(rows.turns, start, row), search.fitting]
+        start = row + 1
         images[row] = drop_turns(search.conversation, search.cuts[search.high]).images
         left_out[row] = search.count_left_out()
+    parts.append(_slice_rows(rows.turns, start, len(rows.positions)))
     turns = Turns(
         Ragged.concat([part.ids for part in parts]),
         np.concatenate([part.counts for part in parts]),
@@ -144,10 +147,10 @@ def _replace_rows(rows: TurnRows, searches: dict[int, _Search]) -> TurnRows:
     )
 
 
-def _take_row(turns: Turns, row: int) -> Turns:
-    """Return one sample of a batch."""
-    first, end = turns.firsts[row : row + 2].tolist()
-    return Turns(turns.ids.slice(first, end), turns.counts[row : row + 1])
+def _slice_rows(turns: Turns, start: int, stop: int) -> Turns:
+    """Return the samples `start` to `stop` (exclusive) of a batch."""
+    first, end = turns.firsts[[start, stop]].tolist()
+    return Turns(turns.ids.slice(first, end), turns.counts[start:stop])
 
 
 def find_cuts(conversation: Conversation) -> list[int]:
