@@ -177,6 +177,7 @@ def test_variables_of_the_template_shape_the_stream(
 REFUSED = {
     "tokenizer.template.enable_thinkin=false": "does not read it: did you mean enable_thinking?",
     "tokenizer.template.messages=x": "tokenizer.template.messages is set by mdsmix itself",
+    "tokenizer.template.enable_thinking=18446744073709551616": "as JSON (Integer exceeds 64-bit range)",
     "tokenizer.kwargs.enable_thinking=false": "Correct the name or remove it from the recipe; a variable",
     "tokenizer.kwargs.model_max_lenght=1":
         "tokenizer.kwargs: model_max_lenght would change nothing",
@@ -189,6 +190,8 @@ def test_settings_that_nothing_reads_are_refused(project: Project, styles: dict[
     configure_chats(project, styles["forgetful"])
     for override, sentence in REFUSED.items():
         assert_refused(project.convert(*override.split()), 2, sentence)
+    mapping = "tokenizer.template.enable_thinking={1: a}"
+    assert_refused(project.convert(mapping), 2, "(Dict key must be str): use strings as keys")
 
 
 def test_only_messages_need_a_chat_template_and_take_variables(project: Project) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+import orjson
+
 from mdsmix.encode.answer_ends import EndNote, describe_doubled_eos, make_end_notes
 from mdsmix.encode.chat import open_tokenizer_template
 from mdsmix.encode.template_facts import find_template_facts
@@ -27,13 +29,14 @@ def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the variables of the chat template that the recipe sets in `tokenizer.template`, such
     as `{"enable_thinking": False}`.
 
-    Raises RecipeError if the template does not read a variable, or mdsmix sets the variable itself.
+    Raises RecipeError if the template does not read a variable, if mdsmix sets the variable itself,
+    or if a value cannot be written into the manifest.
     """
     variables = recipe.tokenizer.template
     if not variables:
         return {}
     read_names = open_tokenizer_template(tokenizer, {}).reads
-    for name in variables:
+    for name, value in variables.items():
         if name in SET_BY_MDSMIX:
             raise RecipeError(
                 f"tokenizer.template.{name} is set by mdsmix itself, from a record or from the "
@@ -45,6 +48,13 @@ def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
                 f"tokenizer.template.{name} would change nothing, since the chat template of "
                 f"{tokenizer.name} does not read it: {similar}"
             )
+        try:
+            orjson.dumps(value)
+        except TypeError as error:
+            raise RecipeError(
+                f"tokenizer.template.{name} cannot be written as JSON ({error}): use strings as "
+                "keys, and numbers of at most 64 bits."
+            ) from None
     return dict(variables)
 
 
