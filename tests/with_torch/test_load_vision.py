@@ -199,19 +199,25 @@ def test_records_whose_images_do_not_fit_are_filtered_and_not_cut(
     for name, size in zip(names, ((56, 56), (224, 224), (3000, 10)), strict=True):
         (tmp_path / name).write_bytes(drawing("PNG", size))
     long = [record(large), record(large, question="What is it? " * 60), record()]
+    talk = [message for name in (large, small) for message in record(name)["conversations"]]
+    both = {"image": [large, small], "conversations": talk}
     records = {
         "cut": (long, {"images_too_long": 1, "no_loss_tokens": 1}),
         "filter": (long, {"images_too_long": 1, "too_long": 1}),
+        "last": ([both, record(large)], {"images_too_long": 1}),
         "fit": ([record(small), record(large), record(small, small)], {"images_too_long": 1}),
         "refused": ([record(small), record(small, wide), record()], {}),
     }
     sources = {n: write_jsonl(tmp_path / f"{n}.jsonl", of) for n, (of, _) in records.items()}
     streams = {n: stream(path) for n, path in sources.items()}
     streams["filter"]["too_long"] = "filter"
+    streams["last"]["too_long"] = "last_turns"
     recipe = written(tmp_path, processors["qwen"], [], max_seq_len=64, streams=streams)
     run_recipe(recipe)
     for name, (_, filtered) in records.items():
         assert manifest_of(tmp_path / "out" / name / "train").records.filtered == filtered, name
+    last = manifest_of(tmp_path / "out/last/train").totals
+    assert (last.images, last.image_tokens, last.left_out_turns) == (1, 4, 1)
     totals = manifest_of(tmp_path / "out/fit/train").totals
     assert (totals.images, totals.image_tokens) == (3, 12)
     (bad,) = read_quarantined(tmp_path / "out/refused/train")
