@@ -52,7 +52,7 @@ FIX: Mapping[Pretrained, str] = {
 }
 "What the user can do if a tokenizer or processor cannot be loaded; the end of a message."
 FRESH_SECONDS = 5
-"A file that was written later than so many seconds ago is read each time."
+"A file that was written or copied later than so many seconds ago is read each time."
 SIGNS_OF_FIVE = (NEW_CLASS, "Tokenizer class", "'list' object has no attribute 'keys'")
 """Strings in the errors of transformers 4 when it cannot open a folder that transformers 5 saved.
 The last string is from the error about the list of special tokens.
@@ -171,7 +171,7 @@ def _hash_file(file: Path) -> str:
     """
     stat = file.stat()
     # A file of the last seconds may be written again without another time.
-    if time.time() - stat.st_mtime < FRESH_SECONDS:
+    if time.time() - max(stat.st_mtime, stat.st_ctime) < FRESH_SECONDS:
         return xxhash.xxh128_hexdigest(file.read_bytes())
     return _hash_unchanged_file(file, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
