@@ -238,10 +238,11 @@ class TrainingYaml:
         """The section `train_loader`. Raises RecipeError if it is missing."""
         section = self.config.get(TRAIN)
         if not isinstance(section, Mapping):
+            keys = ", ".join(self.config)
+            found = f"has only {keys}" if keys else "has no keys"
             raise RecipeError(
                 f"{self.origin} is neither a recipe nor a training YAML. A recipe has streams, a "
-                f"training YAML has train_loader, but this file has only {', '.join(self.config)}; "
-                "name another file."
+                f"training YAML has train_loader, but this file {found}; name another file."
             )
         return LoaderSection(label=TRAIN, section=section)
 
