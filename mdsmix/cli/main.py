@@ -72,6 +72,7 @@ KEPT = (
 
 
 HELP_OPTIONS = ["-h", "--help"]
+"The options that show help, also as the only words of a command line."
 
 
 def make_app(only: str | None = None, with_options: bool = True) -> typer.Typer:
@@ -110,7 +111,7 @@ def make_app(only: str | None = None, with_options: bool = True) -> typer.Typer:
 
 
 def _take_no_options() -> None:
-    """Do nothing. The list of commands has it in the place of each."""
+    """Do nothing. In the list of all commands it takes the place of each command."""
 
 
 def _unfold(text: str | None) -> str:
@@ -144,7 +145,8 @@ def run() -> None:
     # 50,000 still 15 ms.
     set_threshold(200_000)
     # numpy's BLAS starts a thread for each processor when it is imported: 40 ms of CPU on two
-    # cores. No command multiplies matrices.
+    # cores. No command multiplies matrices. A function of the user may, but it runs in as many
+    # processes as there are workers.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _open_standard_streams()
     json_document.begin(sys.argv[1:])
