@@ -66,7 +66,7 @@ def make_printable(text: str, keep: str = "") -> str:
     return "".join(characters)
 
 
-def flatten_error(error: Exception) -> str:
+def flatten_error(error: BaseException) -> str:
     """Return the message of another library's error on one line and without its full stop, so that
     it fits into a sentence of mdsmix.
     """

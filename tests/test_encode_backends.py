@@ -50,6 +50,43 @@ class WrongOnOneText(Fastokens):
         )
 
 
+class PanicException(BaseException):
+    """Raised by PyO3 if a library in Rust panics: not an Exception."""
+
+
+class RaisingModel:
+    """A model of fastokens that raises an error on texts that contain WRONG."""
+
+    def __init__(self, model: Any, error: BaseException) -> None:
+        self.model = model
+        self.error = error
+
+    def encode_batch_flat(self, texts: Sequence[str], **settings: bool) -> Any:
+        if any(WRONG in text for text in texts):
+            raise self.error
+        return self.model.encode_batch_flat(texts, **settings)
+
+
+class RaisesValueError(Fastokens):
+    error: BaseException = ValueError("match limit\nexceeded.")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self._model = RaisingModel(self._model, self.error)
+
+
+class Panics(RaisesValueError):
+    error = PanicException("index out of bounds")
+
+
+FAULTY = {
+    WrongOnOneText: "differs from the reference on '{}'",
+    RaisesValueError: "fails on '{}' (ValueError: match limit exceeded)",
+    Panics: "fails on '{}' (PanicException: index out of bounds)",
+}
+"Fast backends -> what the user reads about them, with the text."
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "cache_folder", lambda: tmp_path)
@@ -199,6 +236,61 @@ def test_a_difference_is_found_before_one_id_is_used(tokenizer: Tokenizer) -> No
             )
 
 
+@pytest.mark.parametrize("fast", [RaisesValueError, Panics])
+def test_an_error_on_one_text_of_a_batch_names_the_text(
+    tokenizer: Tokenizer, fast: type[Fastokens]
+) -> None:
+    """In the texts that are encoded, and in the excerpts that are compared."""
+    backend = CheckedBackend(tokenizer, fast(tokenizer), Reference(tokenizer), "auto")
+    assert to_lists(backend.encode(["a", "b"], True)) == to_lists(
+        Reference(tokenizer).encode(["a", "b"], True)
+    )
+    for encode in (backend.encode, backend.check):
+        with pytest.raises(Unequal) as caught:
+            encode(["a", f"{WRONG}.", "b"], True)
+        sentence = FAULTY[fast].format(f"{WRONG}.")
+        assert str(caught.value) == f"{backend.label} {sentence}"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), SystemExit(1)])
+def test_an_error_of_the_process_is_no_difference(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    monkeypatch.setattr(RaisesValueError, "error", error)
+    backend = CheckedBackend(tokenizer, RaisesValueError(tokenizer), Reference(tokenizer), "auto")
+    with pytest.raises(type(error)) as caught:
+        backend.encode(["a", WRONG], True)
+    assert caught.value is error
+
+
+def test_an_error_of_both_backends_is_no_difference(tokenizer: Tokenizer) -> None:
+    class Fails(Reference):
+        def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+            if WRONG in texts:
+                raise RuntimeError("the reference fails")
+            return super().encode(texts, match_special)
+
+    backend = CheckedBackend(tokenizer, RaisesValueError(tokenizer), Fails(tokenizer), "auto")
+    with pytest.raises(RuntimeError, match="the reference fails"):
+        backend.encode(["a", WRONG], True)
+
+
+def test_a_batch_whose_texts_fail_only_together_is_encoded_one_by_one(
+    tokenizer: Tokenizer,
+) -> None:
+    class FailsOnMany(Fastokens):
+        def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+            if len(texts) > 1:
+                raise ValueError("too many")
+            return super().encode(texts, match_special)
+
+    backend = CheckedBackend(tokenizer, FailsOnMany(tokenizer), Reference(tokenizer), "auto")
+    texts = ["a b", "", "c"]
+    assert to_lists(backend.encode(texts, True)) == to_lists(
+        Reference(tokenizer).encode(texts, True)
+    )
+
+
 def test_a_difference_on_a_hard_string_is_found_and_stored_with_its_text(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,18 +324,20 @@ def units(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     return project.configure(documents("*.jsonl", layout="document"))
 
 
+@pytest.mark.parametrize("fast", FAULTY)
 def test_a_difference_converts_the_whole_stream_again(
-    units: Project, monkeypatch: pytest.MonkeyPatch
+    units: Project, monkeypatch: pytest.MonkeyPatch, fast: type[Fastokens]
 ) -> None:
     true = units.convert_into("tokenizer.backend=reference")
-    monkeypatch.setattr(backends, "Fastokens", WrongOnOneText)
+    monkeypatch.setattr(backends, "Fastokens", fast)
     monkeypatch.setattr(unit, "_backends", {})
     outcome = units.run(workers=2, watcher=(watcher := RecordingWatcher()))
     assert outcome.manifest.backend.startswith("tokenizers ")
     assert (outcome.done, outcome.reused) == (3, 0)
     assert units.rows == true.rows
-    assert [WRONG in sentence for sentence in watcher.messages] == [True]
-    assert [WRONG in note for note in outcome.notes] == [True]
+    found = FAULTY[fast].format(WRONG)
+    assert [found in sentence for sentence in watcher.messages] == [True]
+    assert [found in note for note in outcome.notes] == [True]
     again = units.convert().out
     assert "up to date" in again
     assert f"on '{WRONG}', as an earlier run found; so the reference encodes" in again

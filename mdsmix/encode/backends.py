@@ -6,8 +6,8 @@ The reference is Hugging Face `tokenizers` with the snapshot's tokenizer.json: a
 byte-level BPE tokenizers, and at 25-45 MB/s for SentencePiece BPE tokenizers, which it gets in
 another form (`word_form`). fastokens is young, so `auto` compares its ids with the
 reference's: first on a fixed set of hard strings, then on the first 16 texts of a stream in each
-process, then on 8 more whenever the number of texts has doubled. One difference raises `Unequal`:
-the caller then encodes the whole stream with the reference.
+process, then on 8 more whenever the number of texts has doubled. One difference, or an error of
+fastokens, raises `Unequal`: the caller then encodes the whole stream with the reference.
 
 After N texts a process has compared at least k = 16 + 8 * log2(N / 16) of them: 120 of 131,072. If
 a share p of all texts gets other ids, the process does not notice that with probability (1 - p)^k:
@@ -83,17 +83,22 @@ class Backend(ABC):
 
 
 class Unequal(Exception):
-    """Raised if a fast backend gives other ids for `text` than the reference: Hugging Face
-    `tokenizers`.
+    """Raised if a fast backend gives other ids for `text` than the reference (Hugging Face
+    `tokenizers`), or raises an error and gives none.
     """
 
-    def __init__(self, label: str, text: str) -> None:
-        """Keep the name and version of the fast backend, and the text."""
-        super().__init__(label, text)  # unchanged, since the exception is pickled
+    def __init__(self, label: str, text: str, error: str = "") -> None:
+        """Keep the name and version of the fast backend, the text, and the error: its class and
+        message, such as `ValueError: match limit exceeded`; "" if the backend gave other ids.
+        """
+        super().__init__(label, text, error)  # unchanged, since the exception is pickled
         self.label = label
         self.text = text
+        self.error = error
 
     def __str__(self) -> str:
+        if self.error:
+            return f"{self.label} fails on {self.text[:80]!r} ({self.error})"
         return f"{self.label} differs from the reference on {self.text[:80]!r}"
 
 
@@ -231,10 +236,10 @@ class CheckedBackend(Backend):
         """Encode texts with the fast backend, and compare the ids of some of them with the ids of
         the reference.
 
-        Raises Unequal if ids differ, or an error of `_prove`.
+        Raises Unequal if ids differ or the fast backend fails, or an error of `_prove`.
         """
         self._prove()
-        ids = self.fast.encode(texts, match_special)
+        ids = self._encode_fast(texts, match_special)
         self._texts += len(texts)
         # `due`: how many texts of the stream should be compared by now.
         due = self._texts
@@ -260,7 +265,7 @@ class CheckedBackend(Backend):
         """Compare the fast backend's ids of texts with those of the reference (Hugging Face
         `tokenizers`).
 
-        Raises Unequal if they differ.
+        Raises Unequal if they differ or the fast backend fails.
 
         Args:
             texts: the texts to compare.
@@ -270,17 +275,36 @@ class CheckedBackend(Backend):
         """
         reference_ids = self.reference.encode(texts, match_special)
         if ids is None:
-            ids = self.fast.encode(texts, match_special)
+            ids = self._encode_fast(texts, match_special)
         for row, text in enumerate(texts):
             if not np.array_equal(ids[row], reference_ids[row]):
                 raise Unequal(self.label, text)
+
+    def _encode_fast(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        """Encode texts with the fast backend.
+
+        Raises Unequal if it fails on a text, as a regular expression may that exceeds its limits.
+        """
+        try:
+            return self.fast.encode(texts, match_special)
+        except BaseException as error:
+            if not texts or not _is_failure(error):
+                raise
+            if len(texts) == 1:
+                # If the reference fails too, that is no difference, and its error is shown.
+                self.reference.encode(texts, match_special)
+                reason = f"{type(error).__name__}: {flatten_error(error)[:160]}"
+                raise Unequal(self.label, texts[0], reason) from None
+        # Find the text. If none fails alone, these are the ids.
+        return Ragged.concat([self._encode_fast([text], match_special) for text in texts])
 
     def _prove(self) -> None:
         """Compare both backends on the hard strings. This is done at the first call only, and takes
         40 ms.
 
-        Raises RecipeError if an id differs and the recipe's backend is `fastokens`.
-        Raises Unequal if an id differs and the recipe's backend is `auto`.
+        If an id differs or the fast backend fails:
+        Raises RecipeError if the recipe's backend is `fastokens`.
+        Raises Unequal if the recipe's backend is `auto`.
         """
         texts = self._unproved
         self._unproved = []  # so later calls compare nothing
@@ -296,6 +320,15 @@ class CheckedBackend(Backend):
                 f"tokenizer.backend is {self._name}, but {unequal}; in the recipe, set "
                 "tokenizer.backend to auto."
             ) from None
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Return whether a backend has failed on a text: not by lack of memory, or since the process is
+    stopped. A panic in a Rust library is not an Exception.
+    """
+    if type(error).__name__ == "PanicException":
+        return True
+    return isinstance(error, Exception) and not isinstance(error, MemoryError)
 
 
 def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
