@@ -35,6 +35,8 @@ def refuse_wrong_arguments(arguments: Mapping[str, Any]) -> None:
             raise _refusal(name, value, f"a whole number from {least}")
         if name in TEXTS and not _is_list_of(str, value):
             raise _refusal(name, value, f'a list of texts, such as {name}=["..."]')
+        if name == "to" and not isinstance(value, str):
+            raise _refusal(name, value, 'the name of a format, such as "parquet"')
         if name == "engine" and not isinstance(value, str):
             raise _refusal(name, value, '"local", "ray" or "ray://HOST:PORT"')
         is_path = isinstance(value, (str, os.PathLike)) or (value is None and name != "stream")

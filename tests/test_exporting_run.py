@@ -110,6 +110,51 @@ def test_a_killed_export_continues_and_gives_the_same_bytes(
             assert read_exported(out) == whole
 
 
+NEXT = {
+    "parquet": "train-00002.parquet",
+    "litdata": "chunk-0-2.bin",
+    "megatron": "train.bin",
+    "megatron-bridge": "train-00002.idx.parquet",
+}
+"Format -> the file that is being written when the third of five pieces is."
+
+
+@pytest.mark.parametrize("first", ["parquet", "litdata", "megatron"])
+@pytest.mark.parametrize("second", ["parquet", "litdata", "megatron"])
+def test_of_a_killed_export_in_another_format_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str
+) -> None:
+    source = publish_rows(tmp_path / "web")
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "append_piece", Kill(1, is_noted=True))
+        with pytest.raises(Killed):
+            export(source, out, first)
+    # The kill was in the middle of a file. This one nobody but the user wrote.
+    with (out / f"{NEXT[first]}.unfinished").open("ab") as file:
+        file.write(b"half")
+    (out / "notes.unfinished").touch()
+    (outcome,) = export(source, out, second).streams
+    assert {*read_files(out)} == {*outcome.files, JOURNAL, "notes.unfinished"}
+
+
+def test_a_killed_export_to_litdata_has_no_index_of_earlier_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """litData would read old and new chunks as one stream."""
+    source = publish_rows(tmp_path / "web")
+    out = tmp_path / "out"
+    export(source, out, "litdata")
+    changed = publish_rows(tmp_path / "changed", ROWS[::-1])
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "append_piece", Kill(0, is_noted=False))
+        with pytest.raises(Killed):
+            export(changed, out, "litdata")
+    assert not (out / "index.json").exists()
+    export(changed, out, "litdata")
+    assert (out / "index.json").exists()
+
+
 @pytest.mark.parametrize("to", WRITERS)
 def test_an_unchanged_export_is_not_written_again(tmp_path: Path, to: str) -> None:
     source = publish_rows(tmp_path / "web", to=to)
@@ -201,6 +246,13 @@ def test_files_of_others_are_refused_and_stay(tmp_path: Path) -> None:
     for inside in (source, source / "deeper", tmp_path / "web", tmp_path):
         with pytest.raises(RecipeError, match="among the files of the published stream"):
             export(source, inside)
+    # A symbolic link hides where they are.
+    (tmp_path / "link").symlink_to(source)
+    before = read_files(source)
+    for inside in (tmp_path / "link", tmp_path / "link/deeper"):
+        with pytest.raises(RecipeError, match="among the files of the published stream"):
+            export(source, inside)
+    assert read_files(source) == before
     answer = command("export", source, "--to", "parquet", "-o", "s3://bucket/out")
     assert_refused(answer, 2, "s3://bucket/out is not a folder of this machine")
 
@@ -311,6 +363,9 @@ def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path) -> Non
     source = publish_rows(tmp_path / "web")
     answer = command("export", source, "--to", "parket", "-o", tmp_path / "out")
     assert_refused(answer, 2, "--to parket", "did you mean parquet?")
+    to: Any = None
+    with pytest.raises(RecipeError, match="to is None; it must be the name of a format"):
+        export(source, tmp_path / "out", to)
     # The help names the formats without importing them.
     commands: Any = typer.main.get_command(make_app("export"))
     (option,) = [p for p in commands.commands["export"].params if p.name == "to"]
@@ -325,11 +380,23 @@ def test_megatron_gets_the_weights_of_the_recipe_in_tokens(tmp_path: Path) -> No
         tmp_path, "web", "code", mix={"web": {"repeat": 2}}, train_loader={"name": "text"}
     )
     exported = export(recipe, tmp_path / "out", "megatron")
-    line = f"0.800000 {tmp_path}/out/web/train 0.200000 {tmp_path}/out/code/train"
+    line = f"0.8 {tmp_path}/out/web/train 0.2 {tmp_path}/out/code/train"
     assert (tmp_path / "out/data-args.txt").read_text() == line + "\n"
     assert f"--data-path {line}" in [*exported.items()]
     with pytest.raises(RecipeError, match="contains white space"):
         export(recipe, tmp_path / "my out", "megatron")
+    assert not (tmp_path / "my out").exists()
+
+
+def test_a_small_share_is_not_written_as_zero(tmp_path: Path) -> None:
+    """Megatron refuses a weight of zero, after it has started."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    (folder / "train.idx").touch()
+    weights = {"web": 1.25e-8}
+    path = WRITERS["megatron"].finish_mix(tmp_path, {"web": folder}, weights)
+    assert path is not None
+    assert float(path.read_text().split()[0]) == 1.25e-8
 
 
 def test_an_export_to_megatron_that_was_killed_between_its_files_continues(

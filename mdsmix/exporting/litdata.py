@@ -66,6 +66,11 @@ class LitData(FileWriter):
         dtypes = {"input_ids": "int32", "labels": "int64"}
         return dtypes | {"position_ids": "int64"} if self.stream.is_packed else dtypes
 
+    def write_piece(self, number: int, source: str, shard: Shard, samples: Ragged) -> Piece:
+        # An earlier index does not fit the new chunks, and litData would read both without a word.
+        LocalPath(str(self.folder / INDEX)).delete()
+        return super().write_piece(number, source, shard, samples)
+
     def write_file(self, file: BinaryIO, shard: Shard, samples: Ragged) -> Counts:
         counts = Counts()
         # The table of offsets is written when the sizes of all samples are known.

@@ -89,7 +89,7 @@ class Megatron(Writer):
 
     @property
     def names(self) -> str:
-        return rf"{re.escape(self.stream.split)}\.(bin|idx)"
+        return rf"{re.escape(self.stream.split)}\.(bin|idx|lengths)"
 
     @property
     def dtype(self) -> str:
@@ -210,7 +210,8 @@ class Megatron(Writer):
         words = []
         for name, weight in weights.items():
             (index,) = folders[name].glob("*.idx")
-            words.append(f"{weight:.6f} {index.with_suffix('')}")
+            # Six significant digits: a share of 0.0000001 must not become 0.
+            words.append(f"{weight:.6g} {index.with_suffix('')}")
         path = out / DATA_ARGS
         LocalPath(str(path)).write((" ".join(words) + "\n").encode())
         return path

@@ -7,6 +7,7 @@ so an export either has exactly the samples, tokens and trained tokens of its st
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,8 +138,9 @@ def choose_folders(
         folder = root if is_alone and len(streams) == 1 else root / stream.folder_name
         published = stream.stream.folder
         if not published.is_store:
-            source = Path(published.path)
-            if folder.is_relative_to(source) or source.is_relative_to(folder):
+            # Either may be named by a symbolic link.
+            source, target = Path(os.path.realpath(published.path)), Path(os.path.realpath(folder))
+            if target.is_relative_to(source) or source.is_relative_to(target):
                 raise RecipeError(
                     f"--out {out} would put the export among the files of the published stream "
                     f"{published}: name another folder."
@@ -161,10 +163,11 @@ def export_stream(
     Raises Damaged if what was written differs from the manifest's counts; its files are then
     deleted. Raises RecipeError if the folder contains files of anyone else.
     """
+    writer = writer_class(stream, folder)
     with explained("write", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
-        return _export_stream(stream, writer_class(stream, folder), folder, watcher)
+        return _export_stream(stream, writer, folder, watcher)
 
 
 def _export_stream(
@@ -195,6 +198,10 @@ def _export_stream(
                 notes=notes,
             )
     kept = writer.keep_pieces(reusable, sources)
+    for name in stale:
+        # What a kill left of another format is useless, and may be why the disk is full.
+        if name.endswith(UNFINISHED) and not _is_named_by(writer.names, name):
+            LocalPath(str(folder / name)).delete()
 
     # Write the missing pieces.
     header = Header(
@@ -262,7 +269,8 @@ def _make_key(stream: ExportedStream, writer: Writer) -> str:
 
 
 def _list_earlier_files(folder: Path, earlier: Journal | None) -> set[str]:
-    """Return the names of the files of earlier exports to the same folder.
+    """Return the names of the files of earlier exports to the same folder, with those that a kill
+    left unfinished.
 
     Raises RecipeError if the folder contains other files, since a trainer that is given the folder
     might read them too.
@@ -270,14 +278,14 @@ def _list_earlier_files(folder: Path, earlier: Journal | None) -> set[str]:
     own = set[str]()
     foreign = list[str]()
     for name, _ in LocalPath(str(folder)).list():
-        if name == JOURNAL or name.endswith((UNFINISHED, ".tmp")):
+        if name == JOURNAL or name.endswith(".tmp"):
             continue
         is_own = earlier and (
-            name in earlier.header.stale or re.fullmatch(earlier.header.names, name)
+            name in earlier.header.stale or _is_named_by(earlier.header.names, name)
         )
         if is_own:
             own.add(name)
-        else:
+        elif not name.endswith(UNFINISHED):
             foreign.append(name)
     if foreign:
         raise RecipeError(
@@ -285,6 +293,11 @@ def _list_earlier_files(folder: Path, earlier: Journal | None) -> set[str]:
             "would read it as a part of the data: name another folder."
         )
     return own
+
+
+def _is_named_by(names: str, name: str) -> bool:
+    """Check whether a file, finished or not, has a name that this regular expression matches."""
+    return re.fullmatch(names, name.removesuffix(UNFINISHED)) is not None
 
 
 def _compare_counts(

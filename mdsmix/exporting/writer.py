@@ -58,7 +58,9 @@ class Writer(ABC):
     "What trainers of this format draw by weight."
 
     def __init__(self, stream: ExportedStream, folder: Path) -> None:
-        """Prepare to write a stream that `find_refusal` does not refuse into an existing folder."""
+        """Prepare to write a stream that `find_refusal` does not refuse. The folder may not exist
+        yet.
+        """
         self.stream = stream
         self.folder = folder
 
