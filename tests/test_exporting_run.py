@@ -389,7 +389,7 @@ def test_megatron_gets_the_weights_of_the_recipe_in_tokens(tmp_path: Path) -> No
 
 
 def test_a_small_share_is_not_written_as_zero(tmp_path: Path) -> None:
-    """Megatron refuses a weight of zero, after it has started."""
+    """Megatron refuses a weight of zero when training begins."""
     folder = tmp_path / "web"
     folder.mkdir()
     (folder / "train.idx").touch()
@@ -397,6 +397,16 @@ def test_a_small_share_is_not_written_as_zero(tmp_path: Path) -> None:
     path = WRITERS["megatron"].finish_mix(tmp_path, {"web": folder}, weights)
     assert path is not None
     assert float(path.read_text().split()[0]) == 1.25e-8
+
+
+def test_a_stream_that_is_left_out_has_no_weight_for_megatron(tmp_path: Path) -> None:
+    publish_rows(tmp_path / "web")
+    publish_rows(tmp_path / "code")
+    mix = {"web": "100%", "code": "0%"}
+    recipe = write_mix(tmp_path, "web", "code", mix=mix, train_loader={"name": "text"})
+    exported = export(recipe, tmp_path / "out", "megatron")
+    assert exported.data_args is not None
+    assert exported.data_args.read_text() == f"1 {tmp_path}/out/web/train\n"
 
 
 def test_an_export_to_megatron_that_was_killed_between_its_files_continues(

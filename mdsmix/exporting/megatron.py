@@ -203,12 +203,15 @@ class Megatron(Writer):
         cls, out: Path, folders: Mapping[str, Path], weights: Mapping[str, float]
     ) -> Path | None:
         """Write a file with the arguments of Megatron's --data-path: for each training stream its
-        share of the tokens, and the prefix of its two files.
+        share of the tokens, and the prefix of its two files. Streams with a share of 0 are left
+        out, since Megatron refuses such a weight when training begins.
         """
         if not weights:
             return None
         words = []
         for name, weight in weights.items():
+            if not weight:
+                continue
             (index,) = folders[name].glob("*.idx")
             # Six significant digits: a share of 0.0000001 must not become 0.
             words.append(f"{weight:.6g} {index.with_suffix('')}")
