@@ -27,6 +27,20 @@ def cache_folder() -> Path:
     return parent / "mdsmix"
 
 
+def is_in_cache(path: Path) -> bool:
+    """Check whether a file of the cache exists.
+
+    Raises Unreachable if the cache cannot be read, such as one in another user's home folder.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _refuse_cache("read", path, error) from None
+    return True
+
+
 def keep_in_cache(path: Path, content: bytes) -> None:
     """Write a file of the cache. It is written under a temporary name and then renamed, so no
     reader sees half of the file.
@@ -45,7 +59,11 @@ def keep_in_cache(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        raise Unreachable(
-            f"cannot write the file {path} of mdsmix's cache ({error.strerror}): set the "
-            "environment variable MDSMIX_CACHE to a folder that mdsmix can write to."
-        ) from None
+        raise _refuse_cache("write", path, error) from None
+
+
+def _refuse_cache(verb: str, path: Path, error: OSError) -> Unreachable:
+    return Unreachable(
+        f"cannot {verb} the file {path} of mdsmix's cache ({error.strerror}): set the "
+        "environment variable MDSMIX_CACHE to a folder that mdsmix can write to."
+    )

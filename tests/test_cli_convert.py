@@ -44,6 +44,9 @@ def test_what_cannot_be_converted_is_a_sentence(project: Project) -> None:
     assert_refused(mdsmix("convert", project.folder / "no.yaml"), 2, "no.yaml")
     project.patch.setenv("MDSMIX_CACHE", str(project.recipe / "below"))
     assert_refused(project.convert(), 4, str(project.recipe / "below"), "MDSMIX_CACHE")
+    # A folder that cannot even be looked at, as another user's home; its name is too long.
+    project.patch.setenv("MDSMIX_CACHE", str(project.folder / ("x" * 300)))
+    assert_refused(project.convert(), 4, "x" * 300, "MDSMIX_CACHE")
     project.recipe.write_text("a: [\n")
     assert_refused(project.convert(), 2, "not a readable recipe")
 

@@ -25,7 +25,7 @@ import orjson
 import xxhash
 
 from mdsmix import schema
-from mdsmix.cache import cache_folder, keep_in_cache
+from mdsmix.cache import cache_folder, is_in_cache, keep_in_cache
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.messages import join_names
 from mdsmix.processor.card import Processor
@@ -131,7 +131,7 @@ def fetch_folder(home: Location) -> Path | None:
     card_name = card_file_name(home.name)
     card_bytes = orjson.dumps(card)
     folder = cache_folder() / "fetched" / xxhash.xxh128_hexdigest(card_bytes) / home.name
-    if (folder / card_name).exists():
+    if is_in_cache(folder / card_name):
         return folder
     contents = map_threads(lambda file: (home / file).read(), card.files)
     files = dict(zip(card.files, contents, strict=True))

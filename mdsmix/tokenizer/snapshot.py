@@ -24,7 +24,7 @@ import orjson
 import xxhash
 
 from mdsmix import schema
-from mdsmix.cache import cache_folder, keep_in_cache
+from mdsmix.cache import cache_folder, is_in_cache, keep_in_cache
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import Say
 from mdsmix.processor import server
@@ -80,7 +80,7 @@ def open_snapshot(
     if is_url(name) and name.startswith("s3://"):
         locate(name)
     folder = _snapshot_folder(pretrained, name, kwargs)
-    if (folder / CARD).exists():
+    if is_in_cache(folder / CARD):
         return folder
     if say:
         say(
