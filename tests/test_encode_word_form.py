@@ -73,7 +73,8 @@ PIECES = [
     *("नमस्ते", "\u200d", "\u200b", "Grüße", "été", "don’t", ";\r", "//", "  #"),
 ]
 TEXTS = st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), max_size=6)
-SETTINGS = ["words", "prefixed", "joined", "marks_last", "added", "normalized"]
+SCHEMES = ["always", "first", "never"]
+SETTINGS = ["words", "prefixed", "joined", "marks_last", "added", "normalized", *SCHEMES]
 JOINED = ["< /", f"{MARK} </", f"> {MARK}</", "; \r", ") ;\r", ". …", ".… “", "é “", "“ d", "² ,"]
 "Merges over the borders of words, as Llama 2 and Gemma 3 have some."
 
@@ -120,13 +121,20 @@ def write_tokenizer(path: Path, setting: str) -> None:
         trained["merges"] = [*joined, *trained["merges"]]
         for token in [*"<>/;).,\r…“²éd", *map("".join, joined)]:
             vocabulary.setdefault(token, len(vocabulary))
+    if setting in SCHEMES:  # as in newer exports of Llama and Mistral
+        tree["normalizer"] = None
+        tree["pre_tokenizer"] = make_metaspace(setting)
     path.write_text(json.dumps(tree))
-    if setting in ("added", "normalized"):
+    if setting in ("added", "normalized", *SCHEMES):
         model = Model.from_file(str(path))
         is_normalized = setting == "normalized"
-        tokens = ("<td>", "</td>", "\n", "\n\n", 2 * MARK, "[b]", "the x")
+        tokens = ("<td>", "</td>", "\n", "\n\n", 2 * MARK, "[b]", "the x", "<s")
         model.add_tokens([AddedToken(token, normalized=is_normalized) for token in tokens])
         model.save(str(path))
+
+
+def make_metaspace(scheme: str) -> dict[str, Any]:
+    return {"type": "Metaspace", "replacement": MARK, "prepend_scheme": scheme, "split": False}
 
 
 SPLIT_AT_SPACES = {
@@ -251,6 +259,35 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "another split": lambda tree: tree.update(pre_tokenizer={"type": "Whitespace"}),
     "stripped": lambda tree: tree["added_tokens"][0].update(normalized=True, lstrip=True),
 }
+
+
+def change_added(tree: Any, **changes: Any) -> None:
+    """Change the last added token of a tokenizer.json."""
+    tree["added_tokens"][-1].update(changes)
+
+
+METASPACE_CHANGES: dict[str, Callable[[Any], None]] = {
+    "cuts": lambda tree: tree["pre_tokenizer"].update(split=True),
+    "cuts by default": lambda tree: tree["pre_tokenizer"].pop("split"),
+    "another mark": lambda tree: tree["pre_tokenizer"].update(replacement="_"),
+    "another scheme": lambda tree: tree["pre_tokenizer"].update(prepend_scheme="last"),
+    "a normalizer": lambda tree: tree.update(normalizer={"type": "NFC"}),
+    "normalized": lambda tree: change_added(tree, normalized=True),
+    "takes spaces": lambda tree: change_added(tree, lstrip=True),
+    "a word": lambda tree: change_added(tree, single_word=True),
+    "begins with a space": lambda tree: change_added(tree, content=" x"),
+}
+
+
+@pytest.mark.parametrize("change", METASPACE_CHANGES)
+def test_other_metaspaces_have_no_word_form(
+    change: str, open_setting: Callable[[str], Tokenizer]
+) -> None:
+    content = Path(open_setting("first").path).read_bytes()
+    assert make_word_form(content)
+    tree = json.loads(content)
+    METASPACE_CHANGES[change](tree)
+    assert make_word_form(json.dumps(tree).encode()) is None
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -37,7 +37,7 @@ import orjson
 
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.encode import word_form
-from mdsmix.encode.word_form import CharacterParts
+from mdsmix.encode.word_form import CharacterParts, FirstSpace
 from mdsmix.errors import RecipeError
 from mdsmix.messages import flatten_error
 from mdsmix.ragged import Ragged
@@ -136,10 +136,13 @@ class Fastokens(Backend):
         self.label = self.name()
         self._parts: CharacterParts | None = None
         "The additional ids of a word form; None if the tokenizer is used as it is."
+        self._first_space: FirstSpace | None = None
+        "What prepends a space to texts; None if the tokenizer does that itself, or not at all."
         words = _open_word_form(tokenizer)
         if words:
             self._model = words
             self._parts = CharacterParts.read(words)
+            self._first_space = FirstSpace.read(words)
             return
         path = find_joined(tokenizer.path)
         try:
@@ -151,8 +154,11 @@ class Fastokens(Backend):
             self._model = Model.from_json_str(complete)
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        texts = list(texts)
+        if self._first_space:
+            texts = self._first_space.prepend(texts, match_special)
         ids, offsets = self._model.encode_batch_flat(
-            list(texts), add_special_tokens=False, split_special_tokens=not match_special
+            texts, add_special_tokens=False, split_special_tokens=not match_special
         )
         rows = Ragged(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64))
         return self._parts.expand(rows) if self._parts else rows

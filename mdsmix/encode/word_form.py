@@ -17,6 +17,11 @@ Why the ids are the same:
   into bytes. No other merge uses bytes or parts of characters.
 - **Spaces.** The mark becomes a space in all tokens, and in texts. No token contains a space, and
   the original tokenizer has replaced all spaces by marks: one name is exchanged for another.
+- **First space.** A Metaspace pre-tokenizer (newer exports of Llama and Mistral) prepends a mark
+  unless there is one, and never to an empty text. If it does so to each piece of a text between
+  added tokens, the normalizer of the word form does the same. If it does so only at the beginning
+  of a text, then no normalizer can, since fastokens gives it pieces: `FirstSpace` prepends the
+  space to the texts that do not begin with an added token.
 - **Cuts.** A text is cut between two characters only if no merge makes a token in which they are
   neighbours. So no merge is lost, and the words of a text can be merged one by one.
 """
@@ -53,6 +58,13 @@ REQUIRED_MODEL = {
     "ignore_merges": None,
 }
 "What a model must have, and what it must not: with these, a word of a text has ids of its own."
+METASPACE: dict[str, Any] = {"type": "Metaspace", "replacement": MARK, "split": False}
+"What a pre-tokenizer must have, next to its `prepend_scheme`, that prepends a mark."
+REPLACE_MARKS: dict[str, Any] = {"type": "Replace", "pattern": {"String": MARK}, "content": " "}
+PREPEND_SPACE: dict[str, Any] = {"type": "Prepend", "prepend": " "}
+REMOVE_SECOND_SPACE = {"type": "Replace", "pattern": {"Regex": r"\A  "}, "content": " "}
+FIRST_SPACE = "\0first"
+"A word form that has this token needs the space of `FirstSpace`. No text is encoded to it."
 
 
 def _make_byte_characters() -> str:
@@ -118,6 +130,46 @@ class CharacterParts(NamedTuple):
         return Ragged(values, rows.offsets + np.searchsorted(expanded_at, rows.offsets))
 
 
+class FirstSpace(NamedTuple):
+    """Prepends a space to texts, as Metaspace prepends a mark under `prepend_scheme: first`."""
+
+    added: dict[str, bool]
+    "The added tokens, and whether they are special."
+    beginnings: frozenset[str]
+    "The first characters of the added tokens."
+
+    @staticmethod
+    def read(model: Any) -> FirstSpace | None:
+        """Return what prepends the space to texts of a word form that fastokens has opened, or None
+        if it needs none.
+        """
+        if model.token_to_id(FIRST_SPACE) is None:
+            return None
+        added = {token["content"]: token["special"] for token in model.added_tokens()}
+        return FirstSpace(added, frozenset(token[0] for token in added))
+
+    def prepend(self, texts: Iterable[str], match_special: bool) -> list[str]:
+        """Return the texts with a space before them, unless they are empty, begin with a space or
+        a mark, or begin with an added token.
+
+        Args:
+            texts: the texts.
+            match_special: whether special tokens are matched, and not only other added tokens.
+        """
+        return [self._prepend(text, match_special) for text in texts]
+
+    def _prepend(self, text: str, match_special: bool) -> str:
+        if text[:1] in ("", " ", MARK):
+            return text
+        # The first characters spare most texts the search: Mistral has 771 added tokens.
+        if text[0] in self.beginnings:
+            found = max((t for t in self.added if text.startswith(t)), key=len, default=None)
+            # The longest token counts, though it is special and is not matched.
+            if found is not None and (match_special or not self.added[found]):
+                return text
+        return " " + text
+
+
 def make_word_form(content: bytes) -> bytes | None:
     """Return the tokenizer.json of a tokenizer's word form. Return None if the tokenizer is not a
     SentencePiece BPE tokenizer, or one whose texts cannot be cut into words.
@@ -129,7 +181,7 @@ def make_word_form(content: bytes) -> bytes | None:
         return None  # without 100 ms to parse a large byte-level vocabulary
     tree = orjson.loads(content)
     model = tree["model"]
-    normalizer = _rename_spaces(tree.get("normalizer"))
+    normalizer = _make_normalizer(tree)
     if normalizer is None or not _is_supported(tree):
         return None
     vocabulary: dict[str, int] = model["vocab"]
@@ -149,6 +201,9 @@ def make_word_form(content: bytes) -> bytes | None:
     # Merge bytes to characters, before all else. The parts that this makes on the way get new ids.
     character_merges = _make_character_merges(vocabulary)
     first_part = 1 + max(chain(vocabulary.values(), (t["id"] for t in tree["added_tokens"])))
+    if _find_prepend_scheme(tree) == "first":
+        names[FIRST_SPACE] = first_part
+        first_part += 1
     parts = [part for part in dict.fromkeys(map(b"".join, character_merges)) if _is_part(part)]
     names |= {_write_bytes(part): first_part + count for count, part in enumerate(parts)}
     # fastokens reads merges as strings in less memory than merges as lists (see `bpe_json`).
@@ -214,22 +269,37 @@ def _list(characters: Iterable[str]) -> str:
     return "".join(f"\\x{{{ord(character):x}}}" for character in sorted(characters))
 
 
-def _rename_spaces(normalizer: Any) -> dict[str, Any] | None:
-    """Return the normalizer that writes spaces if this one writes marks. Return None if it does
-    anything else.
+def _make_normalizer(tree: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the normalizer that writes spaces if the normalizer of this tokenizer.json, or its
+    Metaspace pre-tokenizer, writes marks. Return None if the normalizer does anything else.
     """
-    steps = [normalizer]
+    normalizer = tree.get("normalizer")
+    scheme = _find_prepend_scheme(tree)
+    if scheme == "always":
+        prepends_once = [PREPEND_SPACE, REPLACE_MARKS, REMOVE_SECOND_SPACE]
+        return None if normalizer else {"type": "Sequence", "normalizers": prepends_once}
+    if scheme in ("first", "never"):
+        return None if normalizer else REPLACE_MARKS
+    steps: list[Any] = [normalizer]
     if isinstance(normalizer, dict) and normalizer.get("type") == "Sequence":
         steps = normalizer["normalizers"]
     replaces = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
     prepends = {"type": "Prepend", "prepend": MARK}
     if replaces not in steps or not all(step in (replaces, prepends) for step in steps):
         return None
-    renamed = {
-        "Replace": {"type": "Replace", "pattern": {"String": MARK}, "content": " "},
-        "Prepend": {"type": "Prepend", "prepend": " "},
-    }
+    renamed = {"Replace": REPLACE_MARKS, "Prepend": PREPEND_SPACE}
     return {"type": "Sequence", "normalizers": [renamed[step["type"]] for step in steps]}
+
+
+def _find_prepend_scheme(tree: Mapping[str, Any]) -> str | None:
+    """Return when the Metaspace pre-tokenizer of a tokenizer.json prepends a mark: `always` (to
+    each piece of a text between added tokens), `first` (at the beginning of a text) or `never`.
+    Return None if the pre-tokenizer is another one, or cuts texts.
+    """
+    pre_tokenizer = tree.get("pre_tokenizer") or {}
+    scheme = pre_tokenizer.get("prepend_scheme")
+    is_whole = pre_tokenizer == METASPACE | {"prepend_scheme": scheme}
+    return scheme if is_whole and scheme in ("always", "first", "never") else None
 
 
 def _is_supported(tree: Mapping[str, Any]) -> bool:
@@ -244,11 +314,22 @@ def _is_supported(tree: Mapping[str, Any]) -> bool:
         (splits.get("type"), splits.get("pattern")) == ("Split", {"String": " "})
         and not splits.get("invert")
     )
-    # White space around these tokens is found in the text with marks.
+    # White space around normalized tokens is found in the text with marks.
+    added = tree["added_tokens"]
     strips = any(
         token["normalized"] and (token["lstrip"] or token["rstrip"] or token["single_word"])
-        for token in tree["added_tokens"]
+        for token in added
     )
+    scheme = _find_prepend_scheme(tree)
+    if scheme is not None:
+        # There is no normalizer, so tokens must not be normalized by that of the word form.
+        is_whole = not any(token["normalized"] for token in added)
+    if scheme == "first":
+        # A space before the text must not belong to a token.
+        is_whole &= not any(
+            token["lstrip"] or token["single_word"] or token["content"][:1] in ("", " ")
+            for token in added
+        )
     return settings == REQUIRED_MODEL and is_whole and not strips
 
 

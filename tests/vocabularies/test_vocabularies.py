@@ -11,6 +11,7 @@ import json
 import random
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from mdsmix.encode import backends
 from mdsmix.encode.backends import Fastokens, Reference, open_backend
 from mdsmix.errors import MdsmixError
 from mdsmix.recipe import TokenizerSpec
@@ -25,7 +27,7 @@ from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from tests.converting import chats, run_ok, tokens, write_jsonl, write_recipe
 from tests.converting import read_samples as samples_of
 from tests.styles import to_lists
-from tests.test_encode_word_form import PIECES
+from tests.test_encode_word_form import PIECES, SCHEMES, make_metaspace
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".vocabularies"
@@ -127,10 +129,24 @@ def test_the_backend_that_takes_it(name: str) -> None:
     assert open_backend(open_by_name(name)).label.startswith(BACKENDS[name])
 
 
-@pytest.mark.parametrize("name", ["llama2", "gemma3"])
-def test_word_forms_give_the_references_ids(name: str) -> None:
-    """On random texts of pieces that are easy to get wrong, with special tokens matched and not."""
+@pytest.mark.parametrize(
+    ("name", "scheme"), [("llama2", ""), *(("llama2", each) for each in SCHEMES), ("gemma3", "")]
+)
+def test_word_forms_give_the_references_ids(
+    name: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On random texts of pieces that are easy to get wrong, with special tokens matched and not.
+
+    With a scheme, the tokenizer.json is as transformers 5 saves it.
+    """
     tokenizer = open_by_name(name)
+    if scheme:
+        monkeypatch.setattr(backends, "cache_folder", lambda: tmp_path)
+        tree = json.loads(Path(tokenizer.path).read_bytes())
+        tree |= {"normalizer": None, "pre_tokenizer": make_metaspace(scheme)}
+        path = tmp_path / "tokenizer.json"
+        path.write_text(json.dumps(tree))
+        tokenizer = replace(tokenizer, path=str(path), hash=scheme)
     fast = Fastokens(tokenizer)
     assert fast._parts is not None, "the word form is in use"
     reference = Reference(tokenizer)
