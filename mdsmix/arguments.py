@@ -50,8 +50,8 @@ def refuse_wrong_arguments(arguments: Mapping[str, Any]) -> None:
             raise _refusal(name, value, "True, False, or a function that takes a Progress")
         if name == "tokens_per_second" and value is not None and not value > 0:
             raise _refusal(name, value, "above 0")
-        if name == "mix":
-            _refuse_no_mix(value)
+        if name in ("mix", "streams"):
+            _refuse_no_mix(name, value)
 
 
 def _is_list_of(kind: type, value: Any) -> bool:
@@ -64,7 +64,7 @@ def _is_list_of(kind: type, value: Any) -> bool:
     return all(isinstance(element, kind) for element in value)
 
 
-def _refuse_no_mix(value: Any) -> None:
+def _refuse_no_mix(name: str, value: Any) -> None:
     """Raise RecipeError if the value is a list of streams that is empty or has something else in
     it, or cannot be a mix.
     """
@@ -73,7 +73,7 @@ def _refuse_no_mix(value: Any) -> None:
     else:
         is_mix = value is not None and not isinstance(value, (bytes, int, float))
     if not is_mix:
-        raise _refusal("mix", value, "a recipe, a training YAML, or a list of published streams")
+        raise _refusal(name, value, "a recipe, a training YAML, or a list of published streams")
 
 
 def _refusal(name: str, value: Any, words: str) -> RecipeError:

@@ -257,6 +257,31 @@ def test_files_of_others_are_refused_and_stay(tmp_path: Path) -> None:
     assert_refused(answer, 2, "s3://bucket/out is not a folder of this machine")
 
 
+def test_what_is_deleted_of_an_earlier_export_is_named(tmp_path: Path) -> None:
+    """Such as that of another split, which the user may still want."""
+    out = tmp_path / "out"
+    export(publish_rows(tmp_path / "web"), out)
+    rows = publish(
+        tmp_path / "held", CONCAT, ROWS, card={"totals": {"loss_tokens": 70}}, split="val"
+    )
+    answer = run_ok("export", rows / "val", "--to", "parquet", "-o", out)
+    assert "earlier export wrote it: train-00000.parquet, train-00001.parquet" in answer.out
+    assert {*read_exported(out)} == {"val-00000.parquet"}
+
+
+def test_an_unchanged_export_is_compared_with_a_changed_manifest(tmp_path: Path) -> None:
+    source = publish_rows(tmp_path / "web")
+    export(source, tmp_path / "out")
+    publish_rows(tmp_path / "web", totals={"loss_tokens": 5})
+    with pytest.raises(Damaged, match="70 trained tokens and not 5"):
+        export(source, tmp_path / "out")
+
+
+def test_an_empty_list_of_streams_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"^streams is \[\]"):
+        mdsmix.export([], to="parquet", out=tmp_path / "out")
+
+
 def test_two_exports_do_not_write_into_one_folder(tmp_path: Path) -> None:
     source = publish_rows(tmp_path / "web")
     out = tmp_path / "out"

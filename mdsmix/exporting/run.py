@@ -189,6 +189,8 @@ def _export_stream(
         pieces = [reusable[number] for number in sorted(reusable)]
         files = writer.list_files(pieces)
         if is_same and earlier.is_finished and has_files(folder, files):
+            # The manifest may have changed since, though the shards did not.
+            _compare_counts(stream, writer, sum_counts(pieces), pieces)
             return ExportOutcome(
                 stream=stream.name,
                 folder=folder,
@@ -227,9 +229,13 @@ def _export_stream(
     _compare_counts(stream, writer, counts, pieces)
     writer.finish(pieces)
     files = writer.list_files(pieces)
-    for name in stale - files.keys():
+    deleted = stale - files.keys()
+    for name in deleted:
         LocalPath(str(folder / name)).delete()
     finish_journal(folder)
+    whole = sorted(name for name in deleted if not name.endswith(UNFINISHED))
+    if whole:
+        notes += (f"deleted from {folder}, since an earlier export wrote it: {join_names(whole)}",)
     return ExportOutcome(
         stream=stream.name,
         folder=folder,
