@@ -74,11 +74,15 @@ try:
     mdsmix.convert(recipe, limit=3)
 except mdsmix.MdsmixError as error:
     assert_type(error.exit_code, int)
+exported = mdsmix.export(recipe, to="parquet", out=Path("exported"), only=["web"])
+assert_type(exported, mdsmix.ExportedMix)
+assert_type(exported.streams[0].counts.trained, int)
 loader = mdsmix.build_loader("train.yaml", batch_size=8)
 assert_type(loader, mdsmix.MixLoader)
 
 mdsmix.convert(3)  # type: ignore[arg-type]
 mdsmix.check(recipe, evals="sometimes")  # type: ignore[arg-type]
+mdsmix.export(recipe, out="exported")  # type: ignore[call-arg]
 mdsmix.convert(recipe, workrs=2)  # type: ignore[call-arg]
 mdsmix.SourceSpec(path=3)  # type: ignore[arg-type]
 conversion.streams[0].token  # type: ignore[attr-defined]  # noqa: B018
