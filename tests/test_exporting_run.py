@@ -257,6 +257,18 @@ def test_files_of_others_are_refused_and_stay(tmp_path: Path) -> None:
     assert_refused(answer, 2, "s3://bucket/out is not a folder of this machine")
 
 
+@pytest.mark.parametrize("content", [b"", b"[]\n", b'{"format":"parq'])
+def test_a_damaged_journal_is_refused_and_nothing_is_lost(tmp_path: Path, content: bytes) -> None:
+    source = publish_rows(tmp_path / "web")
+    out = tmp_path / "out"
+    export(source, out)
+    (out / JOURNAL).write_bytes(content)
+    before = read_files(out)
+    with pytest.raises(RecipeError, match=r"mdsmix\.export is damaged, .*: delete the folder"):
+        export(source, out)
+    assert read_files(out) == before
+
+
 def test_what_is_deleted_of_an_earlier_export_is_named(tmp_path: Path) -> None:
     """Such as that of another split, which the user may still want."""
     out = tmp_path / "out"

@@ -293,6 +293,11 @@ def _list_earlier_files(folder: Path, earlier: Journal | None) -> set[str]:
             own.add(name)
         elif not name.endswith(UNFINISHED):
             foreign.append(name)
+    if foreign and earlier is None and LocalPath(str(folder / JOURNAL)).stat():
+        raise RecipeError(
+            f"{folder / JOURNAL} is damaged, so which files of the folder belong to an export is "
+            "unknown: delete the folder, or name another one with --out."
+        )
     if foreign:
         raise RecipeError(
             f"--out {folder} contains {join_names(foreign)}, which no export wrote, and a trainer "
