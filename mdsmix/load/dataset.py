@@ -332,9 +332,11 @@ class MixDataset(ShardKeeper):
     numbers_streams = False
     "Whether each row has the number of its stream."
     gives_stored_rows = False
-    """Whether a pass yields StoredRows, which the collator turns into a batch at once, and not
-    TrainingRows.
+    """Whether a pass of MixLoader yields StoredRows, which the collator turns into a batch at once.
+    Any other pass yields TrainingRows.
     """
+    _is_pass_stored = False
+    "Whether the current pass yields StoredRows."
     is_epoch_set = False
     """Whether set_epoch was called. Trainers call it before they read an epoch, except Trainer of
     transformers 5.
@@ -381,6 +383,7 @@ class MixDataset(ShardKeeper):
             has_trainer = self.came_from_trainer or _has_trainer_five()
             if not self.is_epoch_set and has_trainer and _is_skipped_by_trainer():
                 raise RecipeError(EPOCH_UNKNOWN)
+        self._is_pass_stored = self.gives_stored_rows and bool(self.is_read_by_loader[0])
         rows: Iterator[Any] = chain.from_iterable(super().__iter__())
         return rows
 
@@ -598,7 +601,10 @@ class MixDataset(ShardKeeper):
             retry: how many times the shard is fetched if it is evicted before it is read.
         """
         shard_id, position = self.spanner[sample_id]
-        return self._make_row(self.read_sample(int(shard_id), position, retry))
+        row = self._make_row(self.read_sample(int(shard_id), position, retry))
+        if self.cache_limit:
+            self._mark_used(np.array([shard_id]))
+        return row
 
     def __getitem__(self, at: Any) -> Any:
         """Return the row of a sample, a list of rows for a list or slice, or an iterator over the
@@ -607,7 +613,7 @@ class MixDataset(ShardKeeper):
         if not isinstance(at, SampleBlock):
             return super().__getitem__(at)
         rows = self.read_block(at)
-        return rows if self.gives_stored_rows else map(self._make_row, rows)
+        return rows if self._is_pass_stored else map(self._make_row, rows)
 
     def _make_row(self, stored: StoredRow) -> Any:
         """Return the row of a sample. Raises the errors of `get_item`."""

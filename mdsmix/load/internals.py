@@ -209,6 +209,10 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
                 self.prepare_shard(int(shards[count]), False)
                 count += 1
             it.prepare_index += count
+        # All shards are prepared; another process may evict them until the pass ends.
+        while not it.should_exit() and not self._event.is_set() and it.yield_index < it.total:
+            self.open_shards.close_replaced()
+            sleep(TICK)
         it.on_exit()
 
     def _ready_thread(self, it: _Iterator) -> None:
@@ -235,6 +239,15 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
 
         Streaming passes each block to `__getitem__`.
         """
+        try:
+            yield from self._find_blocks(it)
+            it.on_exit()
+        finally:
+            # End the threads, also if the training loop has left the pass.
+            it.non_blocking_exit()
+
+    def _find_blocks(self, it: _Iterator) -> Iterator[SampleBlock]:
+        """Yield the blocks of a pass."""
         size = int(self.batch_size or 1)
         places = SampleBlock([], [])
         begin = 0  # of the next block in `places`
@@ -256,7 +269,6 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
             # After the block was read, so that no shard that it needs is evicted before.
             begin += count
             it.yield_index += count
-        it.on_exit()
 
     def _locate(self, ids: Ids) -> SampleBlock:
         """Return the places of samples; the shard of NO_SAMPLE is NO_SHARD."""

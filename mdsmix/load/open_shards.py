@@ -1,9 +1,9 @@
 """Shard files that stay open while samples are read from them.
 
-Streaming opens a shard's file for each sample. Here a file is opened once, and the offsets of its
-samples are read once. Samples are read by `os.pread`, which takes 0.7 us, and not through a memory
-map: a file that is truncated while it is mapped, or a disk that fails, would kill the process
-(SIGBUS), while pread returns fewer bytes or raises OSError.
+Streaming opens a shard's file for each sample. Here a file is opened once, and its table of offsets
+is read once if it is small. Samples are read by `os.pread`, which takes 0.7 us, and not through a
+memory map: a file that is truncated while it is mapped, or a disk that fails, would kill the
+process (SIGBUS), while pread returns fewer bytes or raises OSError.
 
 A file that was deleted needs its disk space as long as a process has it open. So files that
 Streaming evicts, in this process or another one, are closed, and at the end of a pass all are.
@@ -12,6 +12,7 @@ Streaming evicts, in this process or another one, are closed, and at the end of 
 from __future__ import annotations
 
 import os
+import resource
 import struct
 import time
 from dataclasses import dataclass, field
@@ -19,13 +20,20 @@ from dataclasses import dataclass, field
 from mdsmix.load.stored_rows import ShardSource, StoredRow
 
 MOST_OPEN = 128
-"The most files that a process keeps open, of the 1,024 that Linux allows it by default."
-MOST_OFFSET_BYTES = 64 << 20
-"""64 MiB: the most bytes of offsets that are kept, 4 for each sample. A shard of 64 MiB has 2.4 MB
-of them if its samples have 100 bytes, and 64 KB if they have 4 KB.
+"The most files that a dataset keeps open in a process."
+OPEN_SHARE = 8
+"""A dataset uses at most an eighth of the files that its process may open: 128 of 1,024 (Linux), 32
+of 256 (macOS). So several loaders can be read at the same time.
+"""
+MOST_TABLE_BYTES = 128 << 10
+"""128 KiB, 32,767 samples: of a larger table only the two offsets of a sample are read, each time.
+If the samples come from more shards than are kept open, most need a file that is not open, and each
+would read a whole table. 200 shards of 100,000 rows took 54 us a row so, and take 26.
 """
 SECONDS_BETWEEN_CHECKS = 0.1
 "How often the open files are checked. A check takes 0.5 us for each file."
+TABLE_BEGIN = 4
+"Bytes of a file in front of its table."
 _BEGIN_AND_END = struct.Struct("<II")
 
 
@@ -33,18 +41,26 @@ class OpenShard:
     """The decompressed file of a shard, open for reading."""
 
     def __init__(self, source: ShardSource) -> None:
-        """Open the file, and read the offsets of its samples.
+        """Open the file, and read its table if that is small.
 
-        Raises FileNotFoundError if the file is missing, ValueError if it is cut off.
+        Raises FileNotFoundError if the file is missing, ValueError if its size is not that of the
+        index: it was cut off, or another version of the stream was written over it.
         """
         self.source = source
         self.descriptor = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
-        self.modified = os.fstat(self.descriptor).st_mtime_ns
-        count = len(source.shard)
-        # The file begins with the number of samples, and then has `count + 1` offsets (uint32).
-        self.offsets = os.pread(self.descriptor, 4 * (count + 1), 4)
-        if len(self.offsets) < 4 * (count + 1):
-            raise ValueError(f"{source.path} ends within its table of samples")
+        status = os.fstat(self.descriptor)
+        self.modified = status.st_mtime_ns
+        size = source.shard.file_pairs[0][0].bytes
+        if status.st_size != size:
+            raise ValueError(
+                f"{source.path} has {status.st_size} bytes, but its index states {size}"
+            )
+        # The file begins with the number of samples, and then has an offset (uint32) for each
+        # sample and one for the end of the last.
+        self.table = b""
+        table_bytes = 4 * (len(source.shard) + 1)
+        if table_bytes <= MOST_TABLE_BYTES:
+            self.table = os.pread(self.descriptor, table_bytes, TABLE_BEGIN)
 
     def __del__(self) -> None:
         # Closed when the last reference is gone, so that a thread can drop a file that another one
@@ -58,7 +74,12 @@ class OpenShard:
         Args:
             position: the number of the sample in the shard.
         """
-        begin, end = _BEGIN_AND_END.unpack_from(self.offsets, 4 * position)
+        if self.table:
+            begin, end = _BEGIN_AND_END.unpack_from(self.table, 4 * position)
+        else:
+            place = TABLE_BEGIN + 4 * position
+            offsets = os.pread(self.descriptor, _BEGIN_AND_END.size, place)
+            begin, end = _BEGIN_AND_END.unpack(offsets)
         data = os.pread(self.descriptor, end - begin, begin)
         if len(data) != end - begin or not data:
             raise ValueError(
@@ -72,6 +93,14 @@ class OpenShard:
         """Whether the file is still in its folder, and was not written since it was opened."""
         stat = os.fstat(self.descriptor)
         return stat.st_nlink > 0 and stat.st_mtime_ns == self.modified
+
+
+def count_most_open() -> int:
+    """Return the most files that a dataset keeps open in this process."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return MOST_OPEN
+    return max(1, min(MOST_OPEN, limit // OPEN_SHARE))
 
 
 @dataclass(slots=True)
@@ -89,14 +118,12 @@ class OpenShards:
     def open(self, shard_id: int, source: ShardSource) -> OpenShard:
         """Open the file of a shard, and close others if there are too many.
 
-        Raises FileNotFoundError if it is missing, ValueError if it is cut off.
+        Raises the errors of OpenShard.
         """
         file = OpenShard(source)
         self.files[shard_id] = file
-        while len(self.files) > MOST_OPEN or self._offset_bytes > MOST_OFFSET_BYTES:
-            oldest = next(iter(self.files))
-            if oldest == shard_id:
-                break
+        # A copy, since the thread may close files meanwhile.
+        for oldest in list(self.files)[: -count_most_open()]:
             self.close(oldest)
         return file
 
@@ -119,7 +146,3 @@ class OpenShards:
         for shard_id, file in list(self.files.items()):
             if not file.is_current:
                 self.close(shard_id)
-
-    @property
-    def _offset_bytes(self) -> int:
-        return sum(len(file.offsets) for file in list(self.files.values()))

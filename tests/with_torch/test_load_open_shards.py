@@ -9,12 +9,15 @@ import json
 import os
 import shutil
 import time
+import weakref
 from itertools import islice
 from pathlib import Path
+from resource import RLIM_INFINITY
 from typing import Any
 
 import pytest
 from streaming import Stream, StreamingDataLoader, StreamingDataset
+from torch.utils.data import DataLoader
 
 from mdsmix.errors import Unreachable
 from mdsmix.load import MixLoader, open_shards
@@ -102,14 +105,17 @@ def test_each_shard_is_opened_once_and_closed_at_the_end_of_the_pass(
     assert list_open(folder) == []
 
 
-@pytest.mark.parametrize("bound", ["MOST_OPEN", "MOST_OFFSET_BYTES"])
+@pytest.mark.parametrize("files_of_process", [RLIM_INFINITY, 1024, 8 * 2, 3])
 def test_the_number_of_open_files_is_bounded(
-    tmp_path: Path, opened: list[int], monkeypatch: pytest.MonkeyPatch, bound: str
+    tmp_path: Path, opened: list[int], monkeypatch: pytest.MonkeyPatch, files_of_process: int
 ) -> None:
+    """By MOST_OPEN, and by an eighth of the files that the process may open."""
     folder = write_tokens(tmp_path / "web", ROWS, size_limit=400)
     copy = shutil.copytree(folder, tmp_path / "copy")
     expected = rows_of(open_bare({"web": {"local": str(copy)}}, 4, shuffle=True))
-    monkeypatch.setattr(open_shards, bound, 2)
+    limits = (files_of_process, files_of_process)
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits)
+    monkeypatch.setattr(open_shards, "MOST_OPEN", 3)
     loader = loaded({"web": {"local": str(folder)}}, 4, shuffle=True)
     most = 0
     tokens = []
@@ -117,8 +123,48 @@ def test_the_number_of_open_files_is_bounded(
         tokens += first_tokens([batch])
         most = max(most, len(loader.dataset.open_shards.files))
     assert tokens == expected
-    assert most == {"MOST_OPEN": 2, "MOST_OFFSET_BYTES": 1}[bound]
+    assert most == {16: 2, 3: 1}.get(files_of_process, 3)
     assert len(opened) > len(set(opened))
+
+
+def test_a_large_table_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its offsets are read with each sample: the rows are the same, and no memory is needed."""
+    folder = write_tokens(tmp_path / "web", ROWS, size_limit=400)
+    samples = json.loads((folder / "index.json").read_text())["shards"][0]["samples"]
+    table_bytes = 4 * (samples + 1)
+    for bound, kept in ((table_bytes, table_bytes), (table_bytes - 1, 0)):
+        monkeypatch.setattr(open_shards, "MOST_TABLE_BYTES", bound)
+        loader = loaded({"web": {"local": str(folder)}})
+        reading = iter(loader)
+        tokens = first_tokens(islice(reading, 1))
+        assert len(loader.dataset.open_shards.files[0].table) == kept
+        assert tokens + first_tokens(reading) == [*range(10, 10 + 8 * ROWS, 8)]
+        del reading, loader
+        gc.collect()
+
+
+def test_shards_used_by_index_are_evicted_last(tmp_path: Path) -> None:
+    remote = write_tokens(tmp_path / "remote", ROWS, size_limit=400)
+    local = tmp_path / "local"
+    limit = (remote / "index.json").stat().st_size + 3 * 400
+    stream = {"web": {"remote": str(remote), "local": str(local)}}
+    dataset = loaded(stream, 1, predownload=1, cache_limit=limit).dataset
+    first = dataset.sample_offset_per_shard
+    for shard in (0, 1, 2, 0, 3):
+        dataset[int(first[shard])]
+    kept = sorted(path.name for path in local.glob("*.mds"))
+    assert kept[0] == "shard.00000.mds"
+    assert "shard.00001.mds" not in kept
+
+
+def test_other_loaders_get_rows(tmp_path: Path) -> None:
+    """A loader with a collator of its own gets rows, as from the dataset's index."""
+    folder = write_tokens(tmp_path / "web", 10)
+    dataset = loaded({"web": {"local": str(folder)}}).dataset
+    (rows,) = DataLoader(dataset, batch_size=10, collate_fn=list)
+    for number, row in enumerate(rows):
+        assert row.input_ids.tolist() == dataset[number].input_ids.tolist()
+        assert row.labels.tolist() == row.input_ids.tolist()
 
 
 def test_evicted_shards_are_closed(tmp_path: Path) -> None:
@@ -157,6 +203,48 @@ def test_shards_that_another_process_evicts_are_closed_and_fetched_again(tmp_pat
     wait_until_closed(local)
     assert list_open(local) == []
     assert tokens + first_tokens(reading) == [*range(10, 10 + 8 * ROWS, 8)]
+
+
+def test_shards_are_closed_after_all_were_prepared(tmp_path: Path) -> None:
+    """Other processes may still evict them. A pass that is left ends its threads."""
+    folder = write_tokens(tmp_path / "remote", ROWS, size_limit=400)
+    local = tmp_path / "local"
+    stream = {"web": {"remote": str(folder), "local": str(local)}}
+    loader = loaded(stream, predownload=2 * ROWS)
+    reading = iter(loader)
+    next(reading)
+    state = loader.dataset._iterator
+    with fail_after(30):
+        while state.prepare_index < state.total:
+            time.sleep(0.01)
+    for shard in local.glob("*.mds"):
+        shard.unlink()
+    wait_until_closed(local)
+    assert list_open(local) == []
+    assert not state.should_exit()
+    dataset = weakref.ref(loader.dataset)
+    del reading, loader
+    with fail_after(30):
+        while dataset() is not None:
+            gc.collect()
+            time.sleep(0.01)
+
+
+def test_a_shard_that_is_replaced_by_another_version_is_refused(tmp_path: Path) -> None:
+    """It was checked before, but its rows are now others."""
+    folder = write_tokens(tmp_path / "web", ROWS, size_limit=400)
+    other = write_tokens(tmp_path / "other", ROWS, length=4, size_limit=300)
+    shard = folder / "shard.00000.mds"
+    size = shard.stat().st_size
+    loader = loaded({"web": {"local": str(folder)}})
+
+    def replace() -> None:
+        os.replace(other / shard.name, shard)
+        wait_until_closed(folder)
+
+    tokens, sentence = read_on(loader, replace)
+    assert tokens == [10, 18, 26, 34]
+    assert f"but its index states {size})" in sentence
 
 
 def read_on(loader: MixLoader, damage: Any) -> tuple[list[int], str]:
