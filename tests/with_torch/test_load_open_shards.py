@@ -379,6 +379,8 @@ def test_ranks_read_what_bare_datasets_of_ranks_do(
     tree = config({"a": {"local": str(folder)}}, "text", drop_last=False, **keys)
     processes = ranks(programs, RANKS, json.dumps([tree, copies, keys]))
     results = [process.wait() for process in processes]
-    assert [result.returncode for result in results] == [0, 0], results[0].stderr[-3000:]
+    assert [result.returncode for result in results] == [0, 0], [
+        result.stderr[-3000:] for result in results
+    ]
     rest = [json.loads(result.stdout) for result in results]
     assert len({*rest[0], *rest[1]}) == len(rest[0]) + len(rest[1]) == ROWS - 2 * 5 * 4
