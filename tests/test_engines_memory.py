@@ -84,7 +84,12 @@ def test_the_least_limit_counts(group: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert group("", {})[0] == 10, "as on macOS"
 
 
-def test_memory_is_reserved_for_a_process_that_is_not_a_worker() -> None:
+def test_memory_is_reserved_for_a_process_that_is_not_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = {"measure_pss": memory.measure_pss, "measure_rss": memory.measure_rss}
+    for name in measured:  # the memory of this process depends on the tests before
+        monkeypatch.setattr(memory, name, lambda pid: 200 * MIB)
     budget = MemoryBudget(3 * GIB, reserved=GIB)
     alone = MemoryBudget(3 * GIB)
     assert alone.share(1) - budget.share(1) == GIB
@@ -92,6 +97,8 @@ def test_memory_is_reserved_for_a_process_that_is_not_a_worker() -> None:
     alone.on_finished_unit([], False)
     budget.on_finished_unit([], False)
     assert alone.allowed_workers(64) - budget.allowed_workers(64) in (3, 4), "of 320 MiB each"
+    for name, measure in measured.items():
+        monkeypatch.setattr(memory, name, measure)
     measuring = MemoryBudget(3 * GIB, side_pids=lambda: [os.getpid()])
     measuring.on_finished_unit([], False)
     assert measuring.peak > 1.9 * memory.measure_pss(os.getpid())
