@@ -518,7 +518,8 @@ def export(
     >>> exported.streams[0].counts.trained  # doctest: +SKIP
     1846332
     """
-    refuse_wrong_arguments(locals())
+    refuse_wrong_arguments(locals(), required=("out",))
+    from mdsmix.exporting.megatron import delete_data_args
     from mdsmix.exporting.run import (
         check_export,
         choose_folders,
@@ -551,13 +552,16 @@ def export(
         for stream in chosen:
             outcomes.append(export_stream(stream, writer, folders[stream.name], watcher))
     root = Path(os.path.abspath(out))
+    data_args = writer.finish_mix(root, folders, weights)
+    deleted_args = None if data_args else delete_data_args(root, folders.values())
     return ExportedMix(
         format=to,
         out=root,
         streams=outcomes,
         weights=weights,
         weighs=writer.weighs,
-        data_args=writer.finish_mix(root, folders, weights),
+        data_args=data_args,
+        deleted_args=deleted_args,
     )
 
 

@@ -18,15 +18,18 @@ LEAST = {
 TEXTS = ("overrides", "only", "reasons", "evaluations")
 "Arguments that are lists of texts. One text alone is no list: its letters would be the elements."
 PATHS = ("stream", "out", "into", "run")
-"Arguments that are a path or a URL. `stream` is required, the others may be None."
+"Arguments that are a path or a URL."
 EVALS = ("look", "keep", "drop")
 
 
-def refuse_wrong_arguments(arguments: Mapping[str, Any]) -> None:
+def refuse_wrong_arguments(
+    arguments: Mapping[str, Any], required: Collection[str] = ("stream",)
+) -> None:
     """Raise RecipeError if an argument has a value that it cannot have.
 
     Args:
         arguments: the arguments of a function of the API, by their names.
+        required: the paths among them that may not be None.
     """
     for name, value in arguments.items():
         least = LEAST.get(name)
@@ -39,7 +42,7 @@ def refuse_wrong_arguments(arguments: Mapping[str, Any]) -> None:
             raise _refusal(name, value, 'the name of a format, such as "parquet"')
         if name == "engine" and not isinstance(value, str):
             raise _refusal(name, value, '"local", "ray" or "ray://HOST:PORT"')
-        is_path = isinstance(value, (str, os.PathLike)) or (value is None and name != "stream")
+        is_path = isinstance(value, (str, os.PathLike)) or (value is None and name not in required)
         if name in PATHS and not is_path:
             raise _refusal(name, value, "a path or URL")
         if name == "numbers" and not (_is_list_of(int, value) and min(value, default=0) >= 0):

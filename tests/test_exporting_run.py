@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import typer.main
 from pyarrow import parquet
@@ -281,12 +282,89 @@ def test_what_is_deleted_of_an_earlier_export_is_named(tmp_path: Path) -> None:
     assert {*read_exported(out)} == {"val-00000.parquet"}
 
 
+def list_replacements(outcome: run.ExportOutcome) -> list[str]:
+    return [note for note in outcome.notes if "were replaced" in note]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_an_export_that_replaces_another_stream_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    """The files have the same names, so none is listed as deleted."""
+    out = tmp_path / "out"
+    chat = publish_rows(tmp_path / "chat")
+    faq = publish_rows(tmp_path / "faq", ROWS[::-1])
+    (first,) = export(chat, out).streams
+    if is_killed:
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "append_piece", Kill(1, is_noted=True))
+            with pytest.raises(Killed):
+                export(faq, out)
+    (second,) = export(faq, out).streams
+    (third,) = export(faq, out).streams
+    (fourth,) = export(publish_rows(tmp_path / "moved" / "faq", ROWS[1:]), out).streams
+    said = f"files of an export of chat/train were replaced in {out}"
+    replacements = [list_replacements(outcome) for outcome in (first, second, third, fourth)]
+    assert replacements == [[], [said], [], []]
+
+
+def test_a_journal_without_the_name_of_its_stream_is_read(tmp_path: Path) -> None:
+    source = publish_rows(tmp_path / "web")
+    out = tmp_path / "out"
+    export(source, out)
+    header, *pieces = (out / JOURNAL).read_bytes().splitlines(keepends=True)
+    tree = orjson.loads(header)
+    assert tree.pop("stream") == "web/train"
+    assert tree.pop("replaced") == []
+    (out / JOURNAL).write_bytes(b"".join([orjson.dumps(tree), b"\n", *pieces]))
+    (outcome,) = export(source, out).streams
+    assert outcome.state == "up to date"
+    (outcome,) = export(publish_rows(tmp_path / "code", ROWS[1:]), out).streams
+    assert list_replacements(outcome) == []
+
+
+@pytest.mark.parametrize(
+    ("header", "piece"),
+    [
+        ({"names": "train-(.parquet"}, {}),
+        ({"names": "a{99999999999}"}, {}),
+        ({"stale": ["../mine.txt"]}, {}),
+        ({}, {"files": {"mine.txt": 4}}),
+        ({"names": ".*"}, {"files": {"../mine.txt": 4}}),
+    ],
+)
+def test_a_journal_that_names_files_of_others_is_damaged(
+    tmp_path: Path, header: dict[str, Any], piece: dict[str, Any]
+) -> None:
+    source = publish_rows(tmp_path / "web")
+    out = tmp_path / "out"
+    export(source, out)
+    (tmp_path / "mine.txt").write_bytes(b"mine")
+    lines = [orjson.loads(line) for line in (out / JOURNAL).read_bytes().splitlines()]
+    lines[0] |= header
+    lines[1] |= piece
+    (out / JOURNAL).write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    # The counts differ from the manifest, so the files of the journal's pieces would be deleted.
+    publish_rows(tmp_path / "web", totals={"loss_tokens": 5})
+    before = read_files(out)
+    with pytest.raises(RecipeError, match=r"mdsmix\.export is damaged, .*: delete the folder"):
+        export(source, out)
+    assert read_files(out) == before
+    assert (tmp_path / "mine.txt").read_bytes() == b"mine"
+
+
 def test_an_unchanged_export_is_compared_with_a_changed_manifest(tmp_path: Path) -> None:
     source = publish_rows(tmp_path / "web")
     export(source, tmp_path / "out")
     publish_rows(tmp_path / "web", totals={"loss_tokens": 5})
     with pytest.raises(Damaged, match="70 trained tokens and not 5"):
         export(source, tmp_path / "out")
+
+
+def test_an_export_without_a_folder_is_refused(tmp_path: Path) -> None:
+    out: Any = None
+    with pytest.raises(RecipeError, match=r"^out is None; it must be a path or URL\.$"):
+        export(publish_rows(tmp_path / "web"), out)
 
 
 def test_an_empty_list_of_streams_is_refused(tmp_path: Path) -> None:
@@ -423,6 +501,27 @@ def test_megatron_gets_the_weights_of_the_recipe_in_tokens(tmp_path: Path) -> No
     with pytest.raises(RecipeError, match="contains white space"):
         export(recipe, tmp_path / "my out", "megatron")
     assert not (tmp_path / "my out").exists()
+
+
+def test_the_weights_for_megatron_go_with_its_datasets(tmp_path: Path) -> None:
+    publish_rows(tmp_path / "web")
+    publish_rows(tmp_path / "code", ROWS[:5])
+    publish_rows(tmp_path / "docs", ROWS[:5])
+    recipe = write_mix(tmp_path, "web", "code", "docs", train_loader={"name": "text"})
+    out = tmp_path / "out"
+    path = out / "data-args.txt"
+    export(recipe, out, "megatron", only=["web", "code"])
+    # Its datasets are all there.
+    assert not export(recipe, out, "parquet", only=["docs"]).deleted_args
+    assert path.exists()
+    exported = export(recipe, out, "parquet", only=["code"])
+    assert exported.deleted_args == path
+    assert f"deleted {path}, since it named datasets that were replaced" in exported.notes
+    assert not path.exists()
+    # A file of this name that no export wrote stays.
+    path.write_text("my notes on the arguments")
+    export(recipe, out, "litdata", only=["code"])
+    assert path.exists()
 
 
 def test_a_small_share_is_not_written_as_zero(tmp_path: Path) -> None:

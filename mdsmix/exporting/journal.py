@@ -8,6 +8,7 @@ incomplete is ignored, and its piece is written again.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -39,6 +40,10 @@ class Header:
     "A regular expression that the names of the export's files match, and no other file's name."
     stale: list[str] = field(default_factory=list)
     "Files of an earlier export that are deleted when this one is finished."
+    stream: str = ""
+    "The stream and its split, such as `chat/train`. Earlier commits of mdsmix did not write it."
+    replaced: list[str] = field(default_factory=list)
+    "Other streams whose exports were in the folder when this one began."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,9 @@ class Journal:
 
 
 def read_journal(folder: Path) -> Journal | None:
-    """Return the journal of an export; None if there is none, or if no line of it can be read."""
+    """Return the journal of an export; None if there is none, if its first line cannot be read, or
+    if it names files that no export writes, such as those of another folder.
+    """
     fetched = LocalPath(str(folder / JOURNAL)).fetch()
     if fetched is None:
         return None
@@ -62,15 +69,28 @@ def read_journal(folder: Path) -> Journal | None:
     header = schema.parse_json_if_fit(Header, lines[0])
     if header is None:
         return None
+    names = _compile_names(header)
+    if names is None or any("/" in name for name in header.stale):
+        return None
     pieces = dict[int, Piece]()
     is_finished = False
     for line in lines[1:]:
         piece = schema.parse_json_if_fit(Piece, line)
         if piece:
+            if not all(names.fullmatch(name) and "/" not in name for name in piece.files):
+                return None
             pieces[piece.number] = piece
         else:
             is_finished = line == FINISHED
     return Journal(header=header, pieces=pieces, is_finished=is_finished)
+
+
+def _compile_names(header: Header) -> re.Pattern[str] | None:
+    """Return the regular expression of the header; None if it is none."""
+    try:
+        return re.compile(header.names)
+    except (re.error, OverflowError):  # such as a{99999999999}
+        return None
 
 
 FINISHED = b'{"finished":true}'

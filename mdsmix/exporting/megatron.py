@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Literal
 
@@ -218,6 +218,26 @@ class Megatron(Writer):
         path = out / DATA_ARGS
         LocalPath(str(path)).write((" ".join(words) + "\n").encode())
         return path
+
+
+def delete_data_args(out: Path, folders: Collection[Path]) -> Path | None:
+    """Delete the arguments that an earlier export to Megatron left, if they name a dataset in one
+    of the folders, and return the file's path. Return None if there is nothing to delete.
+
+    Args:
+        out: the folder of the export.
+        folders: the folders whose streams were now exported in another format.
+    """
+    path = out / DATA_ARGS
+    fetched = LocalPath(str(path)).fetch()
+    if fetched is None:
+        return None
+    _, content = fetched
+    prefixes = content.decode(errors="replace").split()[1::2]  # each follows its weight
+    if not any(Path(prefix).parent in folders for prefix in prefixes):
+        return None
+    LocalPath(str(path)).delete()
+    return path
 
 
 def _count_documents(pieces: Sequence[Piece]) -> int:

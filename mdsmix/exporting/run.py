@@ -206,12 +206,15 @@ def _export_stream(
             LocalPath(str(folder / name)).delete()
 
     # Write the missing pieces.
+    replaced = _list_replaced_streams(stream, earlier) if stale else []
     header = Header(
         format=writer.name,
         key=key,
         index_hash=stream.stream.index.hash,
         names=writer.names,
         stale=sorted(stale),
+        stream=stream.published_name,
+        replaced=replaced,
     )
     begin_journal(folder, header, kept)
     written = {piece.number: piece for piece in kept}
@@ -233,6 +236,8 @@ def _export_stream(
     for name in deleted:
         LocalPath(str(folder / name)).delete()
     finish_journal(folder)
+    if replaced:
+        notes += (f"files of an export of {join_names(replaced)} were replaced in {folder}",)
     whole = sorted(name for name in deleted if not name.endswith(UNFINISHED))
     if whole:
         notes += (f"deleted from {folder}, since an earlier export wrote it: {join_names(whole)}",)
@@ -304,6 +309,18 @@ def _list_earlier_files(folder: Path, earlier: Journal | None) -> set[str]:
             "would read it as a part of the data: name another folder."
         )
     return own
+
+
+def _list_replaced_streams(stream: ExportedStream, earlier: Journal | None) -> list[str]:
+    """Return the other streams whose exports are in the folder. An export that was killed has
+    replaced a part of those that were there before it, so they are named again.
+    """
+    if earlier is None:
+        return []
+    names = {earlier.header.stream}
+    if not earlier.is_finished:
+        names.update(earlier.header.replaced)
+    return sorted(names - {"", stream.published_name})
 
 
 def _is_named_by(names: str, name: str) -> bool:

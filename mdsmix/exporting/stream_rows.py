@@ -84,6 +84,11 @@ class ExportedStream:
         return self.stream.folder.parent.name if is_url else self.name
 
     @property
+    def published_name(self) -> str:
+        """The stream and its split, such as `chat/train`, however the user named it."""
+        return f"{self.stream.folder.parent.name}/{self.split}"
+
+    @property
     def eos(self) -> int | None:
         return self.manifest.tokenizer.eos_id
 

@@ -40,6 +40,8 @@ class ExportedMix(Result):
     "What the weights are shares of: `samples` or `tokens`."
     data_args: Path | None = None
     "The file with the arguments of Megatron's --data-path; None for other formats."
+    deleted_args: Path | None = None
+    "Such a file of an earlier export to Megatron, which was deleted since its datasets are gone."
 
     @property
     def table(self) -> Table:
@@ -65,8 +67,11 @@ class ExportedMix(Result):
 
     @property
     def notes(self) -> Sequence[str]:
-        """The settings that a trainer needs, each sentence once."""
-        return list(dict.fromkeys(note for outcome in self.streams for note in outcome.notes))
+        """The settings that a trainer needs and what was replaced, each sentence once."""
+        notes = dict.fromkeys(note for outcome in self.streams for note in outcome.notes)
+        if self.deleted_args:
+            notes[f"deleted {self.deleted_args}, since it named datasets that were replaced"] = None
+        return list(notes)
 
     def items(self) -> Iterator[Item]:
         yield self.table
