@@ -63,7 +63,7 @@ def test_two_ranks_count_each_stream(programs: PreloadedPython, lab: Lab, foundr
     words = ["max_duration=1ep", "optimizer.lr=0.0", "device_train_microbatch_size=2"]
     started = ranks(programs, LLMFOUNDRY, "train", config, *words, *keys(file, log_every=4))
     ended = [rank.wait() for rank in started]
-    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stderr[-3000:]
+    assert [rank.returncode for rank in ended] == [0, 0], [rank.stderr[-3000:] for rank in ended]
     assert "mdsmix/chat/loss" in ended[0].stdout + ended[0].stderr
 
     run = read_run(str(file))

@@ -143,7 +143,9 @@ def test_ranks_resume_together(mixed: Any, programs: PreloadedPython) -> None:
     settings = config(mixed, "mdsmix", shuffle=True, drop_last=True, **WORKERS)
     processes = ranks(programs, TWO_RANKS, json.dumps(settings))
     results = [process.wait() for process in processes]
-    assert [result.returncode for result in results] == [0, 0], results[0].stderr[-3000:]
+    assert [result.returncode for result in results] == [0, 0], [
+        result.stderr[-3000:] for result in results
+    ]
     for result in results:
         first, second, after_88, after_40 = json.loads(result.stdout)
         assert after_88 == second != first
