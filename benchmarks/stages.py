@@ -26,9 +26,9 @@ from benchmarks.contenders import HERE, Setup, write_recipe
 from benchmarks.rounds import MB, environment
 from mdsmix.conversion.planning import Options
 from mdsmix.conversion.run import convert
-from mdsmix.engines.memory import keep_freed_blocks
 from mdsmix.engines.tasks import ActiveRecords, Attempt, OnProgress, R, Task, TaskResults
 from mdsmix.engines.workers import THREADS
+from mdsmix.freed_memory import keep_freed_blocks
 from mdsmix.kinds.recipes import open_recipe
 from mdsmix.messages import Say
 from mdsmix.report.progress import watching

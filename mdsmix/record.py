@@ -118,6 +118,13 @@ class RichConversation(Conversation):
 Record = Document | Pair | Conversation
 
 
+def count_message_images(message: Message) -> int:
+    """Return how many parts of a message are images. Text alone has none."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return len([part for part in parts if part["type"] == "image"])
+
+
 def _texts(value: Any) -> Iterator[str]:
     """Yield all strings in a value, at any depth, and the keys of its mappings."""
     if isinstance(value, str):

@@ -23,7 +23,7 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck
 
-from mdsmix.engines.memory import release_freed_memory
+from mdsmix.freed_memory import release_freed_memory
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards import lease
 from mdsmix.storage import s3_client

@@ -110,6 +110,11 @@ class Turns:
         """Return int64 [n]: how often each sample contains a token."""
         return np.diff(np.searchsorted(self.find(token), self.samples.offsets))
 
+    def slice(self, start: int, stop: int) -> Turns:
+        """Return the samples `start` to `stop` (exclusive)."""
+        first, end = self.firsts[[start, stop]].tolist()
+        return Turns(self.ids.slice(first, end), self.counts[start:stop])
+
     def take(self, keep: Flags) -> Turns:
         """Return the samples whose flag in `keep` (bool [n]) is set."""
         return Turns(self.ids.take(np.repeat(keep, 2 * self.counts)), self.counts[keep])
@@ -166,9 +171,7 @@ class Labels:
         longest = self.targets.max_seq_len
         rows = Ragged.from_lengths(ids, lengths).first(longest)
         flags = Ragged.from_lengths(is_trained, lengths).first(longest)
-        flags.values[flags.offsets[:-1]] = False  # nothing predicts a row's first token
-        starts = Ragged.from_lengths(np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64))
-        return TrainedRows(rows, flags.values, starts)
+        return TrainedRows.of_one_document(rows, flags.values)
 
     def losses(self) -> Lengths:
         """Return int64 [n]: how many positions of each sample give a loss.

@@ -40,6 +40,7 @@ import orjson
 from numpy.typing import NDArray
 
 from mdsmix.ragged import Ragged
+from mdsmix.tokenizer.bpe_json import split_merges
 
 MARK = "\u2581"
 "What SentencePiece writes for a space."
@@ -185,7 +186,7 @@ def make_word_form(content: bytes) -> bytes | None:
     if normalizer is None or not _is_supported(tree):
         return None
     vocabulary: dict[str, int] = model["vocab"]
-    merges = _split_merges(model["merges"])
+    merges = split_merges(tree)["model"]["merges"]
     byte_ids = _find_byte_ids(vocabulary, merges)
     cuts = make_cuts(merges)
     if byte_ids is None or cuts is None:
@@ -331,15 +332,6 @@ def _is_supported(tree: Mapping[str, Any]) -> bool:
             for token in added
         )
     return settings == REQUIRED_MODEL and is_whole and not strips
-
-
-def _split_merges(merges: list[Any]) -> list[list[str]]:
-    """Return the two tokens of each merge. A tokenizer.json has merges as lists of two, or as
-    strings such as `t h`.
-    """
-    if merges and isinstance(merges[0], str):
-        return [merge.split(" ", 1) for merge in merges]
-    return merges
 
 
 def _find_byte_ids(

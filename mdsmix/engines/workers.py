@@ -46,12 +46,11 @@ from mdsmix.engines.memory import (
     LIFE_BYTES,
     MemoryBudget,
     count_cpus,
-    keep_freed_blocks,
     measure_rss,
-    release_freed_memory,
 )
 from mdsmix.engines.tasks import ActiveRecords, Attempt, Task
 from mdsmix.errors import RecipeError
+from mdsmix.freed_memory import keep_freed_blocks, release_freed_memory
 from mdsmix.storage.notices import redirect_notices
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}

@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.errors import Unreachable
-from mdsmix.exporting.parquet import refuse_encoder_decoder, refuse_images
+from mdsmix.exporting.parquet import refuse_encoder_decoder
 from mdsmix.exporting.stream_rows import (
     Counts,
     ExportedStream,
@@ -49,7 +49,7 @@ class LitData(FileWriter):
 
     @classmethod
     def find_refusal(cls, stream: ExportedStream) -> str:
-        return refuse_images(stream) or refuse_encoder_decoder(stream)
+        return refuse_encoder_decoder(stream)
 
     @property
     def names(self) -> str:

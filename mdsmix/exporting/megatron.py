@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError
-from mdsmix.exporting.parquet import refuse_images
 from mdsmix.exporting.stream_rows import Counts, ExportedStream, count_rows, find_documents
 from mdsmix.exporting.writer import UNFINISHED, Piece, Writer, flush_file
 from mdsmix.ragged import Ragged
@@ -61,14 +60,13 @@ class Megatron(Writer):
 
     @classmethod
     def find_refusal(cls, stream: ExportedStream) -> str:
-        images = refuse_images(stream)
-        if images or not (stream.has_preferences or stream.kind.has_targets):
-            return images
         if stream.has_preferences:
             return (
                 "has preferences, and Megatron's .bin is plain text: use --to parquet or --to "
                 "litdata."
             )
+        if not stream.kind.has_targets:
+            return ""
         return (
             "has prompts and responses, but Megatron's .bin has no mask, so its prompts would be "
             "trained: use --to megatron-bridge with pack: true, or --to parquet."

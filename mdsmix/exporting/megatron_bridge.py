@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from mdsmix.exporting.parquet import COMPRESSION, make_lists, refuse_images
+from mdsmix.exporting.parquet import COMPRESSION, make_lists
 from mdsmix.exporting.stream_rows import Counts, ExportedStream, count_rows
 from mdsmix.exporting.writer import FileWriter
 from mdsmix.ragged import Ragged
@@ -42,9 +42,8 @@ class MegatronBridge(FileWriter):
 
     @classmethod
     def find_refusal(cls, stream: ExportedStream) -> str:
-        images = refuse_images(stream)
-        if images or stream.is_packed:
-            return images
+        if stream.is_packed:
+            return ""
         if stream.has_preferences:
             return "has preferences, which are not packed rows: use --to parquet or --to litdata."
         return (

@@ -50,7 +50,7 @@ class Parquet(FileWriter):
 
     @classmethod
     def find_refusal(cls, stream: ExportedStream) -> str:
-        return refuse_images(stream) or refuse_encoder_decoder(stream)
+        return refuse_encoder_decoder(stream)
 
     def notes(self) -> Iterator[str]:
         longest = self.stream.manifest.encoding.max_seq_len
@@ -134,17 +134,6 @@ def make_lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pyarrow.List
     import pyarrow as pa
 
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
-
-
-def refuse_images(stream: ExportedStream) -> str:
-    """Return why a stream of images cannot be exported; "" if it has none."""
-    if not stream.kind.has_images:
-        return ""
-    return (
-        "has images, which the trainer's own processor must see, and no format here contains both "
-        "images and token ids: train this stream with mdsmix's loader, or export the others "
-        "(--only)."
-    )
 
 
 def refuse_encoder_decoder(stream: ExportedStream) -> str:

@@ -110,13 +110,24 @@ def refuse_streams(streams: Sequence[ExportedStream], writer: type[Writer]) -> N
     """Raise RecipeError if the format cannot contain a stream, with a sentence for each."""
     errors = list[MdsmixError]()
     for stream in streams:
-        reason = writer.find_refusal(stream)
+        reason = _refuse_images(stream) or writer.find_refusal(stream)
         if not stream.manifest.totals.samples:
             reason = "has no samples: convert it again, or export the other streams (--only)."
         if reason:
             errors.append(RecipeError(f"--to {writer.name}: {stream.name} {reason}"))
     if errors:
         raise join_errors(errors)
+
+
+def _refuse_images(stream: ExportedStream) -> str:
+    """Return why a stream of images cannot be exported; "" if it has none."""
+    if not stream.kind.has_images:
+        return ""
+    return (
+        "has images, which the trainer's own processor must see, and no format here contains both "
+        "images and token ids: train this stream with mdsmix's loader, or export the others "
+        "(--only)."
+    )
 
 
 def choose_folders(

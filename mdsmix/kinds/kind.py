@@ -255,10 +255,7 @@ class Kind(ABC):
             begins = np.cumsum(tokens.responses) - tokens.responses
             begins -= np.repeat(rows.offsets[:-1], lengths.lengths)
             return TrainedRows(rows, tokens.is_trained, Ragged(begins, lengths.offsets))
-        is_trained = np.ones(len(rows.values), bool)
-        is_trained[rows.offsets[:-1]] = False
-        starts = Ragged.from_lengths(np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64))
-        return TrainedRows(rows, is_trained, starts)
+        return TrainedRows.of_one_document(rows, np.ones(len(rows.values), bool))
 
     def cut(self, tokens: Tokens) -> Lengths:
         """Return int64 [n]: how many tokens of each stored sample the loader truncates."""

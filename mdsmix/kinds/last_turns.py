@@ -18,7 +18,7 @@ from mdsmix.encode.forms import SYSTEM_ROLES
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.kinds.turn_rows import TurnRows
 from mdsmix.ragged import Ragged
-from mdsmix.record import Conversation, Message
+from mdsmix.record import Conversation, Message, count_message_images
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ def keep_last_turns(
         tried = render([search.shorten() for search in open_searches])
         fits = measure(tried) <= longest
         fitting = {
-            position: _slice_rows(tried.turns, row, row + 1)
+            position: tried.turns.slice(row, row + 1)
             for row, position in enumerate(tried.positions)
             if fits[row]
         }
@@ -129,11 +129,11 @@ def _replace_rows(rows: TurnRows, searches: dict[int, _Search]) -> TurnRows:
     for row, search in searches.items():
         if search.fitting is None:
             continue
-        parts += [_slice_rows(rows.turns, start, row), search.fitting]
+        parts += [rows.turns.slice(start, row), search.fitting]
         start = row + 1
         images[row] = drop_turns(search.conversation, search.cuts[search.high]).images
         left_out[row] = search.count_left_out()
-    parts.append(_slice_rows(rows.turns, start, len(rows.positions)))
+    parts.append(rows.turns.slice(start, len(rows.positions)))
     turns = Turns(
         Ragged.concat([part.ids for part in parts]),
         np.concatenate([part.counts for part in parts]),
@@ -145,12 +145,6 @@ def _replace_rows(rows: TurnRows, searches: dict[int, _Search]) -> TurnRows:
         whole_lengths=rows.turns.samples.lengths,
         left_out_turns=left_out,
     )
-
-
-def _slice_rows(turns: Turns, start: int, stop: int) -> Turns:
-    """Return the samples `start` to `stop` (exclusive) of a batch."""
-    first, end = turns.firsts[[start, stop]].tolist()
-    return Turns(turns.ids.slice(first, end), turns.counts[start:stop])
 
 
 def find_cuts(conversation: Conversation) -> list[int]:
@@ -202,10 +196,3 @@ def _count_system_messages(messages: Sequence[Message]) -> int:
 def _count_images(messages: Sequence[Message]) -> int:
     """Return how many parts of the messages are images."""
     return sum(count_message_images(message) for message in messages)
-
-
-def count_message_images(message: Message) -> int:
-    """Return how many parts of a message are images. Text alone has none."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    return len([part for part in parts if part["type"] == "image"])

@@ -28,14 +28,13 @@ from mdsmix.images.reasons import IMAGE_REASONS
 from mdsmix.kinds.assemble import Assembler, SampleRows
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.kind import Kind
-from mdsmix.kinds.last_turns import count_message_images
 from mdsmix.kinds.turn_renderer import TurnRenderer
 from mdsmix.kinds.turn_rows import TurnRows
 from mdsmix.messages import suggest_key
 from mdsmix.processor.card import Processor, open_processor
 from mdsmix.ragged import Chunked, Ragged
 from mdsmix.recipe import ImagesSpec, Recipe, StreamSpec
-from mdsmix.record import Conversation, RecordRefused
+from mdsmix.record import Conversation, RecordRefused, count_message_images
 from mdsmix.shapes import SHAPES
 from mdsmix.shards.shard_files import SHARD_BYTES, Rows, ShardLayout, lay_out_sample
 from mdsmix.tokenizer.card import Tokenizer

@@ -276,6 +276,20 @@ class TrainedRows:
     starts: Ragged
     "int64: the positions in each row at which its documents begin, first 0."
 
+    @staticmethod
+    def of_one_document(ids: Ragged, is_trained: NDArray[np.bool_]) -> TrainedRows:
+        """Return rows each of which is one document.
+
+        Args:
+            ids: the tokens of each row.
+            is_trained: bool [tokens]: whether each token gives a loss. The flag of the first token
+                of each row is cleared.
+        """
+        is_trained[ids.offsets[:-1]] = False  # nothing predicts it
+        count = len(ids)
+        starts = Ragged.from_lengths(np.zeros(count, np.int64), np.ones(count, np.int64))
+        return TrainedRows(ids, is_trained, starts)
+
 
 @dataclass(frozen=True, slots=True)
 class PreferenceRows:

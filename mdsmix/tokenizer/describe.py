@@ -10,7 +10,6 @@ BOS. transformers is imported without torch, which takes a second or two, and 80
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import json
 import os
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from mdsmix.freed_memory import release_freed_memory
 from mdsmix.processor.loaded import read_saved_texts
 from mdsmix.processor.server import try_to_answer
 from mdsmix.tokenizer.bpe_json import join_pairs, parse_bpe_json, split_merges
@@ -70,7 +70,7 @@ def describe_tokenizer(
         joined: a file to read in place of the folder's tokenizer.json; None: there is none.
     """
     tokenizer, note = _load(name, kwargs, joined)
-    _release_freed_memory()
+    release_freed_memory()  # reading Gemma 3 leaves 200 MB of it
     unread_names = _find_unread(type(tokenizer), kwargs)
     if unread_names:
         wrong = (
@@ -111,12 +111,6 @@ def describe_tokenizer(
         "read_as": note,
         "class_changes": class_changes,
     }
-
-
-def _release_freed_memory() -> None:
-    """Return freed memory to the system. Reading Gemma 3 leaves 200 MB of it."""
-    with suppress(AttributeError, OSError):  # malloc_trim is a function of glibc
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _refuse_empty(tokenizer: Any, ids: dict[str, int]) -> None:
