@@ -83,6 +83,7 @@ TAGGED = [
         "rejected": message("assistant", "No."),
     },
 ]
+RENAMED = [record | {"messages": [message("person", "Who?")]} for record in TAGGED[:1]]
 CHATS = [
     {
         "prompt": record["messages"],
@@ -117,6 +118,21 @@ ANSWERS_AS_TEXTS = [
     record | {side: record[side][0]["content"] for side in ("chosen", "rejected")}
     for record in CHATS
 ]
+SWIFT = [
+    {
+        "messages": [*record["messages"], record["chosen"]],
+        "rejected_response": record["rejected"]["content"],
+    }
+    for record in TAGGED
+]
+SWIFT_MESSAGES = [
+    {
+        "messages": [*record["messages"], record["chosen"]],
+        "rejected_messages": [*record["messages"], record["rejected"]],
+    }
+    for record in TAGGED
+]
+WITHOUT_TOOLS = [record | {"tools": []} for record in CHATS]
 ODD: list[Any] = [
     {"chosen": "a", "rejected": "b"},
     {"chosen": ["a"], "rejected": {}},
@@ -125,7 +141,10 @@ ODD: list[Any] = [
 FORMS: dict[str, tuple[Sequence[Record], Sequence[Record], str]] = {
     "hh_rlhf": (HH, HH_WITH_PROMPTS, "preference"),
     "sharegpt": (SHAREGPT, CHATS, "preference_sharegpt"),
-    "openai": (TAGGED, CHATS, "preference_sharegpt"),
+    "openai": (TAGGED, CHATS, "preference_openai"),
+    "ms_swift": (SWIFT, CHATS, "preference_openai"),
+    "ms_swift_messages": (SWIFT_MESSAGES, CHATS, "preference_openai"),
+    "trl_with_tools": (WITHOUT_TOOLS, CHATS, "preference_openai"),
     "alpaca": (ALPACA, ALPACA_CHATS, "preference_alpaca"),
     "one_message": (ONE_MESSAGE, CHATS, "preference"),
     "answers_as_texts": (ANSWERS_AS_TEXTS, CHATS, "preference"),
@@ -252,16 +271,30 @@ RANKED: dict[str, tuple[Record, Sequence[Record], Record]] = {
             "columns": {"messages": "messages", "chosen": "chosen", "rejected": "rejected"},
         },
         TAGGED,
+        {"prompt": "messages", "shape": "preference_openai"},
+    ),
+    "other_roles": (
+        {
+            "formatting": "openai",
+            "columns": {"messages": "messages", "chosen": "chosen", "rejected": "rejected"},
+            "tags": {"user_tag": "person"},
+        },
+        RENAMED,
         {
             "conversations": "messages",
             "tags": {
                 "role_tag": "role",
                 "content_tag": "content",
-                "user_tag": "user",
+                "user_tag": "person",
                 "assistant_tag": "assistant",
                 "observation_tag": "tool",
             },
         },
+    ),
+    "without_columns": (
+        {"formatting": "openai"},
+        TAGGED,
+        {"prompt": "messages", "shape": "preference_openai"},
     ),
 }
 """An entry with `ranking: true`, its records, and the source that its stream gets in addition to
@@ -297,6 +330,14 @@ FUNCTION = """
 def read(record):
     if record["kind"] == "chat":
         return {"prompt": [{"role": "user", "content": "Who?"}], "chosen": record["good"], "rejected": record["bad"]}
+    if record["kind"] == "tools":
+        call = {"name": "find", "arguments": {"who": "Ann"}}
+        return {
+            "prompt": [{"role": "user", "content": "Who?"}],
+            "chosen": [{"role": "assistant", "content": None, "tool_calls": [call]}],
+            "rejected": record["bad"],
+            "tools": [{"name": "find"}],
+        }
     if record["kind"] == "text":
         return {"prompt": "Who?", "chosen": record["good"], "rejected": record["bad"]}
     return {"prompt": "Who?", "response": record["good"]}
@@ -320,3 +361,11 @@ def test_a_function_may_return_a_preference(tmp_path: Path, tokenizer_folder: Pa
         tmp_path, tokenizer_folder, records, {"shape": "likes.py:read", "gives": "preference"}
     )
     assert named.index_hash == plain.index_hash
+
+
+def test_tools_that_a_function_returns_are_read(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """The template of this tokenizer prints no tools: they are refused, and not ignored."""
+    (tmp_path / "likes.py").write_text(FUNCTION)
+    records = [{"kind": kind, "good": " Ann.", "bad": " Bob."} for kind in ("text", "tools")]
+    manifest = convert(tmp_path, tokenizer_folder, records, {"shape": "likes.py:read"})
+    assert manifest.records.quarantined == {"tools_not_printed": 1}

@@ -149,6 +149,17 @@ CELLS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
             }
         ),
     ),
+    "preference_openai": (
+        {"prompt": "p", "chosen": "c", "rejected": "r", "tools": "tools", "nulls": "drop"},
+        st.fixed_dictionaries(
+            {
+                "p": st.just(CALLED[:3]),
+                "c": talk("role", "content", "assistant"),
+                "r": talk("role", "content", "assistant"),
+                "tools": st.just(TOOLS),
+            }
+        ),
+    ),
     "preference": (
         {"prompt": "p", "chosen": "c", "rejected": "r"},
         st.fixed_dictionaries(

@@ -66,6 +66,13 @@ KEYS = {
         "history": "history",
         "system": "system",
     },
+    "preference_openai": {
+        "messages": "prompt",
+        "chosen": "chosen",
+        "rejected": "rejected",
+        "system": "system",
+        "tools": "tools",
+    },
     "preference_sharegpt": {
         "messages": "conversations",
         "chosen": "chosen",
@@ -75,7 +82,7 @@ KEYS = {
     },
 }
 """By shape: column -> key of a source in a recipe. An entry without `columns` has fields of the
-same names as these keys.
+same names as these keys (`_default_columns`).
 """
 DEFAULT_COLUMNS = ("prompt", "query", "response", "messages", "chosen", "rejected")
 "The columns of an entry without `columns`."
@@ -90,9 +97,11 @@ OPENAI_TAGS = {
 RANKED = {
     "alpaca": "preference_alpaca",
     "sharegpt": "preference_sharegpt",
-    "openai": "preference_sharegpt",
+    "openai": "preference_openai",
 }
 "Value of `formatting` -> the shape of an entry with `ranking: true`."
+WITH_TAGS = {"openai": "sharegpt", "preference_openai": "preference_sharegpt"}
+"Shape of OpenAI's messages -> the shape of messages with other roles or keys."
 UNSUPPORTED = {
     "kto_tag": "answers with a rating each need a loss that is not supported",
     "videos": "video is not supported",
@@ -247,10 +256,7 @@ def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
         )
     except schema.Misfit as error:
         raise RecipeError(str(error)) from None
-    keys = KEYS[parsed.shape]
-    columns = parsed.columns or {
-        column: keys[column] for column in DEFAULT_COLUMNS if column in keys
-    }
+    columns = parsed.columns or _default_columns(parsed.shape)
     for key, why in UNSUPPORTED.items():
         if entry.get(key) or columns.get(key):
             raise RecipeError(f"{key}: skipped, since {why}.")
@@ -282,6 +288,15 @@ def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
     return draft
 
 
+def _default_columns(shape: str) -> dict[str, Any]:
+    """Return the columns of an entry without `columns`, with their fields."""
+    keys = KEYS[shape]
+    columns = {column: keys[column] for column in DEFAULT_COLUMNS if column in keys}
+    if shape == RANKED["openai"]:
+        columns["messages"] = "messages"  # its key is `prompt`, but no column is called so
+    return columns
+
+
 class _Source(NamedTuple):
     """The source of an entry's stream, as a recipe has it."""
 
@@ -305,8 +320,8 @@ def _choose_shape(shape: str, columns: Mapping[str, Any], tags: Mapping[str, Any
         fields["prompt"] = fields.pop("query")
     if shape == "alpaca" and fields.keys() == {"prompt"}:
         shape = "text"  # a prompt without an answer is a text for pretraining
-    if shape == "openai" and not OPENAI_TAGS.items() >= tags.items():
-        shape = "sharegpt"  # roles or keys other than OpenAI's
+    if not OPENAI_TAGS.items() >= tags.items():
+        shape = WITH_TAGS.get(shape, shape)
     # Check the columns.
     keys = KEYS[shape]
     unread = [column for column in fields if column not in keys]

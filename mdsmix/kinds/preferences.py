@@ -75,8 +75,9 @@ class LastAnswerRenderer(TurnRenderer):
         """Return three strings: the text that both prompts begin with, the prompt with the chosen
         answer, and the prompt with the rejected answer.
 
-        Raises RecordRefused (prompts_differ) if the prompts differ before the text that the
-        template prints for the answer.
+        Raises RecordRefused if the prompts differ before the text that the template prints for the
+        answer: several_messages if that is because an answer has several messages, otherwise
+        prompts_differ.
 
         Args:
             preference: a preference of two conversations.
@@ -101,6 +102,8 @@ class LastAnswerRenderer(TurnRenderer):
         start = chat.cut_open_word(chat.find_common_start(prompts), wholes, self.words)
         if all(start.startswith(history) for history in histories):
             return [start, *wholes]
+        if _has_several_messages(preference.chosen, preference.rejected):
+            raise RecordRefused("several_messages")
         around = chat.slice_around_difference(prompts)
         chosen_prompt, rejected_prompt = prompts
         raise RecordRefused(
@@ -136,6 +139,11 @@ class Preferences(TemplateKind):
         "prompts_differ": (
             "The chat template prints different conversations before the two answers of the "
             "preference; the detail shows both prompts where they differ."
+        ),
+        "several_messages": (
+            "An answer of the preference has several messages that the other answer does not have, "
+            "such as a call, its result and an answer. The loaders of preferences train all text "
+            "after the prompt, so they would train results of tools and questions too."
         ),
         "bad_reward": (
             "A reward of the preference is not a number, or is missing although the recipe names "
@@ -348,7 +356,7 @@ class Preferences(TemplateKind):
         self, preferences: Sequence[Preference], trainable: Mapping[int, Any]
     ) -> Counter[str]:
         """Return name -> number of records: for the fields of rewards that no column stores, and
-        for the variables that the chat template does not read.
+        for the keys of messages and the variables that the chat template does not print.
 
         Args:
             preferences: the records.
@@ -359,9 +367,12 @@ class Preferences(TemplateKind):
             unstored = len([position for position in trainable if preferences[position].rewards])
         unread = Counter(dict.fromkeys(REWARDS, unstored))
         for preference in preferences:
-            # Both answers have the same variables, those of the record: count them once.
-            if isinstance(preference.chosen, Conversation):
-                unread.update(self.renderer.unread_variables(preference.chosen))
+            # Both conversations have the messages of the prompt: count each name once.
+            names = set[str]()
+            for half in (preference.chosen, preference.rejected):
+                if isinstance(half, Conversation):
+                    names |= self.renderer.find_unread(half)
+            unread.update(names)
         return unread
 
     @property
@@ -392,6 +403,20 @@ class Preferences(TemplateKind):
         yield prompt.tolist(), False
         for answer in answers:
             yield answer.tolist(), True
+
+
+def _has_several_messages(chosen: Any, rejected: Any) -> bool:
+    """Check whether an answer has several messages: after the messages that both conversations have
+    in common, one of them goes on with a message of the assistant's and further messages.
+    """
+    halves = [half.messages for half in (chosen, rejected)]
+    common = 0
+    for messages in zip(*halves, strict=False):
+        if messages[0] != messages[1]:
+            break
+        common += 1
+    rests = [messages[common:] for messages in halves]
+    return any(len(rest) > 1 and rest[0]["role"] == "assistant" for rest in rests)
 
 
 def _rewards_of(stream: StreamSpec) -> list[str]:

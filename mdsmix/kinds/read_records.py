@@ -21,6 +21,7 @@ from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.conversation_rules import contains_null
 from mdsmix.shapes.fields import find_value, make_deriver
 from mdsmix.shapes.image_parts import NOTHING
+from mdsmix.shapes.preference import Preference
 from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
 from mdsmix.tokenizer.card import Tokenizer
@@ -210,7 +211,8 @@ class RecordReader:
             if key not in self.fields:
                 continue
             count = 0
-            for record, conversation in zip(records, results, strict=True):
+            for record, result in zip(records, results, strict=True):
+                conversation = _conversation_of(result, key)
                 # A plain conversation has no nulls. Conversations with images are not checked.
                 if type(conversation) is not RichConversation or conversation.images:
                     continue
@@ -225,9 +227,11 @@ class RecordReader:
         """Check whether the template may print a null entry of the raw messages of a record.
 
         Args:
-            value: the raw messages, as the record has them.
+            value: the raw messages, as the record has them; of a preference also one message.
             conversation: the conversation that the shape made of the record.
         """
+        if isinstance(value, dict):
+            value = [value]
         if self.kind is None or not isinstance(value, list):
             return True
         # A null deeper inside a message may always be printed. A null directly under a key of a
@@ -265,6 +269,19 @@ class RecordReader:
             rejected[position] = reason
         ids = [names[position] for position in encoded.positions.tolist()]
         return replace(encoded, rejected=rejected, ids=ids)
+
+
+def _conversation_of(result: Any, key: str) -> Any:
+    """Return the conversation whose messages are in a field of the record. This is what the shape
+    made of the record, except that a preference has two conversations: one for each answer.
+
+    Args:
+        result: what the shape made of the record.
+        key: the key of `source:` that names the field.
+    """
+    if not isinstance(result, Preference):
+        return result
+    return result.rejected if key == "rejected" else result.chosen
 
 
 def _as_name(value: Any) -> str | int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -223,6 +224,15 @@ class TurnRenderer:
             unread.update(set(forms.find_unread_keys(template, conversation)))
         unread.update(self.unread_variables(conversation))
         return Prepared(template, conversation)
+
+    def find_unread(self, conversation: Conversation) -> set[str]:
+        """Return the names of the fields of a conversation that the template does not print, such
+        as `messages.name`. Return no keys of messages if the template cannot take the conversation.
+        """
+        unread = Counter(self.unread_variables(conversation))
+        with suppress(RecordRefused):
+            self.prepare(conversation, unread)
+        return {*unread}
 
     def unread_variables(self, conversation: Conversation) -> Iterator[str]:
         """Yield the variables of the conversation that the chat template does not read, such as

@@ -92,8 +92,8 @@ class SourceSpec:
     messages: str | None = key(None, "chat", "turns")
     "Finetuning: the field with a list of `{role, content}`."
     tools: str | None = key(None, "functions")
-    """With `messages` or `conversations`: the field with the tools, as OpenAI or ShareGPT write
-    them.
+    """With `messages`, `conversations` or `chosen`: the field with the tools, as OpenAI or ShareGPT
+    write them.
     """
     conversations: str | None = None
     "Finetuning: ShareGPT's field with a list of `{from, value}`."
@@ -110,7 +110,7 @@ class SourceSpec:
     history: str | None = None
     "Alpaca: the field with earlier questions and answers, if records have one."
     system: str | None = None
-    "Alpaca, ShareGPT and rounds: the field with the system message, if records have one."
+    "The field with the system message of a conversation, if records have one."
     chosen: str | None = None
     "Preference: the field with the better answer, a text, a message or messages."
     rejected: str | None = None

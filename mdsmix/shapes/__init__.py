@@ -13,7 +13,12 @@ from collections.abc import Iterable
 from mdsmix.extensions import describe_package, load_extension
 from mdsmix.shapes.functions import FunctionName, function_shape, is_function
 from mdsmix.shapes.messages import MESSAGES, OPENAI, PROMPT_COMPLETION
-from mdsmix.shapes.preference import PREFERENCE, PREFERENCE_ALPACA, PREFERENCE_SHAREGPT
+from mdsmix.shapes.preference import (
+    PREFERENCE,
+    PREFERENCE_ALPACA,
+    PREFERENCE_OPENAI,
+    PREFERENCE_SHAREGPT,
+)
 from mdsmix.shapes.shape import Fields, Shape
 from mdsmix.shapes.sharegpt import FINEVISION, LLAVA, QWEN_VL, ROUNDS, SHAREGPT
 from mdsmix.shapes.texts import ALPACA, PROMPT_RESPONSE, TEXT
@@ -31,6 +36,7 @@ _ALL = (
     FINEVISION,
     PROMPT_COMPLETION,
     PREFERENCE,
+    PREFERENCE_OPENAI,
     PREFERENCE_ALPACA,
     PREFERENCE_SHAREGPT,
 )

@@ -39,7 +39,7 @@ from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Document, Pair, RecordRefused
 from mdsmix.shapes.messages import MESSAGES, OPENAI
-from mdsmix.shapes.preference import PREFERENCE
+from mdsmix.shapes.preference import PREFERENCE, PREFERENCE_OPENAI
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.texts import PROMPT_RESPONSE, TEXT
 
@@ -62,6 +62,12 @@ GIVES: dict[str, Shape] = {
 """Value of a recipe's `source.gives` -> the shape whose rules the results of a function must
 follow. If a function returns a dict, the first of these shapes whose first field is a key of the
 dict is meant.
+"""
+WITH_TOOLS = {"preference": PREFERENCE_OPENAI, "conversation": OPENAI}
+"The same for a dict that has tools."
+FUNCTION_VERSIONS = {"preference": 2}
+"""Value of `source.gives` -> the version of the rules for the results of a function; 1 if missing.
+Version 1 ignored the tools of a preference.
 """
 MAX_MESSAGE = 1000
 "How many characters of a function's message are stored with a bad record."
@@ -353,6 +359,7 @@ def function_shape(name: FunctionName) -> Shape:
     """
     return Shape(
         name=name.to_text(),
+        version=FUNCTION_VERSIONS.get(name.gives, 1),
         gives=GIVES[name.gives].gives,
         reasons=FUNCTION_REASONS,
         parse=partial(_parse, name),
@@ -425,10 +432,11 @@ def _read_answer(answer: Any, gives: str) -> Any:
     if form != gives:
         why = f"a {form} in a stream of {gives}s: write source.gives: {form} for {form}s"
         raise RecordRefused("function_gave_other", said=why)
-    # The shape of conversations in GIVES reads no tools; OPENAI does. A pair may have the key
-    # `completion` in place of `response`.
-    has_tools = form == "conversation" and bool(tree.get("tools"))
-    shape = OPENAI if has_tools else GIVES[gives]
+    # The shapes in GIVES read no tools. A pair may have the key `completion` in place of
+    # `response`.
+    shape = GIVES[gives]
+    if tree.get("tools"):
+        shape = WITH_TOOLS.get(gives, shape)
     fields = shape.own_fields
     if gives == "pair" and "response" not in keys:
         fields["response"] = "completion"

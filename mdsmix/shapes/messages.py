@@ -99,7 +99,7 @@ def _parse_all_messages(records: Sequence[Any], fields: Fields) -> list[Any] | N
 
 def parse_openai(raw: RawRecord) -> Conversation:
     """Read a record with a list of messages that may have calls, tools, parts and other keys."""
-    return _parse_openai_messages(raw, read_messages(raw, "messages"))
+    return parse_openai_messages(raw, read_messages(raw, "messages"))
 
 
 def parse_prompt_completion(raw: RawRecord) -> Conversation:
@@ -114,10 +114,10 @@ def parse_prompt_completion(raw: RawRecord) -> Conversation:
         # Mark answers that have no mark themselves.
         if is_answer and all(message.get(key) is None for key in FLAGS):
             prompt[position] = message | {"train": 0}
-    return _parse_openai_messages(raw, [*prompt, *completion])
+    return parse_openai_messages(raw, [*prompt, *completion])
 
 
-def _parse_openai_messages(raw: RawRecord, items: Sequence[Any]) -> Conversation:
+def parse_openai_messages(raw: RawRecord, items: Sequence[Any]) -> Conversation:
     """Return the conversation of a record.
 
     Raises RecordRefused if an item is not a message, or the messages break a rule.

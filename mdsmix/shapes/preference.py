@@ -1,9 +1,12 @@
-"""Preferences: a prompt with two answers, one of them preferred, in three forms.
+"""Preferences: a prompt with two answers, one of them preferred, in four forms.
 
 - `{"prompt": ..., "chosen": ..., "rejected": ...}`, as TRL, UltraFeedback and hh-rlhf write them.
   The prompt is a string or a list of messages, and so is each answer. Messages of an answer may
   begin with the prompt. If there is no `prompt`, both answers are strings that begin with the
   prompt (`find_common_prompt`).
+- The same fields with messages as OpenAI's interfaces write them, and the tools that these messages
+  call: TRL's column `tools`. ms-swift's records are read in this way too: in them the chosen answer
+  is the last of the `messages`, and the other answer is a text, `rejected_response`.
 - LLaMA-Factory's ranked Alpaca records: `{"instruction": ..., "input": ..., "chosen": ...,
   "rejected": ...}`.
 - LLaMA-Factory's ranked ShareGPT records: `{"conversations": [...], "chosen": {...}, "rejected":
@@ -24,13 +27,14 @@ from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
     MARK,
     MASK,
+    copy_nested,
     make_conversation,
     read_messages,
     read_trained,
     remove_marks,
 )
 from mdsmix.shapes.extras import EXTRAS_REASONS, OBJECTS, VARIABLES, with_extras
-from mdsmix.shapes.messages import parse_messages
+from mdsmix.shapes.messages import OPENAI, parse_messages, parse_openai_messages
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.sharegpt import SHAREGPT, guess_options, parse_sharegpt_items
 from mdsmix.shapes.texts import ALPACA_REASONS, parse_alpaca_prompt
@@ -162,6 +166,63 @@ def _make_preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
     return Preference(chosen, rejected, tuple(map(float, rewards)))
 
 
+def parse_preference_openai(raw: RawRecord) -> Preference:
+    """Read a record whose answers are messages that may call tools, and its tools. A prompt or an
+    answer that is a string becomes a message of the user or of the assistant.
+
+    Raises RecordRefused if the messages break a rule of conversations.
+    """
+    prompt, *answers = _split_openai_record(raw)
+    raw = _without_listed_marks(raw)
+    halves = [_check_half(parse_openai_messages(raw, [*prompt, *answer])) for answer in answers]
+    return _make_preference(raw, *halves)
+
+
+def _split_openai_record(raw: RawRecord) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the messages of the prompt, of the chosen answer and of the rejected answer, as the
+    record has them.
+
+    Raises RecordRefused if the prompt or an answer has a wrong type, or an answer has no message.
+    """
+    value = raw.value("prompt")
+    prompt = _prompt_messages(value)
+    if not isinstance(value, str) and value is not None:
+        prompt = read_messages(raw, "prompt")
+    chosen, rejected = (_openai_answer(raw, key) for key in ANSWERS)
+    # ms-swift's records: the chosen answer ends a conversation, the rejected answer stands alone.
+    is_rejected_alone = not isinstance(raw.value("rejected"), list)
+    if is_rejected_alone and not prompt and chosen:
+        *prompt, answer = chosen
+        chosen = [answer]
+    # The messages of an answer may begin with the prompt.
+    answers = list[list[Any]]()
+    for answer in (chosen, rejected):
+        if answer[: len(prompt)] == prompt:
+            answer = answer[len(prompt) :]
+        if not answer:
+            raise RecordRefused("no_messages")
+        answers.append(answer)
+    chosen, rejected = answers
+    return prompt, chosen, rejected
+
+
+def _openai_answer(raw: RawRecord, key: str) -> list[Any]:
+    """Return the messages of an answer, as the record has them.
+
+    Raises RecordRefused if the answer is neither a string, a message nor a list of messages.
+
+    Args:
+        raw: the record.
+        key: `chosen` or `rejected`.
+    """
+    answer = raw.required_value(key)
+    if isinstance(answer, list):
+        return read_messages(raw, key)
+    if isinstance(answer, dict):
+        return [copy_nested(answer, raw.options.get("nulls") == "drop")]
+    return [{"role": "assistant", "content": raw.text(key)}]
+
+
 def parse_preference_alpaca(raw: RawRecord) -> Preference:
     """Read LLaMA-Factory's ranked Alpaca record: a question and two answers, which are strings."""
     prompt = parse_alpaca_prompt(raw)
@@ -182,9 +243,22 @@ def _make_half(raw: RawRecord, messages: list[Message]) -> Conversation:
     Raises RecordRefused if the answer is marked as not used for training, or the messages break a
     rule of conversations.
     """
-    if raw.extra(MASK) is not None:  # one list of marks cannot fit both conversations: ignore it
-        raw = raw._replace(record={**raw.record, MASK: None})
-    conversation = make_conversation(raw, messages)
+    return _check_half(make_conversation(_without_listed_marks(raw), messages))
+
+
+def _without_listed_marks(raw: RawRecord) -> RawRecord:
+    """Return the record without its list of marks (`loss_mask`), which cannot fit both
+    conversations of a preference.
+    """
+    if raw.extra(MASK) is None:
+        return raw
+    return raw._replace(record={**raw.record, MASK: None})
+
+
+def _check_half(conversation: Conversation) -> Conversation:
+    """Return one half of a preference. Raises RecordRefused (nothing_trained) if its answer is
+    marked as not used for training.
+    """
     if conversation.trained and not conversation.trained[-1]:
         raise RecordRefused("nothing_trained")
     return conversation
@@ -236,6 +310,24 @@ PREFERENCE = Shape(
         ),
     },
     parse=with_extras(parse_preference),
+)
+PREFERENCE_OPENAI = Shape(
+    name="preference_openai",
+    gives=Preference,
+    fields=ANSWERS,
+    optional=("prompt", "system", "tools", *REWARDS),
+    structured=("prompt", *ANSWERS, "tools"),
+    extras=(VARIABLES, OBJECTS),
+    options=("nulls", MARK),
+    also_called={
+        **RATED,
+        "prompt": ("messages",),
+        "chosen": ("messages",),
+        "rejected": ("rejected_response", "rejected_messages"),
+    },
+    guess=lambda *_: [{"nulls": "drop"}],
+    reasons=OPENAI.reasons,
+    parse=with_extras(parse_preference_openai),
 )
 PREFERENCE_ALPACA = Shape(
     name="preference_alpaca",
