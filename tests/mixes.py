@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +22,15 @@ from tokenizers.models import WordLevel
 
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.check import verify_streams
+from mdsmix.mix.epoch.apportion import (
+    Apportioned,
+    StreamShare,
+    choose_samples,
+    set_target_shares,
+)
 from mdsmix.mix.streams.mix import Mix
 from mdsmix.mix.streams.resolve import make_mix, make_recipe_mix
+from mdsmix.recipe.amounts import Budget
 from mdsmix.shards.counts import Records
 from mdsmix.shards.published import StreamFault
 from mdsmix.storage import locate
@@ -165,6 +173,29 @@ def recipe_mix(home: Path, source: bytes | None = b"", **keys: Any) -> Mix:
 @built_later
 def with_fields(home: Path, build: BuildMix, **fields: Any) -> Mix:
     return replace(build(home), **fields)
+
+
+@built_later
+def mix_by_shares(home: Path, max_repeat: int) -> Mix:
+    """Return a mix of two streams of 40 samples. Half of a budget of 160 samples is 80 of each, and
+    `web` may be drawn `max_repeat` times.
+    """
+    shares = [
+        StreamShare(
+            stream=name,
+            samples=40,
+            share_units=Fraction(1),
+            budget_units=Fraction(1),
+            is_exact=True,
+            written=Fraction(1),
+            max_passes=Fraction(passes),
+        )
+        for name, passes in (("web", max_repeat), ("docs", 4))
+    ]
+    budget = Budget(amount=Fraction(160), unit="samples")
+    streams = choose_samples(set_target_shares(shares), budget, "samples")
+    apportioned = Apportioned(count="samples", budget=budget, is_absolute=False, streams=streams)
+    return replace(text_loader(WEB, DOCS)(home), shares=apportioned)
 
 
 def chats_ended_by(tokenizer: Any, target_responses: str = "all") -> BuildMix:

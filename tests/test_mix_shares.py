@@ -24,6 +24,7 @@ from mdsmix.mix.epoch.apportion import (
     Shares,
     StreamShare,
     compute_ideal_samples,
+    limit_passes,
     round_to_whole,
     set_target_shares,
 )
@@ -52,6 +53,7 @@ def make_share(
         samples=samples,
         share_units=tokens,
         budget_units=tokens * trained,
+        max_passes=Fraction(4),
     )
 
 
@@ -102,6 +104,78 @@ def test_an_epoch_has_the_tokens_of_its_budget_in_the_target_shares(
 
 
 @FEW
+@given(MIXES, st.lists(st.fractions(Fraction(1, 2), 6, max_denominator=8), min_size=5), AMOUNTS)
+def test_what_max_repeat_leaves_over_goes_to_the_others_in_proportion(
+    mix: Shares, limits: list[Fraction], amount: Fraction
+) -> None:
+    """The definition, and not the way to it: an epoch has its budget, no stream is above its limit,
+    and streams below their limits keep the proportions of their shares.
+    """
+    shares = tuple(
+        replace(share, max_passes=limit) for share, limit in zip(mix, limits, strict=False)
+    )
+    most = sum(share.max_samples * share.budget_units for share in shares)
+    budget = Budget(amount=amount * most / 10**12, unit="tokens")  # always possible
+    asked = compute_ideal_samples(shares, budget)
+    drawn = limit_passes(shares, asked, budget, "tokens")
+    tokens = [count * share.budget_units for count, share in zip(drawn, shares, strict=True)]
+    assert sum(tokens) == budget.amount
+    factors = list[Fraction]()
+    for share, count, before in zip(shares, drawn, asked, strict=True):
+        assert count <= share.max_samples
+        if count < share.max_samples:
+            factors.append(count / before)
+    assert len(set(factors)) <= 1
+    largest = max(factors, default=Fraction(1))
+    for share, count, before in zip(shares, drawn, asked, strict=True):
+        if count == share.max_samples:
+            assert before * largest >= count, "a stream at its limit would get more without it"
+    with pytest.raises(MixRefused, match="the streams are too small for a budget of"):
+        limit_passes(
+            shares,
+            compute_ideal_samples(shares, replace(budget, amount=most + 1)),
+            replace(budget, amount=most + 1),
+            "tokens",
+        )
+
+
+def test_equal_shares_under_max_repeat_are_unimax() -> None:
+    """Compared with the algorithm of Chung et al. 2023 (arXiv 2304.09151, algorithm 1): languages
+    in the order of their sizes, each gets an equal part of what is left, or all its epochs.
+    """
+    sizes = [30, 1000, 7, 250, 4000]
+    budget, epochs = 6000, 3
+    expected = dict[int, Fraction]()
+    left = Fraction(budget)
+    for done, size in enumerate(sorted(sizes)):
+        expected[size] = min(left / (len(sizes) - done), Fraction(epochs * size))
+        left -= expected[size]
+    streams = [make_share(size, Fraction(1), Fraction(1), Fraction(1)) for size in sizes]
+    shares = set_target_shares([replace(share, max_passes=Fraction(epochs)) for share in streams])
+    asked_for = Budget(amount=Fraction(budget), unit="tokens")
+    asked = compute_ideal_samples(shares, asked_for)
+    assert limit_passes(shares, asked, asked_for, "tokens") == [expected[size] for size in sizes]
+    assert expected[7] == 21
+    assert expected[4000] == Fraction(6000 - 21 - 90 - 750) / 2 == expected[1000]
+
+
+def test_a_stream_whose_passes_are_the_budget_keeps_them() -> None:
+    """Each of the three has a third: 2 passes of `a` are 200 tokens, and 600 are drawn. `b` has
+    only 80 of its 200 in two passes, so 120 more come from `c`.
+    """
+    one = Fraction(1)
+    streams = [
+        replace(make_share(size, one, one, one), stream=name, max_passes=Fraction(2))
+        for name, size in (("a", 100), ("b", 40), ("c", 4000))
+    ]
+    shares = set_target_shares(streams)
+    budget = Budget(amount=Fraction(2), stream="a")
+    asked = compute_ideal_samples(shares, budget)
+    assert asked == [200, 200, 200]
+    assert limit_passes(shares, asked, budget, "tokens") == [200, 80, 320]
+
+
+@FEW
 @given(MIXES, st.integers(1, 20))
 def test_temperature_flattens_shares_and_keeps_their_order(mix: Shares, degrees: int) -> None:
     shares = set_target_shares([replace(share, written=None) for share in mix], Fraction(degrees))
@@ -130,6 +204,7 @@ def test_streams_without_a_written_share_divide_the_remainder_by_size() -> None:
 
 CHATS = [{"turns": [{"input_ids": [5], "labels": [7] * n + [0]}]} for n in (1, 2, 3, 4)]
 "Chats of 3, 4, 5 and 6 tokens. 2, 3, 4 and 5 of them are trained."
+ONCE = {"web": {"share": "50%"}, "chat": {"share": "50%", "max_repeat": 0.5}}
 HALVES = {"web": {"share": "50%"}, "chat": {"share": 0.5}}
 TENTH = {"web": {"share": "10%"}, "chat": {"share": "5%"}}
 UNKNOWN = {"docs": {"share": 0.5}}
@@ -179,7 +254,18 @@ def choose_by_recipe(path: str, may_estimate: bool = False) -> dict[str, int]:
 
 COUNTS: tuple[tuple[dict[str, Any], int, int], ...] = (
     ({"budget": "36k tokens"}, 2250, 4000),
-    ({"budget": "144,000 tokens"}, 9000, 16000),  # the largest: see REFUSED
+    ({"budget": "144,000 tokens"}, 9000, 16000),  # the largest without max_repeat
+    ({"budget": "144,008 tokens"}, 9001, 16000),
+    ({"budget": "200,000 tokens"}, 16000, 16000),  # the largest: see REFUSED
+    ({"budget": "36k tokens", "mix": ONCE}, 3375, 2000),
+    ({"budget": "28k loss_tokens", "mix": ONCE}, 3000, 2000),
+    ({"budget": "36k tokens", "count": "samples", "mix": ONCE}, 3375, 2000),
+    (
+        {"budget": "36k tokens", "mix": ONCE | {"web": {"share": "50%", "max_repeat": 9}}},
+        3375,
+        2000,
+    ),
+    ({"budget": "120k tokens", "mix": {"chat": {"max_repeat": 1}}}, 12750, 4000),
     ({"budget": "28k loss_tokens"}, 2000, 4000),
     ({"budget": "36k tokens", "count": "samples"}, 2880, 2880),
     ({"budget": "1 pass of chat"}, 2250, 4000),
@@ -220,18 +306,51 @@ def test_shares_are_rendered_and_shown_as_a_table_and_as_json(home: Path) -> Non
     assert tree["rows"][1] == {"stream": "chat"} | counts
 
 
+def test_what_max_repeat_moves_is_told_with_its_numbers(home: Path) -> None:
+    """Half of 36,000 tokens is 18,000: chat has 9,000 in half a pass, and web gives 9,000 more."""
+    path = write_recipe(home, mix=ONCE, budget="36k tokens")
+    lines = (
+        "chat is limited by max_repeat 0.5: it gives 9,000 tokens of the 18,000 tokens of its "
+        "share (2,000 of 4,000 samples)",
+        "the other 9,000 tokens go to the other streams, in whole samples and in proportion to "
+        "their shares: web (+9,000)",
+    )
+    tree = orjson.loads(mdsmix("check", path, "--json").out)
+    assert tree["shares"]["notes"] == [*lines]
+    assert [row["reached"] for row in tree["shares"]["rows"]] == [0.75, 0.25]
+    (finding,) = (finding for finding in tree["findings"] if finding["id"] == "shares-limited")
+    assert (finding["severity"], finding["streams"]) == ("warning", ["chat"])
+    assert finding["message"].startswith("; ".join(lines))
+    rendered = mdsmix("render-yaml", path)
+    assert "1 warning" in rendered.err
+    assert all(f"# mdsmix:   {line}" in rendered.out for line in lines)
+    planned = orjson.loads(mdsmix("plan", path, "--batch", "8", "--gpus", "1", "--json").out)
+    assert planned["notes"][:2] == [*lines]
+    enough = write_recipe(home, mix=ONCE, budget="18k tokens")
+    assert "is limited by" not in mdsmix("check", enough).out
+
+
 UNCOUNTED = (
     "were not counted: the stream has no manifest, or its manifest is of another index, of another "
     "max_seq_len or of other targets, or its padding token is EOS. Also,"
 )
 REFUSED = {
     "web chat | budget=1M tokens": (
-        "the share of chat, 50% under a budget of 1,000,000 tokens, comes to 500,000 tokens, but "
-        "the stream has only 18,000 tokens. An epoch would read it 27.78 times, and max_repeat "
-        "allows 4. The largest budget that fits is 144,000 tokens;"
+        "the streams are too small for a budget of 1,000,000 tokens: within max_repeat an epoch "
+        "can draw at most web 128,000, chat 72,000 tokens. The largest budget that fits is 200,000 "
+        "tokens;"
     ),
-    "web chat | budget=144001 tokens": "The largest budget that fits is 144,000 tokens;",
+    "web chat | budget=200001 tokens": "The largest budget that fits is 200,000 tokens;",
+    "web chat | mix={web: {share: 5%}, chat: {share: 10%}} | absolute=true | budget=2M tokens": (
+        "the share of chat, 10% under a budget of 2,000,000 tokens, comes to 200,000 tokens, but "
+        "the stream has only 18,000 tokens. An epoch would read it 11.11 times, and max_repeat "
+        "allows 4. The largest budget that fits is 720,000 tokens;"
+    ),
     "web chat | budget=4.0005 passes of chat": "The largest budget that fits is 4 passes of chat;",
+    "web chat | mix.web.share=0.1 | mix.chat.share=0.9 | budget=4 passes of web": (
+        "within max_repeat an epoch can draw at most chat 72,000 tokens. The largest budget that "
+        "fits is 0.25 passes of web;"
+    ),
     "web chat | max_repeat=1.5 | budget=5 passes of chat": "that fits is 1.5 passes of chat;",
     "web chat | mix={web: {share: 99.999%}, chat: {share: 0.001%}} | budget=30k tokens": (
         "the share of chat, 0.001%, is less than one sample of about 4 tokens: set a larger budget"

@@ -104,7 +104,7 @@ REFUSED_OVERRIDES = {
     "max_seq_lem=1": "max_seq_lem is not a known key; did you mean max_seq_len?",
     "streams.web.source.txt=x": "streams.web.source.txt is not a known key; did you mean text?",
     "streams.web.source.question=x": "source.question is not a known key; write streams.web.source.prompt.",
-    "mix.web.layout=x": "mix.web.layout is not a known key; the keys are repeat, proportion, choose, share.",
+    "mix.web.layout=x": "mix.web.layout is not a known key; the keys are repeat, proportion, choose, share, max_repeat.",
     "max_seq_len=1": "max_seq_len is 1",
     "train_loader.name=text": "streams.faq: is finetuning data, which the text loader cannot read: set train_loader.name: finetuning",
     "decoder_only_format=false": "streams.web: is pretraining data, which cannot be used with decoder_only_format: false",
@@ -263,6 +263,8 @@ REFUSED_SHARES: list[tuple[dict[str, Any], str]] = [
     (ALL | {"temperature": 2}, "it only affects streams without a share, and every stream has one"),
     (ALL | EPOCH, "epoch_size is set, but in a mix by shares"),
     ({"max_repeat": 2}, "max_repeat is for mixes by share, but the recipe has neither"),
+    (_mix(web={"repeat": 1, "max_repeat": 2}), "mix.web.max_repeat is for mixes by share, but the recipe has neither"),
+    (_mix(web={"share": 1, "max_repeat": 0}), "mix.web.max_repeat is 0; it must be a number above 0"),
     (_mix(web={"share": 1, "repeat": 1}), "exactly one of repeat, proportion, choose and share"),
 ]  # fmt: skip
 

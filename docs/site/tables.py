@@ -48,6 +48,7 @@ NOT_CONVERTED_AGAIN = {
     *("StreamSpec.source", "StreamSpec.remote", "StreamSpec.local"),
     *(f"Recipe.{name}" for name in MIX_KEYS),
     *("WeightSpec.repeat", "WeightSpec.proportion", "WeightSpec.choose", "WeightSpec.share"),
+    "WeightSpec.max_repeat",
 }
 """Keys that can be changed without converting anything again; tests/test_docs.py compares them with
 the keys of work units.

@@ -125,9 +125,17 @@ REFUSALS = (
         "([mixing](mixing.md)).",
     ),
     Refusal(
+        "the streams are too small for a budget of ",
+        3,
+        "All streams together are too small for the budget, however its shares are divided.",
+        "The sentence has the largest budget that fits. Or raise `max_repeat` "
+        "([mixing](mixing.md)).",
+    ),
+    Refusal(
         "and max_repeat allows ",
         3,
-        "A stream is too small for its share of the budget.",
+        "Under `absolute: true`, or if the budget counts its passes, a stream is too small for its "
+        "share of the budget.",
         "The sentence has the largest budget that fits. Or lower the share, or raise `max_repeat`.",
     ),
     Refusal(

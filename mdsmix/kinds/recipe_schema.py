@@ -74,6 +74,8 @@ def _added_keywords() -> dict[str, Tree]:
     Schema. `mdsmix.recipe.rules` and `mdsmix.kinds.recipes` check the same rules.
     """
     kinds = list(dict.fromkeys(kind.word for kind in KINDS))
+    keys = [field.name for field in list_fields(WeightSpec) if field.name != "max_repeat"]
+    weights = [_require_set(key) for key in keys]
     text = allow_interpolation({"type": "string"})
     return {
         "Recipe.streams": {
@@ -90,8 +92,9 @@ def _added_keywords() -> dict[str, Tree]:
                 "dataset": allow_interpolation({"type": ["object", "null"]}),
             }
         },
+        # One weight, or max_repeat alone.
         "WeightSpec": {
-            "oneOf": [_require_set(field.name) for field in list_fields(WeightSpec)],
+            "oneOf": [*weights, _require_set("max_repeat") | {"not": {"anyOf": weights}}],
         },
         "StreamSpec": {"allOf": list(_stream_rules())},
         # A null comes first, since a stream without a source needs no kind.

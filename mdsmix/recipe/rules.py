@@ -171,6 +171,14 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
                 f"mix.{name} sets a share, but the split of this stream is {stream.split}, so it "
                 "is only evaluated on and not mixed: remove the share."
             )
+        if weight.max_repeat is not None:
+            if not recipe.is_by_share:
+                yield (
+                    f"mix.{name}.max_repeat is for mixes by share, but the recipe has neither a "
+                    f"share nor a budget: add mix.{name}.share or budget, or remove max_repeat."
+                )
+            if not weight.set_keys:
+                continue  # the stream divides with others what the written shares leave
         keys = ", ".join(weight.set_keys)
         if len(weight.set_keys) != 1:
             yield (

@@ -73,7 +73,7 @@ class TokenizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSpec:
-    """A stream's part of an epoch. A recipe sets exactly one of the four keys: `repeat`,
+    """A stream's part of an epoch. A recipe sets exactly one of the first four keys: `repeat`,
     `proportion` or `choose` of Streaming's Stream, or `share`.
     """
 
@@ -98,11 +98,15 @@ class WeightSpec:
     """The part of an epoch's tokens, or of the unit in `count`: `0.3`, `30%` or `1/3`. Streams
     without a share divide the rest by their size.
     """
+    max_repeat: int | float | None = key(None, must=POSITIVE)
+    "In a mix by shares: the `max_repeat` of this stream."
 
     @property
     def set_keys(self) -> dict[str, str | int | float]:
-        """The keys that the recipe sets, with their values: `{"share": "30%"}`."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        """The weight that the recipe sets, with its key: `{"share": "30%"}`."""
+        values = dataclasses.asdict(self)
+        del values["max_repeat"]
+        return {key: value for key, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +207,10 @@ class Recipe:
     `samples`. Without it: the budget's, otherwise `tokens`.
     """
     max_repeat: int | float = key(4, must=POSITIVE)
-    "A share that needs more passes than this over its stream in an epoch is refused."
+    """How often an epoch may draw each sample of a stream. What a share has more than that goes to
+    the other streams, in proportion to their shares; under `absolute: true` it is refused.
+    `mix.<name>.max_repeat` is for one stream.
+    """
     temperature: int | float = key(1, must=POSITIVE)
     "Streams without a share are drawn in proportion to their size to the power of 1 / temperature."
     absolute: bool = False
@@ -262,6 +269,11 @@ class Recipe:
         """
         has_shares = any(weight.share is not None for weight in self.mix.values())
         return has_shares or self.budget is not None or self.temperature != 1
+
+    def find_max_repeat(self, stream: str) -> int | float:
+        """Return how often an epoch of a mix by shares may draw each sample of a stream."""
+        own = self.mix.get(stream, WeightSpec()).max_repeat
+        return self.max_repeat if own is None else own
 
     def published(self, stream: StreamSpec) -> str:
         """Return the URL or folder that contains a folder for each split of the stream, such as

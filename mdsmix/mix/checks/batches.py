@@ -11,6 +11,7 @@ from typing import Any
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, as_whole_number, is_number
 from mdsmix.messages import plural
+from mdsmix.mix.epoch.apportion import describe_redistribution
 from mdsmix.mix.epoch.draws import (
     METHODS,
     count_loader_delivered,
@@ -54,6 +55,17 @@ def _is_off(stream: StreamInMix) -> bool:
     """Check whether the stream's weight is 0. A stream without a weight is not off."""
     weights = stream.weight.values()
     return bool(weights) and not any(weights)
+
+
+@CHECKS.mix("warning", "The mix has other shares than the recipe asks for.")
+def shares_limited(mix: Mix) -> Findings:
+    """Find shares that need more passes over their streams than max_repeat allows."""
+    if mix.shares and mix.shares.limited:
+        yield Finding(
+            f"{'; '.join(describe_redistribution(mix.shares))}.",
+            "OK if intended. Otherwise raise max_repeat, set a smaller budget, or add data.",
+            [share.stream for share in mix.shares.limited],
+        )
 
 
 @CHECKS.mix("note", "After about four passes, a sample teaches less each time.")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Context
 from fractions import Fraction
+from typing import NoReturn
 
 from mdsmix.errors import MixRefused
 from mdsmix.messages import format_percent, join_names
@@ -29,7 +30,8 @@ of floats. Numbers below 10^-400 become 0.
 @dataclass(frozen=True, kw_only=True)
 class StreamShare:
     """One stream's share of an epoch: what the recipe asks for, and what whole samples reach.
-    `target` is set by `set_target_shares`; `choose` and `reached` are set by `choose_samples`.
+    `target` is set by `set_target_shares`; `asked`, `choose` and `reached` are set by
+    `choose_samples`.
     """
 
     stream: str
@@ -46,8 +48,12 @@ class StreamShare:
     "`share_units` and `budget_units` were counted, not estimated from the stream's first samples."
     written: Fraction | None
     "The share that the recipe gives this stream; None if it gives none."
+    max_passes: Fraction
+    "How often an epoch may draw each sample (`max_repeat`)."
     target: Fraction = Fraction(0)
     "The share that this stream should have, 0 to 1."
+    asked: Fraction = Fraction(0)
+    "Samples of an epoch in which every stream has its target, whatever `max_passes` is."
     choose: int = 0
     "Samples that an epoch draws."
     reached: Fraction = Fraction(0)
@@ -57,6 +63,11 @@ class StreamShare:
     def size(self) -> Fraction:
         """The size of the whole stream in the unit that shares count, such as all its tokens."""
         return self.samples * self.share_units
+
+    @property
+    def max_samples(self) -> int:
+        """The most samples that an epoch may draw of the stream."""
+        return math.floor(self.max_passes * self.samples)
 
     @property
     def passes(self) -> float:
@@ -84,6 +95,19 @@ class Apportioned:
     @property
     def is_exact(self) -> bool:
         return all(share.is_exact for share in self.streams)
+
+    @property
+    def limited(self) -> Shares:
+        """The streams that get less than their share, since max_repeat limits them. None without a
+        budget, since no stream is repeated then, and none for absolute shares, which are refused.
+        """
+        if self.budget is None or self.is_absolute:
+            return ()
+        return tuple(
+            share
+            for share in self.streams
+            if share.asked > share.max_samples and share.stream != self.budget.stream
+        )
 
     def weight(self, stream: str) -> dict[str, int | float]:
         """Return the keys of the recipe that decide how many samples are drawn from a stream: its
@@ -151,53 +175,113 @@ def _root(size: Fraction, temperature: Fraction) -> Fraction:
 
 
 def choose_samples(
-    shares: Shares,
-    budget: Budget | None,
-    unit: Unit,
-    max_passes: Fraction,
-    is_absolute: bool = False,
+    shares: Shares, budget: Budget | None, unit: Unit, is_absolute: bool = False
 ) -> Shares:
-    """Return the shares with `choose` and `reached` set: how many whole samples an epoch draws of
-    each stream, and which share of the epoch these samples are.
+    """Return the shares with `asked`, `choose` and `reached` set: how many whole samples an epoch
+    draws of each stream, and which share of the epoch these samples are.
+
+    What a share has more than `max_passes` of its stream goes to the other streams, in proportion
+    to their shares.
 
     Args:
         shares: the shares with `target` set.
         budget: the size of the epoch. If None, the epoch is the largest that takes no stream more
             than once.
         unit: what shares count, such as `tokens`; for messages.
-        max_passes: how often an epoch may take a stream at most.
         is_absolute: whether a share is a part of the budget by itself, so that shares need not sum
-            to 1.
+            to 1. Then a share that needs more passes is refused.
 
-    Raises MixRefused if a stream has too few samples for its share, or if its share is less than
+    Raises MixRefused if the streams have too few samples for the budget, or if a share is less than
     one sample.
     """
-    ideal = compute_ideal_samples(shares, budget, max_passes)
-    if budget:
-        _refuse_many_passes(shares, ideal, budget, unit, max_passes)
+    asked = compute_ideal_samples(shares, budget)
+    ideal = asked
+    if budget and is_absolute:
+        _refuse_many_passes(shares, asked, budget, unit)
+    elif budget:
+        ideal = limit_passes(shares, asked, budget, unit)
     counts = round_to_whole(ideal, is_absolute)
-    reached = list[Fraction]()
-    for share, count, exact in zip(shares, counts, ideal, strict=True):
+    # What the samples of each stream count for shares: reached shares are in proportion to it.
+    sizes = [
+        count * share.share_units if share.target else Fraction(0)
+        for share, count in zip(shares, counts, strict=True)
+    ]
+    total = sum(sizes)
+    chosen = list[StreamShare]()
+    for share, exact, count, size in zip(shares, asked, counts, sizes, strict=True):
         if share.target and not count:
             raise MixRefused(
                 f"the share of {share.stream}, {format_percent(share.target)}, is less than one "
                 f"sample of about {float(share.share_units):,.0f} {unit}: set a larger budget, "
                 "raise max_repeat, or give the stream a larger share."
             )
-        # The share that is reached is to the target as the whole samples are to the exact number.
-        reached.append(share.target * count / exact if exact else Fraction(0))
-    total = 1 if is_absolute else sum(reached) or 1
-    return tuple(
-        replace(share, choose=count, reached=amount / total)
-        for share, count, amount in zip(shares, counts, reached, strict=True)
-    )
+        # An absolute share is a part of the budget, and not of what the streams have together.
+        reached = share.target * count / exact if exact and is_absolute else size / (total or 1)
+        chosen.append(replace(share, asked=exact, choose=count, reached=reached))
+    return tuple(chosen)
 
 
-def compute_ideal_samples(
-    shares: Shares, budget: Budget | None, max_passes: Fraction = Fraction(1)
+def limit_passes(
+    shares: Shares, asked: Sequence[Fraction], budget: Budget, unit: Unit
 ) -> list[Fraction]:
-    """Compute how many samples of each stream an epoch draws, as fractions that are not rounded
-    yet.
+    """Return how many samples of each stream an epoch draws, not rounded yet, if none may be drawn
+    more than `max_samples`. What a stream cannot fill goes to the others, in proportion to their
+    shares, so the epoch has the size of its budget. If the budget counts passes of a stream, that
+    stream keeps its passes.
+
+    With equal shares this is UniMax (Chung et al. 2023, arXiv 2304.09151).
+
+    Args:
+        shares: the shares with `target` set.
+        asked: the samples of each stream without a limit.
+        unit: what shares count, such as `tokens`; for messages.
+
+    Raises MixRefused if all streams together have too few samples.
+    """
+    sizes = budget_sizes(shares, budget)
+    total = _dot(asked, sizes)
+    settled = dict[int, Fraction]()  # position of a stream -> its samples
+    if budget.stream:
+        position = [share.stream for share in shares].index(budget.stream)
+        _refuse_many_passes([shares[position]], [asked[position]], budget, unit)
+        settled[position] = asked[position]
+    drawn = list(asked)
+    while True:
+        too_many = [
+            i for i, count in enumerate(drawn) if count > shares[i].max_samples and i not in settled
+        ]
+        if not too_many:
+            return drawn
+        for i in too_many:
+            settled[i] = Fraction(shares[i].max_samples)
+            drawn[i] = settled[i]
+        # Divide the rest among the streams that are not settled. They can then reach their own
+        # limits, so this is repeated.
+        others = [i for i, count in enumerate(asked) if count * sizes[i] and i not in settled]
+        if not others:
+            _refuse_large_budget(shares, asked, budget, unit)
+        rest = total - sum(count * sizes[i] for i, count in settled.items())
+        of_others = sum(asked[i] * sizes[i] for i in others)
+        for i in others:
+            drawn[i] = asked[i] * rest / of_others
+
+
+def budget_sizes(shares: Shares, budget: Budget) -> list[Fraction]:
+    """Return what a sample of each stream counts for the budget. A budget of passes has the unit of
+    the shares.
+    """
+    return [share.budget_units if budget.unit else share.share_units for share in shares]
+
+
+def _dot(numbers: Sequence[Fraction], sizes: Sequence[Fraction]) -> Fraction:
+    """Return the sum of the products of two sequences."""
+    products = [number * size for number, size in zip(numbers, sizes, strict=True)]
+    return sum(products, Fraction(0))
+
+
+def compute_ideal_samples(shares: Shares, budget: Budget | None) -> list[Fraction]:
+    """Compute how many samples of each stream an epoch draws to have exactly the target shares, as
+    fractions that are not rounded yet.
 
     Raises MixRefused if the budget is a number of passes of a stream, such as `2 passes of web`,
     and the share of this stream is 0.
@@ -205,9 +289,7 @@ def compute_ideal_samples(
     Args:
         shares: the shares with `target` set.
         budget: the size of the epoch. If None, the epoch is the largest that takes no stream more
-            than once.
-        max_passes: only for an epoch without a budget, and only if below 1: the part of a stream
-            that an epoch may take at most.
+            than once, or more than its `max_passes` if these are below 1.
     """
     # The samples in an epoch of 1 unit, such as 1 token. With absolute shares, in an epoch of as
     # many units as the shares sum to. `units` below is how much larger the epoch is.
@@ -215,12 +297,11 @@ def compute_ideal_samples(
         share.target / share.share_units if share.target else Fraction(0) for share in shares
     ]
     if budget is None:
-        all_once = min(
-            share.samples / samples
+        units = min(
+            share.samples * min(Fraction(1), share.max_passes) / samples
             for share, samples in zip(shares, per_unit, strict=True)
             if samples
         )
-        units = all_once * min(Fraction(1), max_passes)
     elif budget.unit:
         budgeted = sum(
             samples * share.budget_units for share, samples in zip(shares, per_unit, strict=True)
@@ -262,7 +343,7 @@ def round_to_whole(ideal: Sequence[Fraction], is_absolute: bool = False) -> list
 
 
 def _refuse_many_passes(
-    shares: Shares, ideal: Sequence[Fraction], budget: Budget, unit: Unit, max_passes: Fraction
+    shares: Sequence[StreamShare], ideal: Sequence[Fraction], budget: Budget, unit: Unit
 ) -> None:
     """Raise MixRefused if an epoch would take a stream more than `max_passes` times. The message
     names the scarcest stream and the largest budget that fits.
@@ -270,21 +351,63 @@ def _refuse_many_passes(
     Args:
         ideal: how many samples of each stream an epoch draws, before rounding.
     """
-    all_passes = [exact / max(1, share.samples) for share, exact in zip(shares, ideal, strict=True)]
-    passes = max(all_passes)
-    if passes <= max_passes:
+    # The part of what max_repeat allows that is needed; above 1 it is too much.
+    needed = [
+        exact / (share.max_passes * max(1, share.samples))
+        for share, exact in zip(shares, ideal, strict=True)
+    ]
+    largest = max(needed)
+    if largest <= 1:
         return
-    scarcest = shares[all_passes.index(passes)]
-    # Round the largest budget down: to a whole unit, or to a thousandth of a pass.
-    parts = 1 if budget.unit else 1000
-    amount = Fraction(math.floor(budget.amount * max_passes / passes * parts), parts)
+    scarcest = shares[needed.index(largest)]
+    passes = largest * scarcest.max_passes
     raise MixRefused(
         f"the share of {scarcest.stream}, {format_percent(scarcest.target)} under a budget of "
         f"{budget}, comes to {float(passes * scarcest.size):,.0f} {unit}, but the stream has only "
         f"{float(scarcest.size):,.0f} {unit}. An epoch would read it {float(passes):,.2f} times, "
-        f"and max_repeat allows {float(max_passes):g}. The largest budget that fits is "
-        f"{replace(budget, amount=amount)}; set this budget, lower the share, or raise max_repeat."
+        f"and max_repeat allows {float(scarcest.max_passes):g}. The largest budget that fits is "
+        f"{_round_down(budget, budget.amount / largest)}; set this budget, lower the share, or "
+        "raise max_repeat."
     )
+
+
+def _refuse_large_budget(
+    shares: Shares, asked: Sequence[Fraction], budget: Budget, unit: Unit
+) -> NoReturn:
+    """Raise MixRefused, since no stream can take more. The message has what each stream can give at
+    most, and the largest budget that fits.
+
+    Args:
+        asked: the samples of each stream without a limit.
+    """
+    sizes = budget_sizes(shares, budget)
+    noun = budget.unit or unit
+    most = list[str]()
+    possible = Fraction(0)
+    fixed = Fraction(0)  # what the stream has whose passes are the budget
+    for share, count, size in zip(shares, asked, sizes, strict=True):
+        if share.stream == budget.stream:
+            fixed = count * size
+        elif share.target:
+            possible += share.max_samples * size
+            most.append(f"{share.stream} {float(share.max_samples * size):,.0f}")
+    amount = possible
+    if budget.stream:
+        # What the others must fill grows with the passes.
+        amount = budget.amount * possible / (_dot(asked, sizes) - fixed)
+    raise MixRefused(
+        f"the streams are too small for a budget of {budget}: within max_repeat an epoch can draw "
+        f"at most {', '.join(most)} {noun}. The largest budget that fits is "
+        f"{_round_down(budget, amount)}; set this budget, raise max_repeat, or add data."
+    )
+
+
+def _round_down(budget: Budget, amount: Fraction) -> Budget:
+    """Return the budget with an amount rounded down: to a whole unit, or to a thousandth of a
+    pass.
+    """
+    parts = 1 if budget.unit else 1000
+    return replace(budget, amount=Fraction(math.floor(amount * parts), parts))
 
 
 SHARES = (
@@ -313,10 +436,42 @@ def make_shares_table(apportioned: Apportioned) -> Table:
         for share in apportioned.streams
     ]
     estimated = [share.stream for share in apportioned.streams if not share.is_exact]
-    notes = list[str]()
+    notes = describe_redistribution(apportioned)
     if estimated:
         notes.append(f"~ {join_names(estimated)}: estimated from the first samples (--estimate)")
     return Table(columns=SHARES, rows=rows, notes=notes)
+
+
+def describe_redistribution(apportioned: Apportioned) -> list[str]:
+    """Return a line for each stream that gets less than its share, since max_repeat limits it, and
+    a line on the streams that get the rest. Empty if every stream gets its share.
+    """
+    budget = apportioned.budget
+    limited = apportioned.limited
+    if budget is None or not limited:
+        return []
+    unit = budget.unit or apportioned.count
+    sizes = budget_sizes(apportioned.streams, budget)
+    lines = list[str]()
+    gains = list[str]()
+    left_over = 0.0
+    for share, size in zip(apportioned.streams, sizes, strict=True):
+        gain = float((share.choose - share.asked) * size)
+        if share in limited:
+            left_over -= gain
+            lines.append(
+                f"{share.stream} is limited by max_repeat {float(share.max_passes):g}: it gives "
+                f"{float(share.choose * size):,.0f} {unit} of the "
+                f"{float(share.asked * size):,.0f} {unit} of its share "
+                f"({share.choose:,} of {float(share.asked):,.0f} samples)"
+            )
+        elif share.target and share.stream != budget.stream:
+            gains.append(f"{share.stream} ({gain:+,.0f})")
+    lines.append(
+        f"the other {left_over:,.0f} {unit} go to the other streams, in whole samples and in "
+        f"proportion to their shares: {', '.join(gains)}"
+    )
+    return lines
 
 
 def shares_to_json(apportioned: Apportioned) -> Tree:

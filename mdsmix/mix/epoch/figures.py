@@ -158,6 +158,7 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
                 budget_units=budget_mean.value,
                 is_exact=share_mean.is_exact and budget_mean.is_exact,
                 written=written[stream.name],
+                max_passes=Fraction(str(recipe.find_max_repeat(stream.name))),
             )
         )
     temperature = Fraction(str(recipe.temperature))
@@ -171,12 +172,11 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
                 f"{unit}, and has none: convert the stream, or remove its share, or check which of "
                 "its records were filtered when it was converted."
             )
-    max_passes = Fraction(str(recipe.max_repeat))
     return Apportioned(
         count=unit,
         budget=budget,
         is_absolute=recipe.absolute,
-        streams=choose_samples(shares, budget, unit, max_passes, is_absolute=recipe.absolute),
+        streams=choose_samples(shares, budget, unit, is_absolute=recipe.absolute),
     )
 
 

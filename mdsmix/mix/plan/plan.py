@@ -24,6 +24,7 @@ from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, COUNT_UNITS, is_number, parse_quantity
 from mdsmix.messages import join_names
 from mdsmix.mix.check import run_checks
+from mdsmix.mix.epoch.apportion import describe_redistribution
 from mdsmix.mix.epoch.draws import (
     METHODS,
     Machines,
@@ -166,7 +167,10 @@ def make_plan(mix: Mix, options: PlanOptions) -> Plan:
         run=run,
         node=node,
         settings=advise_settings(loader, node, machines, disk),
-        notes=tuple(_notes(loader, streams, epoch, step, machines)),
+        notes=(
+            *(describe_redistribution(mix.shares) if mix.shares else ()),
+            *_notes(loader, streams, epoch, step, machines),
+        ),
     )
 
 
