@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.encode import word_form
@@ -73,6 +74,14 @@ class Backend(ABC):
                 token; False: it becomes ordinary tokens.
         """
 
+    def locate(self, texts: Sequence[str]) -> LocatedIds:
+        """Return the ids of texts, special tokens matched, with the characters of each token. The
+        reference (Hugging Face `tokenizers`) finds them, at its speed.
+
+        Raises NotImplementedError if the backend is not, and has not, the reference.
+        """
+        raise NotImplementedError
+
     def begin(self, stream: str) -> None:  # noqa: B027
         """Prepare for the texts of a stream. A backend that compares some of its texts with the
         reference (Hugging Face `tokenizers`) starts to count the texts of the stream from 0.
@@ -80,6 +89,21 @@ class Backend(ABC):
         Args:
             stream: the name of the stream.
         """
+
+
+class LocatedIds(NamedTuple):
+    """The ids of texts, and the characters of each token."""
+
+    ids: Ragged
+    "uint32, one row of ids per text."
+    starts: NDArray[np.int64]
+    """int64 [tokens]: the position in its text at which each token begins. The tokens of one
+    character, such as the four bytes of an emoji, all have the position of that character.
+    """
+    ends: NDArray[np.int64]
+    """int64 [tokens]: the position after the last character of each token. Equal to the start for a
+    token without a character, such as a space that the tokenizer puts before a text.
+    """
 
 
 class Unequal(Exception):
@@ -116,6 +140,23 @@ class Reference(Backend):
         self._model.encode_special_tokens = not match_special
         encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
         return Ragged.from_rows([encoding.ids for encoding in encodings], np.uint32)
+
+    def locate(self, texts: Sequence[str]) -> LocatedIds:
+        model = self._model
+        model.encode_special_tokens = False
+        # A post-processor such as Llama 3's trims white space from the positions of a token. It
+        # changes no id, since no special token is added.
+        post_processor = model.post_processor
+        model.post_processor = None
+        try:
+            encodings = model.encode_batch(list(texts), add_special_tokens=False)
+        finally:
+            model.post_processor = post_processor
+        ids = Ragged.from_rows([encoding.ids for encoding in encodings], np.uint32)
+        spans = np.array(
+            [span for encoding in encodings for span in encoding.offsets], np.int64
+        ).reshape(-1, 2)
+        return LocatedIds(ids, spans[:, 0], spans[:, 1])
 
 
 class Fastokens(Backend):
@@ -266,6 +307,9 @@ class CheckedBackend(Backend):
             excerpts.append(texts[row][start : start + SAMPLE_CHARACTERS])
         self.check(excerpts, match_special)
         return ids
+
+    def locate(self, texts: Sequence[str]) -> LocatedIds:
+        return self.reference.locate(texts)
 
     def check(self, texts: Sequence[str], match_special: bool, ids: Ragged | None = None) -> None:
         """Compare the fast backend's ids of texts with those of the reference (Hugging Face

@@ -80,6 +80,24 @@ class Turns:
     "One row of token ids per prompt and response: prompt, response, prompt, response ..."
     counts: Lengths
     "int64 [n]: how many turns each sample has."
+    marks: NDArray[Any] | None = None
+    """MARK [tokens]: an entry for each token of `ids`, if only some tokens of an answer are trained
+    (`trained_ranges.py`). Only the entries of responses decide. None: no token is marked.
+    """
+
+    @staticmethod
+    def concat(parts: Sequence[Turns]) -> Turns:
+        """Return the samples of all parts, in order. There is at least one part, and either all
+        parts have marks or none has.
+        """
+        marks = None
+        if parts[0].marks is not None:
+            marks = np.concatenate([part.marks for part in parts])
+        return Turns(
+            Ragged.concat([part.ids for part in parts]),
+            np.concatenate([part.counts for part in parts]),
+            marks,
+        )
 
     @property
     def firsts(self) -> Lengths:
@@ -113,11 +131,27 @@ class Turns:
     def slice(self, start: int, stop: int) -> Turns:
         """Return the samples `start` to `stop` (exclusive)."""
         first, end = self.firsts[[start, stop]].tolist()
-        return Turns(self.ids.slice(first, end), self.counts[start:stop])
+        marks = None
+        if self.marks is not None:
+            marks = self.marks[self.ids.offsets[first] : self.ids.offsets[end]]
+        return Turns(self.ids.slice(first, end), self.counts[start:stop], marks)
 
     def take(self, keep: Flags) -> Turns:
         """Return the samples whose flag in `keep` (bool [n]) is set."""
-        return Turns(self.ids.take(np.repeat(keep, 2 * self.counts)), self.counts[keep])
+        return self.take_sides(np.repeat(keep, 2 * self.counts), self.counts[keep])
+
+    def take_sides(self, keep: Flags, counts: Lengths) -> Turns:
+        """Return samples with only some of their turns.
+
+        Args:
+            keep: bool, a flag for each prompt and response: whether it is kept. The two flags of a
+                turn are equal.
+            counts: int64, how many turns each of the returned samples has.
+        """
+        marks = None
+        if self.marks is not None:
+            marks = self.marks[np.repeat(keep, self.ids.lengths)]
+        return Turns(self.ids.take(keep), counts, marks)
 
 
 class Labels:
@@ -153,6 +187,8 @@ class Labels:
     def trained(self) -> Flags:
         """bool [tokens]: whether each token is trained, over all samples."""
         trained = np.repeat(self._is_trained, self.turns.ids.lengths)
+        if self.turns.marks is not None:
+            trained &= self.turns.marks["weight"] > 0
         if self.untrained is None:
             return trained
         return np.asarray(trained & (self.turns.ids.values != self.untrained))
@@ -166,7 +202,8 @@ class Labels:
         eos_positions = samples.offsets[1:][self.gets_eos]
         # Without an EOS there are no such positions, so the 0 is inserted nowhere.
         ids = np.insert(samples.values, eos_positions, self.eos or 0)
-        is_trained = np.insert(self.trained, eos_positions, True)
+        is_eos_trained = self._trains_eos[self.gets_eos]
+        is_trained = np.insert(self.trained, eos_positions, is_eos_trained)
         lengths = samples.lengths + self.gets_eos
         longest = self.targets.max_seq_len
         rows = Ragged.from_lengths(ids, lengths).first(longest)
@@ -183,7 +220,7 @@ class Labels:
         longest = self.targets.max_seq_len
         if not self.targets.decoder_only_format:
             return np.asarray(np.minimum(self._last_responses + self.gets_eos, longest))
-        return np.asarray(self._count_trained(first=1) + self.appended())
+        return np.asarray(self._count_trained(first=1) + (self.appended() & self._trains_eos))
 
     def appended(self) -> Flags:
         """Return bool [n]: whether the collator appends EOS to each sample and the EOS is within
@@ -193,6 +230,17 @@ class Labels:
         if self.targets.decoder_only_format:
             lengths = self.turns.samples.lengths
         return np.asarray(self.gets_eos & (lengths < self.targets.max_seq_len))
+
+    @property
+    def _trains_eos(self) -> Flags:
+        """bool [n]: whether an EOS that is appended to each sample is trained. It is not if the
+        sample has marks, and its last token is marked as not trained.
+        """
+        marks = self.turns.marks
+        ends = self.turns.samples.offsets[1:]
+        if marks is None or not len(marks):
+            return np.ones(len(ends), bool)
+        return np.asarray(marks["weight"][ends - 1] > 0)
 
     def cut(self) -> Lengths:
         """Return int64 [n]: how many tokens of each sample the collator cuts off. An
@@ -229,9 +277,8 @@ class Labels:
             verdicts[self._count_trained(first=0) == 0] = "no_loss_tokens"
         if self.targets.too_long != "cut":
             verdicts[turns.samples.lengths + self.gets_eos > longest] = "too_long"
-        sample_of_turn = np.repeat(np.arange(len(verdicts)), turns.counts)
-        verdicts[sample_of_turn[turns.ids.lengths[1::2] == 0]] = "empty_response"
-        verdicts[sample_of_turn[turns.ids.lengths[0::2] == 0]] = "empty_prompt"
+        empty = find_empty_sides(turns)
+        verdicts[empty != USABLE] = empty[empty != USABLE]
         return verdicts
 
     @property
@@ -248,6 +295,13 @@ class Labels:
         """
         turns = self.turns
         longest = self.targets.max_seq_len
+        if turns.marks is not None:
+            samples = turns.samples
+            positions = np.arange(len(samples.values)) - np.repeat(
+                samples.offsets[:-1], samples.lengths
+            )
+            is_counted = self.trained & (positions >= first) & (positions < longest)
+            return np.diff(np.concatenate([[0], np.cumsum(is_counted)])[samples.offsets])
         edges = turns.ids.offsets
         sample_starts = np.repeat(turns.samples.offsets[:-1], 2 * turns.counts)
         # Where each prompt and response begins and ends in its sample, clipped to the positions
@@ -277,6 +331,17 @@ def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
     if eos is None or not len(values):
         return np.zeros(len(ends), bool)
     return np.asarray(values[ends - 1] != eos)
+
+
+def find_empty_sides(turns: Turns) -> NDArray[np.object_]:
+    """Return object [n]: `empty_prompt` or `empty_response` if a sample has such a side, otherwise
+    USABLE.
+    """
+    verdicts = np.full(len(turns.counts), USABLE, object)
+    sample_of_turn = np.repeat(np.arange(len(verdicts)), turns.counts)
+    verdicts[sample_of_turn[turns.ids.lengths[1::2] == 0]] = "empty_response"
+    verdicts[sample_of_turn[turns.ids.lengths[0::2] == 0]] = "empty_prompt"
+    return verdicts
 
 
 def move_stop_tokens(
@@ -315,7 +380,7 @@ def move_stop_tokens(
         # The prompt begins later, so the response before it ends later.
         offsets[prompts[is_moved]] += len(lead) + 1
         is_later_prompt[prompts[is_moved]] = False
-    return Turns(Ragged(ids.values, offsets), turns.counts)
+    return Turns(Ragged(ids.values, offsets), turns.counts, turns.marks)
 
 
 def keep_first_turns(turns: Turns, longest: int, eos: int | None, lengths: Lengths | None) -> Turns:
@@ -339,4 +404,4 @@ def keep_first_turns(turns: Turns, longest: int, eos: int | None, lengths: Lengt
     keep = np.repeat(lengths_up_to_turn <= longest, 2)  # a flag per prompt and response
     keep[2 * first_turns] = True
     keep[2 * first_turns + 1] = True
-    return Turns(ids.take(keep), turns.sums(keep) // 2)
+    return turns.take_sides(keep, turns.sums(keep) // 2)

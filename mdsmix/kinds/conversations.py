@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -11,14 +12,19 @@ from mdsmix.encode.answer_ends import (
     find_lead,
     is_ended_by_next,
 )
+from mdsmix.encode.answer_parts import require_findable_parts
+from mdsmix.encode.chat import open_tokenizer_template
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Turns, move_stop_tokens
 from mdsmix.encode.template_facts import find_template_facts
+from mdsmix.encode.trained_ranges import SPLIT_REASONS
+from mdsmix.errors import RecipeError
 from mdsmix.kinds.finetuning import Finetuning
 from mdsmix.kinds.last_turns import keep_last_turns
 from mdsmix.kinds.template_kind import TemplateKind, template_variables
 from mdsmix.kinds.turn_renderer import TEMPLATE_REASONS
 from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.recipe.stream_spec import TrainPartsSpec
 from mdsmix.record import Conversation
 from mdsmix.tokenizer.card import Tokenizer
 
@@ -31,7 +37,7 @@ class Conversations(TemplateKind, Finetuning):
     name = "conversations"
     reads: ClassVar[type] = Conversation
     key_groups: ClassVar[tuple[str, ...]] = ("finetuning", "messages", "messages without images")
-    reasons: ClassVar[Mapping[str, str]] = TEMPLATE_REASONS
+    reasons: ClassVar[Mapping[str, str]] = TEMPLATE_REASONS | SPLIT_REASONS
 
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -48,6 +54,7 @@ class Conversations(TemplateKind, Finetuning):
             "date_string": stream.date_string,
             "rewritten_history": stream.rewritten_history,
             "template": template_variables(recipe, tokenizer),
+            "train_parts": _train_parts(recipe, stream, tokenizer),
         }
 
     @classmethod
@@ -57,6 +64,7 @@ class Conversations(TemplateKind, Finetuning):
         `columns: compact`, are added to the checks that all finetuning kinds share.
         """
         yield from super().contradictions(recipe, stream)
+        yield from _find_parts_faults(recipe, stream)
         is_compact = stream.columns == "compact"
         policies = (recipe.target_prompts, recipe.target_responses)
         if is_compact and policies != ("none", "last"):
@@ -123,3 +131,43 @@ class Conversations(TemplateKind, Finetuning):
         texts = sorted(lead for lead in leads if lead)
         rows = self.backend.encode(texts, match_special=True)
         return [rows[number].tolist() for number in range(len(rows))]
+
+
+def _find_parts_faults(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    """Yield a sentence for each setting of the recipe that contradicts `train_parts`."""
+    parts = asdict(stream.train_parts or TrainPartsSpec())
+    if all(parts.values()):
+        return
+    if not any(parts.values()):
+        yield (
+            "train_parts leaves no part of an answer to train: set reasoning, calls or answer to "
+            "true."
+        )
+    if recipe.target_prompts != "none":
+        yield (
+            "train_parts stores the parts that are not trained as prompts, but target_prompts: "
+            f"{recipe.target_prompts} trains prompts: set target_prompts: none for the run, or "
+            "remove train_parts from this stream."
+        )
+    if not recipe.decoder_only_format:
+        yield (
+            "train_parts cannot be used with decoder_only_format: false, because an encoder would "
+            "read the parts that are not trained: remove one of the two keys from the recipe."
+        )
+
+
+def _train_parts(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, bool]:
+    """Return the recipe's `train_parts`: part of an answer -> whether it is trained. The dict is
+    empty if all parts are.
+
+    Raises RecipeError if the parts cannot be found in what the tokenizer's chat template prints.
+    """
+    parts = asdict(stream.train_parts or TrainPartsSpec())
+    if all(parts.values()):
+        return {}
+    variables = tokenizer.template_variables | template_variables(recipe, tokenizer)
+    try:
+        require_findable_parts(open_tokenizer_template(tokenizer, variables, stream.date_string))
+    except RecipeError as error:
+        raise RecipeError(f"stream {stream.name}: {error}") from None
+    return parts

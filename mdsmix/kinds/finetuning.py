@@ -17,6 +17,7 @@ import numpy as np
 
 from mdsmix.encode.encoded import Encoded, lay_out_documents, lay_out_pairs, lay_out_turns
 from mdsmix.encode.labels import USABLE, Flags, Labels, Lengths, Targets, Turns, keep_first_turns
+from mdsmix.encode.trained_ranges import count_parts, split_answers
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.kinds.turn_rows import TurnRows, tokenize_pairs
 from mdsmix.ragged import Ragged
@@ -110,9 +111,20 @@ class Finetuning(Kind):
             lengths = self.expanded_lengths(turns, rows)
             turns = keep_first_turns(turns, self.targets.max_seq_len, eos, lengths)
         turns = self.end_answers(turns)
+        # If only some parts of answers are trained, make turns of them. Packed rows have a flag for
+        # each token instead.
+        whole_turns = turns
+        untrained_ends = np.zeros(len(turns.counts), np.int64)
+        splits = turns.marks is not None and not self.encoding.pack
+        if splits:
+            turns, split_verdicts, untrained_ends = split_answers(
+                turns, self.targets.target_responses == "all", eos
+            )
         # Select the rows that can be used for training.
         labels = Labels(self.targets, turns, eos, self.untrained)
         verdicts = labels.verdicts(self.expanded_lengths(turns, rows))
+        if splits:
+            verdicts = np.where(split_verdicts == USABLE, verdicts, split_verdicts)
         keep = verdicts == USABLE
         turns = turns.take(keep)
         # Lay out the selected rows in columns.
@@ -125,11 +137,13 @@ class Finetuning(Kind):
         lost_before = int(lengths_before[in_stream].sum()) - len(turns.ids.values)
         totals = replace(
             encoded.totals,
+            answer_parts=count_parts(whole_turns.take(keep)),
+            untrained_ends=int(untrained_ends[keep].sum()),
             lost_tokens=lost_before + encoded.totals.lost_tokens,
             specials=len(rows.with_specials),
         )
         if self.targets.too_long in ("first_turns", "last_turns"):
-            shortened_by = lengths_before[keep] - turns.samples.lengths
+            shortened_by = lengths_before[keep] - whole_turns.take(keep).samples.lengths
             totals = replace(
                 totals,
                 truncated_rows=int(np.count_nonzero(shortened_by)),

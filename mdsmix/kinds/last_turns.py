@@ -17,7 +17,6 @@ from mdsmix.encode.chat import find_trained_answers
 from mdsmix.encode.forms import SYSTEM_ROLES
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.kinds.turn_rows import TurnRows
-from mdsmix.ragged import Ragged
 from mdsmix.record import Conversation, Message, count_message_images
 
 
@@ -134,13 +133,9 @@ def _replace_rows(rows: TurnRows, searches: dict[int, _Search]) -> TurnRows:
         images[row] = drop_turns(search.conversation, search.cuts[search.high]).images
         left_out[row] = search.count_left_out()
     parts.append(rows.turns.slice(start, len(rows.positions)))
-    turns = Turns(
-        Ragged.concat([part.ids for part in parts]),
-        np.concatenate([part.counts for part in parts]),
-    )
     return replace(
         rows,
-        turns=turns,
+        turns=Turns.concat(parts),
         images=images,
         whole_lengths=rows.turns.samples.lengths,
         left_out_turns=left_out,

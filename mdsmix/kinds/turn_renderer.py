@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mdsmix.encode import forms
+from mdsmix.encode.answer_parts import PARTS, PARTS_REASONS, PartRange, find_parts
 from mdsmix.encode.backends import Backend, make_token_search
 from mdsmix.encode.chat import (
     ChatTemplate,
@@ -29,6 +30,7 @@ from mdsmix.encode.chat import (
 )
 from mdsmix.encode.control_words import ControlWords, open_control_words
 from mdsmix.encode.labels import Turns
+from mdsmix.encode.trained_ranges import MarkedRange, mark_tokens
 from mdsmix.kinds.turn_rows import PLACEHOLDERS, TurnRows, count_placeholders
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.extras import VARIABLES
@@ -55,6 +57,7 @@ TEMPLATE_REASONS = {
     "image_not_printed": (
         "The conversation has an image, but the chat template prints no image token for it."
     ),
+    **PARTS_REASONS,
 }
 """Reason codes of conversations that the chat template cannot render -> their explanations."""
 
@@ -136,6 +139,7 @@ class TurnRenderer:
             }
         # Render each conversation. A turn is a prompt and a response, both strings.
         rendered = list[Sequence[Turn]]()
+        ranges = list[Sequence[MarkedRange]]()  # of each response; only with `has_marks`
         positions = list[int]()
         rejected = dict[int, str]()
         unread = Counter[str]()
@@ -150,17 +154,22 @@ class TurnRenderer:
                 # Refuse the conversation if a prompt or a response ends inside a control token.
                 for row in rows:
                     self.words.refuse_split([*chain.from_iterable(row)])
+                marked = self.mark_rows(conversation, rows) if self.has_marks else []
             except RecordRefused as refused:
                 rejected[position] = refused.why
             else:
                 rendered += rows
+                ranges += marked
                 positions += [position] * len(rows)
         # Tokenize all turns together: the list of texts is prompt, response, prompt, and so on.
-        all_turns = chain.from_iterable(rendered)
-        ids = self.backend.encode([*chain.from_iterable(all_turns)], match_special=True)
+        texts = [*chain.from_iterable(chain.from_iterable(rendered))]
+        ids = self.backend.encode(texts, match_special=True)
+        turns_of_rows = Turns(ids, np.array([len(row) for row in rendered], np.int64))
+        if self.has_marks:
+            turns_of_rows = mark_tokens(turns_of_rows, texts[1::2], ranges, self.backend)
         whole_texts = (conversation.all_text for conversation in conversations)
         return TurnRows(
-            turns=Turns(ids, np.array([len(row) for row in rendered], np.int64)),
+            turns=turns_of_rows,
             positions=positions,
             rejected=rejected,
             with_specials=with_specials,
@@ -233,6 +242,43 @@ class TurnRenderer:
         with suppress(RecordRefused):
             self.prepare(conversation, unread)
         return {*unread}
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether only some tokens of an answer may be trained (`mark_rows`)."""
+        return bool(self.encoding.train_parts)
+
+    def mark_rows(
+        self, conversation: Conversation, rows: Sequence[Sequence[Turn]]
+    ) -> list[list[MarkedRange]]:
+        """Return the ranges of each response of a conversation's rows, with their marks: which part
+        of the answer a range belongs to, and whether it is trained.
+
+        Raises RecordRefused (parts_not_found) if the parts of an answer cannot be found.
+
+        Args:
+            conversation: the record.
+            rows: its rows, each a list of turns.
+        """
+        template, prepared = self.prepare(conversation, Counter())
+        answers = find_trained_answers(prepared)
+        ranges = list[list[MarkedRange]]()
+        for number, row in enumerate(rows):
+            # Each row ends with a trained answer: the last row with the last trained answer, the
+            # row before it with the trained answer before it, and so on. A row of several turns has
+            # all answers.
+            end = len(answers) - (len(rows) - 1 - number)
+            for answer, (prompt, response) in zip(answers[end - len(row) : end], row, strict=True):
+                parts = find_parts(template, prepared, answer, prompt, response)
+                ranges.append([self._mark_part(found) for found in parts])
+        return ranges
+
+    def _mark_part(self, found: PartRange) -> MarkedRange:
+        """Return a part of an answer with the mark that `train_parts` gives it."""
+        number = PARTS.index(found.part) + 1
+        return MarkedRange(
+            found.start, found.stop, number, float(self.encoding.train_parts[found.part])
+        )
 
     def unread_variables(self, conversation: Conversation) -> Iterator[str]:
         """Yield the variables of the conversation that the chat template does not read, such as

@@ -223,6 +223,18 @@ class ImagesSpec:
     """
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainPartsSpec:
+    """The parts of an assistant's message that the model is trained on."""
+
+    reasoning: bool = key(True, "reasoning_content", "thinking", "think", "thought")
+    "Text in tags such as `<think>`, or under a key such as `reasoning_content`."
+    calls: bool = key(True, "tool_calls", "tools", "tool_call")
+    "Calls of tools."
+    answer: bool = key(True, "content", "text", "response")
+    "Everything else, the content of the message."
+
+
 SHAPES_WITH_IMAGES = frozenset({"llava", "qwen_vl"})
 """Shapes whose records always have images (`Shape.has_images`). A recipe does not know the shapes;
 tests/test_recipe.py keeps both equal.
@@ -262,6 +274,10 @@ class StreamSpec:
     """Some chat templates change earlier turns once later ones exist (e.g. drop reasoning).
     `reject` quarantines such a conversation, `last` keeps a row for the last answer, `each` makes a
     row per answer.
+    """
+    train_parts: TrainPartsSpec | None = key(None, only_for="messages")
+    """Which [parts of an answer](data.md#which-parts-of-an-answer-are-trained) are trained, a
+    section of keys. The recipe's `target_prompts` must be `none`.
     """
     too_long: Literal["cut", "filter", "first_turns", "last_turns"] = key(
         "cut", only_for="finetuning"

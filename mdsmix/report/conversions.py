@@ -304,6 +304,7 @@ def _notes_on_samples(manifest: Manifest) -> Iterator[str]:
     if kind_of(encoding).has_template and manifest.tokenizer.chat_template_hash is None:
         yield f"WARNING: {NO_TEMPLATE}"
     yield from list_untrained_tokens(manifest)
+    yield from _notes_on_parts(manifest)
     rewritten = manifest.records.quarantined.get("not_prefix_stable")
     if rewritten:
         remedy = "the record's detail shows both texts"
@@ -316,6 +317,31 @@ def _notes_on_samples(manifest: Manifest) -> Iterator[str]:
             f"{specials:,} records contain the text of a special token; "
             f"special_tokens_in_text: {encoding.special_tokens_in_text}"
         )
+
+
+def _notes_on_parts(manifest: Manifest) -> Iterator[str]:
+    """Yield a note on the parts of answers that are trained and that are not (`train_parts`), and a
+    warning for each part that the recipe leaves out and that no answer has.
+    """
+    totals = manifest.totals
+    trained = dict[str, int]()
+    untrained = dict[str, int]()
+    for part, is_trained in manifest.encoding.train_parts.items():
+        counts = trained if is_trained else untrained
+        counts[part] = totals.answer_parts.get(part, 0)
+    if not untrained:
+        return
+    yield (
+        f"tokens of answers that are trained: {join_counts(trained)}; not trained (train_parts): "
+        f"{join_counts(untrained)}"
+    )
+    for part, count in untrained.items():
+        if not count and totals.samples:
+            yield (
+                f"WARNING: train_parts.{part} is false, but no answer of the "
+                f"{plural(manifest.records.written, 'record')} has a part {part}: train_parts "
+                f"changes nothing there"
+            )
 
 
 def _notes_on_unread(records: Records) -> Iterator[str]:

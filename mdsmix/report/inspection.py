@@ -212,7 +212,7 @@ def card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
                 text += f", with {appended:,} EOS that the loader appends"
             yield key, text
         elif count and key not in _NOT_SHOWN:
-            yield key, f"{count:,}"
+            yield key, format_grouped(count) if isinstance(count, dict) else f"{count:,}"
     if manifest.encoding.pack:
         positions = index.samples * manifest.encoding.max_seq_len  # a packed sample is a row
         yield "padding", f"{1 - manifest.totals.tokens / max(1, positions):.2%}"
@@ -305,7 +305,12 @@ def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
             f"{totals.truncated_rows:,} of {rows} ({reason}), {share:.1%} of all, which are not "
             "counted above"
         )
-    dropped = totals.lost_tokens - totals.truncated_tokens
+    if totals.untrained_ends:
+        yield (
+            f"{plural(totals.untrained_ends, 'token')} after the last trained token of a row left "
+            "out (train_parts): they give no loss"
+        )
+    dropped = totals.lost_tokens - totals.truncated_tokens - totals.untrained_ends
     if dropped:
         yield f"{plural(dropped, 'token')} dropped ({_drop_reason(manifest)})"
 

@@ -124,6 +124,14 @@ class Totals(Counts):
     "Tokens that were truncated when converting, from all samples."
     left_out_turns: int = 0
     "User messages, each with its answers, that `too_long: last_turns` left out of samples."
+    answer_parts: dict[str, int] = field(default_factory=dict)
+    """Part of an answer (reasoning, calls, answer) -> its tokens, trained or not, before the loader
+    truncates samples. Empty if the recipe does not set train_parts.
+    """
+    untrained_ends: int = 0
+    """Tokens after the last trained token of samples. They give no loss, and are not stored. Only
+    with train_parts.
+    """
     largest_id: int = -1
     longest: int = 0
     "Tokens of the longest sample."

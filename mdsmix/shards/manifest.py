@@ -148,6 +148,10 @@ class Encoding:
     """Name -> version of the rules that made the rows, if the version is above 1: rules of the
     kind, the shape and the template (`mdsmix.kinds.rules`).
     """
+    train_parts: dict[str, bool] = field(default_factory=dict)
+    """Part of an answer -> whether it is trained: `reasoning`, `calls` and `answer`. Empty if all
+    parts are.
+    """
     images: dict[str, Any] = field(default_factory=dict)
     """Only for a stream of images. `token` and `id`: the placeholder of an image in the turns.
     `processor`: the hash of the processor whose token counts decided which rows fit. Other keys:

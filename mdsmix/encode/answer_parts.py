@@ -1,0 +1,351 @@
+"""Finds the parts of an answer in its rendered text: the reasoning, the calls of tools, and the
+answer itself. The recipe's `train_parts` decides which of them are trained.
+
+The parts are found by rendering the conversation once more. In the answer, each character that is
+not white space is replaced by a private character that stands for its part. If the template only
+strips, splits and prints a part, both texts have the same length and are equal at all other places.
+This is compared, and so is each replaced character: it must be the character that the record has
+there. If a template does anything else with an answer, the two texts differ, and the record is
+refused (`parts_not_found`). So no part is guessed.
+
+Around the parts a template prints text of its own. These rules give it to a part:
+- Reasoning begins with its opening tag, and ends with the first tag after it: `<think>` and
+  `</think>`, or the `<|end|>` of gpt-oss. Tags without reasoning between them are reasoning too.
+- All text between a call and another part belongs to the call.
+- Other text belongs to the part after it; after the last part, to the last part. So the end-of-turn
+  token is trained if the last part of the answer is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from mdsmix.encode import forms
+from mdsmix.encode.chat import ChatTemplate, show_difference
+from mdsmix.errors import RecipeError
+from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
+
+PARTS = ("reasoning", "calls", "answer")
+"The parts of an answer, by their names in the recipe."
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"The keys of messages that templates print as reasoning."
+THINK = "<think>"
+THINK_END = "</think>"
+"The tags around reasoning inside a content."
+ANALYSIS = "<|channel|>analysis<|message|>"
+"The text that gpt-oss' template prints before reasoning."
+PARTS_REASONS = {
+    "parts_not_found": (
+        "The parts of an answer (train_parts) cannot be found in the text that the chat template "
+        "prints; the detail says why."
+    ),
+}
+"Reason codes of conversations whose answers cannot be divided into parts -> their explanations."
+
+_THOUGHT = "thought"
+"""The text of a content before `</think>`, as long as it is not known whether a tag opens it."""
+_PRIVATE = dict(zip((*PARTS, _THOUGHT), map(chr, range(0xF1E01, 0xF1E05)), strict=True))
+"Part -> the private character that stands for each of its characters."
+_ANY_PRIVATE = re.compile(f"[{''.join(_PRIVATE.values())}]")
+_THINK_TAGS = re.compile(f"({re.escape(THINK)}|{re.escape(THINK_END)})")
+_TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+"A tag such as `</think>`, `<|end|>` or `[/THINK]`. The first one after reasoning closes it."
+_EMPTY_THOUGHT = re.compile(rf"\s*(?:{re.escape(THINK)})?\s*{re.escape(THINK_END)}")
+"Tags without reasoning, at the beginning of an answer. The prompt may have opened them."
+
+
+class PartRange(NamedTuple):
+    """A range of characters of a response, and the part of the answer that is printed there."""
+
+    start: int
+    stop: int
+    "The position after the last character."
+    part: str
+    "One of PARTS."
+
+
+def find_parts(
+    template: ChatTemplate, conversation: Conversation, answer: int, prompt: str, response: str
+) -> list[PartRange]:
+    """Return the parts of a rendered answer. They cover the response from its first to its last
+    character, in order and without gaps. An empty response has none.
+
+    Raises RecordRefused (parts_not_found) if the template does more with a part than strip, split
+    and print it, or prints a part in pieces.
+
+    Args:
+        template: the template.
+        conversation: the conversation, in the form that the template takes.
+        answer: the position of the answer in the messages.
+        prompt: the rendered text before the response.
+        response: the rendered response.
+    """
+    message = conversation.messages[answer]
+    if _has_only_text(message):
+        # The content has no tag, so a tag at the beginning is the template's.
+        printed = [PartRange(len(response), len(response), "answer")]
+    else:
+        printed = _find_printed(template, conversation, answer, response)
+        printed = [_rename_by_opening(found, prompt + response[: found.start]) for found in printed]
+    return _close_gaps(printed, response)
+
+
+def _has_only_text(message: Message) -> bool:
+    """Return whether a message has nothing but a text without tags of reasoning. Then the template
+    prints an answer, and perhaps an empty pair of tags before it, and no second rendering is needed
+    to find them.
+    """
+    content = message.get("content")
+    has_more = message.get("tool_calls") or any(message.get(key) for key in REASONING_KEYS)
+    return isinstance(content, str) and not has_more and _THINK_TAGS.search(content) is None
+
+
+def _find_printed(
+    template: ChatTemplate, conversation: Conversation, answer: int, response: str
+) -> list[PartRange]:
+    """Return the ranges of a response in which the template prints texts of the answer's message:
+    from the first to the last character of each part, in the order of the response.
+
+    Raises RecordRefused (parts_not_found) as `find_parts` does.
+    """
+    masked = _MaskedMessage(conversation.messages[answer])
+    whole = template.render(
+        [*conversation.messages[:answer], masked.message],
+        add_generation_prompt=False,
+        tools=conversation.tools,
+    )
+    # The response is the end of the rendered text.
+    start = max(len(whole) - len(response), 0)
+    text = whole[start:]
+    # Compare both texts, and collect the characters of each part.
+    part_of = {character: part for part, character in _PRIVATE.items()}
+    found = [(match.start(), part_of[match[0]]) for match in _ANY_PRIVATE.finditer(text)]
+    restored = [*text]
+    printed = defaultdict[str, list[str]](list)
+    for position, part in found:
+        restored[position] = response[position : position + 1]
+        printed[part].append(restored[position])
+    if _ANY_PRIVATE.search(response) or _ANY_PRIVATE.search(whole[:start]):
+        _refuse("the conversation contains a character from U+F1E01 to U+F1E04")
+    if "".join(restored) != response:
+        difference = show_difference(response, "".join(restored))
+        _refuse("the template prints other text around another answer", **difference)
+    # Each part must be printed once and as a whole, or not at all.
+    ranges = _join_ranges(found)
+    parts = [found.part for found in ranges]
+    for part, expected in masked.texts.items():
+        text_of_part = "".join(printed[part])
+        if text_of_part not in ("", *expected):
+            difference = show_difference(max(expected), text_of_part)
+            _refuse(f"the template changes the {part}, or prints only a piece", **difference)
+        if parts.count(part) > 1:
+            _refuse(f"the template prints another part inside the {part}")
+    if masked.has_calls and "calls" not in parts:
+        _refuse("the template prints neither the name nor the id of a call")
+    return ranges
+
+
+def _refuse(why: str, **detail: str) -> None:
+    """Raise RecordRefused (parts_not_found)."""
+    raise RecordRefused("parts_not_found", why=why, **detail)
+
+
+class _MaskedMessage:
+    """An answer's message with private characters in the place of its texts, and these texts."""
+
+    def __init__(self, message: Message) -> None:
+        self.message: Message = dict(message)
+        self.texts = defaultdict[str, set[str]](set)
+        """Part -> the texts that a template may print there, without white space and tags. There
+        are several if the message has reasoning under several keys. Calls are left out: their names
+        and ids are printed in any order, or more than once.
+        """
+        self.has_calls = bool(message.get("tool_calls"))
+        for key in REASONING_KEYS:
+            if isinstance(message.get(key), str):
+                self.texts["reasoning"].add(_remove_space(message[key]))
+                self.message[key] = _mask_text(message[key], "reasoning")
+        # The text of the content before `</think>` is perhaps reasoning.
+        content = message.get("content")
+        thought, tag, rest = _join_texts(content).partition(THINK_END)
+        if not tag:
+            thought, rest = "", thought
+        self.texts[_THOUGHT].add(_remove_space(thought))
+        self.texts["answer"].add(_remove_space(rest))
+        self._is_before_end = bool(tag)
+        if isinstance(content, str):
+            self.message["content"] = self._mask_content(content)
+        elif isinstance(content, list):
+            self.message["content"] = [
+                {**part, "text": self._mask_content(part["text"])} if "text" in part else part
+                for part in content
+            ]
+        if self.has_calls:
+            self.message["tool_calls"] = [_mask_call(call) for call in message["tool_calls"]]
+
+    def _mask_content(self, text: str) -> str:
+        """Return a content, or the next part of it, with private characters."""
+        if not self._is_before_end:
+            return _mask_text(text, "answer")
+        thought, tag, rest = text.partition(THINK_END)
+        self._is_before_end = not tag
+        return _mask_text(thought, _THOUGHT) + tag + _mask_text(rest, "answer")
+
+
+def _mask_text(text: str, part: str) -> str:
+    """Return a text with the private character of a part in the place of each character that is not
+    white space. Tags of reasoning stay, since templates look for them.
+    """
+    pieces = _THINK_TAGS.split(text)  # every other piece is a tag
+    pieces[::2] = [re.sub(r"\S", _PRIVATE[part], piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def _remove_space(text: str) -> str:
+    """Return a text without white space and without tags of reasoning."""
+    return "".join("".join(_THINK_TAGS.split(text)[::2]).split())
+
+
+def _mask_call(call: Mapping[str, Any]) -> Message:
+    """Return a call with private characters in the place of its name and its id."""
+    masked = dict(call)
+    if isinstance(masked.get("function"), Mapping):
+        masked["function"] = _mask_call(masked["function"])
+    for key in ("id", "name"):
+        if isinstance(masked.get(key), str):
+            masked[key] = _PRIVATE["calls"] * len(masked[key])
+    return masked
+
+
+def _join_texts(content: Any) -> str:
+    """Return the texts of a content, which is a string, a list of parts, or null."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return content if isinstance(content, str) else ""
+
+
+def _join_ranges(found: Sequence[tuple[int, str]]) -> list[PartRange]:
+    """Return a range for each run of private characters of one part.
+
+    Args:
+        found: the position and the part of each private character, in order.
+    """
+    ranges = list[PartRange]()
+    for position, part in found:
+        if ranges and ranges[-1].part == part:
+            ranges[-1] = ranges[-1]._replace(stop=position + 1)
+        else:
+            ranges.append(PartRange(position, position + 1, part))
+    return ranges
+
+
+def _rename_by_opening(found: PartRange, before: str) -> PartRange:
+    """Return a range with the name of the part that the text before it opens.
+
+    The text before `</think>` is reasoning if a tag opens it: an answer may write about tags. A
+    content that gpt-oss prints in its channel `analysis`, next to a call, is reasoning too.
+
+    Args:
+        found: the range.
+        before: the rendered text before the range.
+    """
+    before = before.rstrip()
+    if found.part == "answer" and before.endswith(ANALYSIS):
+        return found._replace(part="reasoning")
+    if found.part == _THOUGHT:
+        is_opened = before.endswith((THINK, ANALYSIS))
+        return found._replace(part="reasoning" if is_opened else "answer")
+    return found
+
+
+def _close_gaps(printed: Sequence[PartRange], response: str) -> list[PartRange]:
+    """Return ranges that cover the response, by the rules at the top of this file.
+
+    Args:
+        printed: the ranges of printed texts, in order.
+        response: the rendered response.
+    """
+    ranges = list[PartRange]()
+    start = 0
+    first = printed[0] if printed else PartRange(len(response), len(response), "answer")
+    empty_thought = _EMPTY_THOUGHT.match(response)
+    if empty_thought and empty_thought.end() <= first.start and first.part != "reasoning":
+        start = empty_thought.end()
+        ranges.append(PartRange(0, start, "reasoning"))
+    for found, following in pairwise([*printed]):
+        stop = _find_border(found, following, response)
+        ranges.append(PartRange(start, stop, found.part))
+        start = stop
+    last = printed[-1] if printed else first
+    ranges.append(PartRange(start, len(response), last.part))
+    # Join neighbours of the same part, and leave out empty ranges.
+    joined = list[PartRange]()
+    for found in ranges:
+        if joined and joined[-1].part == found.part:
+            joined[-1] = joined[-1]._replace(stop=found.stop)
+        elif found.start < found.stop:
+            joined.append(found)
+    return joined
+
+
+def _find_border(found: PartRange, following: PartRange, response: str) -> int:
+    """Return the position in the response at which a part ends and the next one begins.
+
+    Args:
+        found: the range of the part's texts.
+        following: the range of the next part's texts.
+        response: the rendered response.
+    """
+    if found.part == "calls":
+        return following.start
+    if found.part == "reasoning":
+        closing = _TAG.search(response, found.stop, following.start)
+        if closing:
+            return closing.end()
+    return found.stop
+
+
+def require_findable_parts(template: ChatTemplate) -> None:
+    """Check that the parts of answers can be found in what a template prints.
+
+    Raises RecipeError if they cannot, for reasoning or for calls that the template prints.
+    """
+    question: Message = {"role": "user", "content": "probe_question"}
+    thoughts: list[Message] = [{"content": f"{THINK}\nprobe_thought\n{THINK_END}\n\nprobe_answer"}]
+    thoughts += [{key: "probe_thought", "content": "probe_answer"} for key in REASONING_KEYS]
+    probes = [
+        [Conversation([question, {"role": "assistant", **thought}]) for thought in thoughts],
+        [],
+    ]
+    template_for_tools = template.for_tools([])  # an empty list counts as tools
+    call = forms.make_call_probe(template_for_tools)
+    if call:
+        probes[1] = [RichConversation(call[:2], None, [forms.make_tool_probe()])]
+    for conversations in probes:
+        problems = [_describe_problem(template, conversation) for conversation in conversations]
+        if problems and all(problems):
+            raise RecipeError(
+                "train_parts cannot be used with the chat template of this tokenizer, since the "
+                f"parts of an answer cannot be found in what it prints ({problems[0]}): remove "
+                "train_parts from the stream, or use another chat template."
+            )
+
+
+def _describe_problem(template: ChatTemplate, conversation: Conversation) -> str:
+    """Return why the parts of the last answer cannot be found; "" if they can, or if the template
+    does not print the conversation.
+    """
+    template = template.for_tools(conversation.tools)
+    try:
+        ((prompt, response),) = template.turns_by_prefix(conversation)
+    except RecordRefused:
+        return ""
+    try:
+        find_parts(template, conversation, 1, prompt, response)
+    except RecordRefused as refused:
+        return str(refused.why.detail["why"])
+    return ""

@@ -1,0 +1,250 @@
+"""Splits answers into tokens that are trained and tokens that are not.
+
+LLM-Foundry trains a response as a whole or not at all. So an answer of which only a part is trained
+becomes several turns: its untrained tokens go to a prompt, its trained tokens to a response. The
+tokens of the row stay the same: an answer is tokenized as a whole, and cut between tokens.
+
+1. `mark_tokens` gives each token of a response a mark, by ranges of characters. Only responses with
+   several ranges are tokenized again, by the reference, which knows the characters of each token.
+2. `split_answers` makes turns of the marked tokens. It does so after whole turns were left out and
+   after stop tokens were moved to the ends of answers (`labels.py`), since both need whole answers.
+
+Packed rows are not split: they store a flag for each token, which `Labels` reads from the marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdsmix.encode.answer_parts import PARTS
+from mdsmix.encode.backends import Backend, Unequal
+from mdsmix.encode.labels import USABLE, Flags, Lengths, Turns, find_empty_sides
+from mdsmix.ragged import Ragged
+
+MARK = np.dtype([("part", "u1"), ("weight", "<f4")])
+"""The mark of a token. `part`: the part of the answer that the token belongs to, its place in PARTS
+from 1, or 0 for a token of a prompt; `weight`: 0 if the token is not trained, otherwise 1.
+"""
+SPLIT_REASONS = {
+    "ends_untrained": (
+        "The last answer of a row has a part that is trained, and after it a part that is not. The "
+        "loader would append EOS to the trained part and train it, so the model would learn to "
+        "stop too early."
+    ),
+    "split_answer": (
+        "Several pieces of the last answer are trained, with a piece between them that is not. "
+        "target_responses: last trains only the last of these pieces."
+    ),
+}
+"Reason codes of records whose answers cannot be split -> their explanations."
+
+
+class MarkedRange(NamedTuple):
+    """A range of characters of a response whose tokens get the same mark."""
+
+    start: int
+    stop: int
+    "The position after the last character."
+    part: int
+    "The part of the answer that these characters belong to: its place in PARTS, from 1."
+    weight: float
+    "0 if the characters are not trained, otherwise 1."
+
+
+def mark_tokens(
+    turns: Turns,
+    responses: Sequence[str],
+    ranges: Sequence[Sequence[MarkedRange]],
+    backend: Backend,
+) -> Turns:
+    """Return the turns with a mark for each token of a response.
+
+    A token with characters of several ranges gets the largest weight of these ranges, and the part
+    of its first character: a token is trained if one of its characters is. axolotl's `train_detail`
+    and TRL's masks of assistants widen ranges to whole tokens too.
+
+    Raises Unequal if the reference gives other ids for a response than the backend.
+
+    Args:
+        turns: the tokenized samples, without marks.
+        responses: the text of each response, in the order of the turns.
+        ranges: for each response its ranges. They cover it from its first to its last character, in
+            order and without gaps.
+        backend: the backend that has made the ids.
+    """
+    ids = turns.ids
+    marks = np.zeros(len(ids.values), MARK)
+    divided = list[int]()
+    for number, ranges_of_one in enumerate(ranges):
+        if len(ranges_of_one) > 1:
+            divided.append(number)
+        for _, _, part, weight in ranges_of_one[:1]:
+            # Response `number` is row 2 * number + 1.
+            start, stop = ids.offsets[2 * number + 1 : 2 * number + 3]
+            marks[start:stop] = (part, weight)
+    if divided:
+        _mark_divided(marks, turns, divided, responses, ranges, backend)
+    _extend_to_prompts(marks, ids)
+    return Turns(ids, turns.counts, marks)
+
+
+def _mark_divided(
+    marks: NDArray[Any],
+    turns: Turns,
+    divided: Sequence[int],
+    responses: Sequence[str],
+    ranges: Sequence[Sequence[MarkedRange]],
+    backend: Backend,
+) -> None:
+    """Write the marks of responses with several ranges.
+
+    Args:
+        marks: MARK [tokens], the marks of all tokens.
+        turns: the samples.
+        divided: the numbers of these responses.
+        responses: the text of each response.
+        ranges: the ranges of each response.
+        backend: the backend that has made the ids.
+    """
+    located = backend.locate([responses[number] for number in divided])
+    for row, number in enumerate(divided):
+        side = 2 * number + 1
+        if not np.array_equal(located.ids[row], turns.ids[side]):
+            raise Unequal(backend.label, responses[number])
+        tokens = slice(*located.ids.offsets[row : row + 2])
+        stops = np.array([stop for _, stop, _, _ in ranges[number]])
+        parts = np.array([part for _, _, part, _ in ranges[number]])
+        weights = np.array([weight for _, _, _, weight in ranges[number]])
+        # The ranges of the first and of the last character of each token. A token without a
+        # character belongs to the range of the character after it.
+        first = np.searchsorted(stops, located.starts[tokens], "right")
+        last = np.searchsorted(stops, located.ends[tokens] - 1, "right")
+        first = np.minimum(first, len(stops) - 1)
+        last = np.clip(last, first, len(stops) - 1)
+        marked = marks[turns.ids.offsets[side] : turns.ids.offsets[side + 1]]
+        marked["part"] = parts[first]
+        marked["weight"] = weights[first]
+        # Few tokens have characters of several ranges.
+        for token in np.flatnonzero(last > first):
+            marked["weight"][token] = weights[first[token] : last[token] + 1].max()
+
+
+def _extend_to_prompts(marks: NDArray[Any], ids: Ragged) -> None:
+    """Give the tokens of each prompt the mark of the last token before it. If a stop token is later
+    moved from a prompt to the answer before it, it then belongs to the last part of that answer.
+
+    Args:
+        marks: MARK [tokens], the marks of all tokens.
+        ids: the ids of all prompts and responses.
+    """
+    starts = ids.offsets[2:-1:2]  # of all prompts but the first
+    lengths = ids.lengths[2::2]
+    if len(marks):
+        # A sample's first prompt gets a mark of another sample. No token is moved out of it.
+        positions = np.arange(lengths.sum()) + np.repeat(
+            starts - np.cumsum(lengths) + lengths, lengths
+        )
+        marks[positions] = np.repeat(marks[np.maximum(starts - 1, 0)], lengths)
+
+
+def count_parts(turns: Turns) -> dict[str, int]:
+    """Return part of an answer -> its tokens in all responses. Parts without tokens are left out,
+    and so are all if the turns have no marks.
+    """
+    if turns.marks is None:
+        return {}
+    lengths = turns.ids.lengths
+    is_response = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    counts = np.bincount(turns.marks["part"][is_response], minlength=len(PARTS) + 1)
+    return {part: int(count) for part, count in zip(PARTS, counts[1:], strict=True) if count}
+
+
+class SplitAnswers(NamedTuple):
+    """Samples whose answers are split, and the samples for which this is not possible."""
+
+    turns: Turns
+    """The samples, without marks. A sample that cannot be split has one turn, with all its tokens
+    as prompt.
+    """
+    verdicts: NDArray[np.object_]
+    "object [n]: USABLE, or the reason code of a sample that cannot be split."
+    cut: Lengths
+    "int64 [n]: the untrained tokens that were cut off the end of each sample."
+
+
+def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswers:
+    """Return samples in which each response has only trained tokens, and each prompt only tokens
+    that are not trained.
+
+    LLM-Foundry always trains the last response of a sample. So a sample ends with its last trained
+    token: the tokens after it give no loss, and are cut off. If that token is not the last of its
+    answer, the model would learn to write the EOS there that the loader appends. Such a sample is
+    refused.
+
+    Args:
+        turns: samples with marks. No prompt is trained.
+        trains_all: whether all responses of a sample are trained; False: only the last one.
+        eos: the tokenizer's EOS; None if it has no EOS.
+    """
+    assert turns.marks is not None
+    samples = turns.samples
+    lengths = turns.ids.lengths
+    is_response = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    is_trained = is_response & (turns.marks["weight"] > 0)
+    verdicts = find_empty_sides(turns)
+    kept = samples.lengths.copy()
+    "The tokens of each sample that are not cut off."
+    side_ends = turns.ids.offsets[1:]
+    for row in np.flatnonzero(verdicts == USABLE).tolist():
+        start, stop = samples.offsets[row : row + 2].tolist()
+        trained = start + np.flatnonzero(is_trained[start:stop])
+        if not len(trained):
+            verdicts[row] = "nothing_trained"
+            continue
+        end = int(trained[-1]) + 1
+        side = int(np.searchsorted(side_ends, end - 1, "right"))
+        is_whole = side_ends[side] == end
+        pieces = 1 + np.count_nonzero(np.diff(trained[trained >= turns.ids.offsets[side]]) > 1)
+        if not is_whole and eos is not None and samples.values[end - 1] != eos:
+            verdicts[row] = "ends_untrained"
+        elif not trains_all and pieces > 1:
+            verdicts[row] = "split_answer"
+        else:
+            kept[row] = end - start
+    return SplitAnswers(
+        turns=_join_runs(samples, is_trained, kept, verdicts == USABLE),
+        verdicts=verdicts,
+        cut=samples.lengths - kept,
+    )
+
+
+def _join_runs(samples: Ragged, is_trained: Flags, kept: Lengths, is_usable: Flags) -> Turns:
+    """Return samples as turns: each run of untrained tokens is a prompt, each run of trained tokens
+    a response.
+
+    Args:
+        samples: the tokens of each sample.
+        is_trained: bool [tokens], whether each token is trained.
+        kept: int64 [n], how many of its first tokens each sample keeps.
+        is_usable: bool [n], whether each sample begins with an untrained token and keeps a trained
+            token as its last one. Any other sample becomes one turn with an empty response.
+    """
+    is_trained = is_trained & np.repeat(is_usable, samples.lengths)
+    flags = Ragged(is_trained, samples.offsets).first(kept)
+    rows = samples.first(kept)
+    tokens = flags.values
+    # A side begins where the flag changes, and at the first token of a sample.
+    begins = np.ones(len(tokens), bool)
+    begins[1:] = tokens[1:] != tokens[:-1]
+    begins[rows.offsets[:-1][rows.lengths > 0]] = True
+    sides_before = np.concatenate([[0], np.cumsum(begins)])[rows.offsets]
+    counts = np.diff(sides_before)  # sides of each sample
+    side_lengths = np.diff(np.append(np.flatnonzero(begins), len(tokens)))
+    # A sample that is not usable has one side, or none if it has no token: add empty sides.
+    missing = np.where(is_usable, 0, 2 - counts)
+    side_lengths = np.insert(side_lengths, np.repeat(sides_before[1:], missing), 0)
+    return Turns(Ragged.from_lengths(rows.values, side_lengths), (counts + missing) // 2)
