@@ -63,9 +63,10 @@ def mark_tokens(
 ) -> Turns:
     """Return the turns with a mark for each token of a response.
 
-    A token with characters of several ranges gets the largest weight of these ranges, and the part
-    of its first character: a token is trained if one of its characters is. axolotl's `train_detail`
-    and TRL's masks of assistants widen ranges to whole tokens too.
+    A token with characters of several ranges is trained if one of its characters is, but white
+    space does not count if the token has anything else: the space of " It" does not decide on this
+    token. axolotl's `train_detail` trains the same tokens; TRL's masks of assistants, which begin
+    and end next to control tokens, widen a range to whole tokens too.
 
     Raises Unequal if the reference gives other ids for a response than the backend.
 
@@ -129,8 +130,13 @@ def _mark_divided(
         marked["part"] = parts[first]
         marked["weight"] = weights[first]
         # Few tokens have characters of several ranges.
-        for token in np.flatnonzero(last > first):
-            marked["weight"][token] = weights[first[token] : last[token] + 1].max()
+        for token in np.flatnonzero(last > first).tolist():
+            characters = range(located.starts[tokens][token], located.ends[tokens][token])
+            text = responses[number]
+            visible = [position for position in characters if not text[position].isspace()]
+            owners = np.searchsorted(stops, visible or [*characters], "right")
+            marked["part"][token] = parts[owners[0]]
+            marked["weight"][token] = weights[owners].max()
 
 
 def _extend_to_prompts(marks: NDArray[Any], ids: Ragged) -> None:
