@@ -17,7 +17,7 @@ import numpy as np
 
 from mdsmix.encode.encoded import Encoded, lay_out_documents, lay_out_pairs, lay_out_turns
 from mdsmix.encode.labels import USABLE, Flags, Labels, Lengths, Targets, Turns, keep_first_turns
-from mdsmix.encode.trained_ranges import count_parts, split_answers
+from mdsmix.encode.trained_ranges import SPLIT_REASONS, count_parts, split_answers
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.kinds.turn_rows import TurnRows, tokenize_pairs
 from mdsmix.ragged import Ragged
@@ -125,6 +125,9 @@ class Finetuning(Kind):
         verdicts = labels.verdicts(self.expanded_lengths(turns, rows))
         if splits:
             verdicts = np.where(split_verdicts == USABLE, verdicts, split_verdicts)
+            # A record is refused as a whole if one of its rows cannot be split.
+            for reason in SPLIT_REASONS:
+                verdicts[np.isin(positions, positions[verdicts == reason])] = reason
         keep = verdicts == USABLE
         turns = turns.take(keep)
         # Lay out the selected rows in columns.

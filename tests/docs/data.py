@@ -15,7 +15,7 @@ import yaml
 
 from tests.converting import documents, flip_byte, pairs, run_ok, set_age, write_recipe
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
-from tests.tool_styles import QWEN_2_5
+from tests.tool_styles import QWEN_2_5, QWEN_3
 
 CALLS = """tokenizer: ./tokenizer
 max_seq_len: 2048
@@ -105,6 +105,15 @@ def calls() -> None:
     (shown,) = re.findall(r"\$ cat calls\.jsonl.*\n((?:[ {].*\n)+)", page)
     _write("calls.jsonl", [json.loads(shown)])
     Path("recipe.yaml").write_text(CALLS)
+
+
+def thoughts() -> None:
+    """The conversation of the page, with reasoning, and a template in the manner of Qwen 3."""
+    config = Path("tokenizer/tokenizer_config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": QWEN_3}))
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text("utf-8")
+    (shown,) = re.findall(r"\$ cat thoughts\.jsonl.*\n((?:[ {].*\n)+)", page)
+    _write("thoughts.jsonl", [json.loads(shown)])
 
 
 def few() -> None:
