@@ -1,5 +1,5 @@
-"""`train_parts`: rows have the tokens that they have without it, and the trained ones among them are
-those of the trained parts. The tokenizer has a token for each character, so that texts are
+"""`train_parts`: rows have the tokens that they have without it, and the trained ones among them
+are those of the trained parts. The tokenizer has a token for each character, so that texts are
 compared. What is trained is found by searching the text for tags, not for messages.
 """
 

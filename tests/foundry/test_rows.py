@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from tests.foundry.conftest import MDSMIX, Foundry, Lab
 from tests.preloaded import PreloadedPython
 from tests.styles import STYLES, add_tokens, open_kind
 from tests.test_encode_chat import draw_plain_conversations
+from tests.tool_styles import QWEN_3, draw_conversations
 
 ROWS = 160
 POLICIES = [*product(("none", "all", "length>=20"), ("last", "all"), (True,))]
@@ -279,3 +281,64 @@ def test_its_preprocessing_functions_are_shapes(
         assert found["rows"] == 20
         shape = manifest_of(ours).encoding.shape or ""
         assert shape.startswith(f"{gives} by {MODULE}:{name} of hash ")
+
+
+THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+CALL = re.compile(r"\n*<tool_call>.*?</tool_call><\|im_end\|>\n", re.DOTALL)
+
+
+def test_foundry_trains_exactly_the_trained_parts(lab: Lab, foundry: Foundry) -> None:
+    """The labels of its collator, decoded, are the texts of the parts, found by their tags."""
+    folder = lab.folder / "thinks"
+    lab.tokenizer = add_tokens(
+        lab.tokenizer, folder, QWEN_3, ordinary=["<think>", "</think>", "<tool_call>"]
+    )
+    records = [
+        {"messages": messages, "tools": tools} for messages, tools in draw_conversations(40, seed=5)
+    ]
+    source = write_jsonl(lab.folder / "talks.jsonl", records)
+    targets = {
+        "max_seq_len": 2048,
+        "decoder_only_format": True,
+        "target_responses": "all",
+        "target_prompts": "none",
+    }
+    stream = chats(source, rewritten_history="each")
+    stream["source"] = {"path": str(source), "shape": "openai"}
+    turns_of = dict[str, list[Any]]()
+    for name, parts in (
+        ("whole", {}),
+        ("no_reasoning", {"reasoning": False}),
+        ("calls", {"reasoning": False, "answer": False}),
+    ):
+        streams = {"talks": stream | {"train_parts": parts}}
+        lab.converted(name, streams=streams, max_seq_len=2048, target_responses="all")
+        rows = read_samples(str(lab.folder / name / "out/talks/train"))
+        turns_of[name] = [row["turns"] for row in rows]
+    trained = {
+        name: foundry(
+            "rows.trained_texts", tokenizer=str(lab.tokenizer), rows=rows, targets=targets
+        )
+        for name, rows in turns_of.items()
+    }
+    # By Foundry all of a response is trained; without thoughts and answers this remains. EOS is
+    # appended to the last one of a row.
+    eos = "<|endoftext|>"
+    kept = list[list[str]]()
+    calls = list[list[str]]()
+    for row in trained["whole"]:
+        kept.append([THOUGHT.sub("", response) for response in row])
+        found = ["".join(CALL.findall(response)) for response in row]
+        found = [text for text in found if text]
+        if found:
+            calls.append([*found[:-1], found[-1] + eos])
+    assert trained["no_reasoning"] == kept
+    assert trained["calls"] == calls
+    assert len(calls) > 10
+    assert sum(map(len, kept)) > 40
+    # The tokens of a row are the same.
+    for name in ("whole", "no_reasoning"):
+        for row, other in zip(turns_of["whole"], turns_of[name], strict=True):
+            assert [*chain(*(t["input_ids"] + t["labels"] for t in row))] == [
+                *chain(*(t["input_ids"] + t["labels"] for t in other))
+            ]

@@ -89,6 +89,29 @@ def ended_by_next_role(
     return int(differs.sum())
 
 
+def trained_texts(tokenizer: str, rows: list[Turns], targets: dict[str, Any]) -> list[list[str]]:
+    """The runs of tokens of each row whose labels in the batch of Foundry's collator are not -100,
+    decoded.
+    """
+    known = AutoTokenizer.from_pretrained(tokenizer)
+    batch = Seq2SeqFinetuningCollator(known, *(targets[name] for name in SETTINGS))(
+        [{"turns": row} for row in rows]
+    )
+    found = list[list[str]]()
+    for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+        runs = list[list[int]]()
+        previous = -100
+        for id, label in zip(ids, labels, strict=True):
+            if label != -100:
+                assert label == id
+                if previous == -100:
+                    runs.append([])
+                runs[-1].append(id)
+            previous = label
+        found.append([known.decode(run) for run in runs])
+    return found
+
+
 def text(path: str, out: str, tokenizer: str, max_seq_len: int, **around: str) -> None:
     """One shard of Foundry's converter of text, in the source's order. `around`: bos_text and
     eos_text.
