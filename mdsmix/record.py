@@ -252,6 +252,9 @@ FILTERED = {
         "even its first turn (too_long: first_turns) or its last turn (last_turns) fits into "
         "max_seq_len tokens."
     ),
+    "prompt_too_long": (
+        "The prompt leaves less than max_gen_len tokens of max_seq_len for the model's answer."
+    ),
     "no_loss_tokens": (
         "After truncation to max_seq_len, no token that the model would be trained on is left."
     ),

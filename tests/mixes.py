@@ -268,6 +268,21 @@ def preference_streams(*has_rewards: bool, **dataset: Any) -> BuildMix:
     return train_mix("pairwise_preference", *streams, **dataset)
 
 
+def prompt_streams(tokens: int = 5, padding_side: str = "left", **dataset: Any) -> BuildMix:
+    """Return a mix with a stream of one prompt.
+
+    Args:
+        tokens: tokens of the prompt.
+        padding_side: the side on which the run's tokenizer pads.
+        dataset: further keys of the loader's dataset, such as max_gen_len.
+    """
+    row = {"prompt": np.full(tokens, 5, "<i8").tobytes()}
+    stream = PublishedStream("rl", {"prompt": "bytes"}, row, NO_MANIFEST)
+    tokenizer = replace(published.TOKENIZER, padding_side=padding_side)
+    mix = train_mix("prompt", stream, **{"max_gen_len": LENGTH - 5} | dataset)
+    return with_fields(mix, run_tokenizer=tokenizer)
+
+
 def encoder_decoder(max_seq_len: int, longest: int, cut_rows: int = 0) -> BuildMix:
     """Return a mix for rows of LENGTH, with a stream for encoder-decoder models.
 

@@ -197,6 +197,28 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "prompt_response",
         {"prompt": "prompt", "response": "completion"},
     ),
+    "trl's prompts": ({"prompt": MESSAGES[:1]}, "prompt", {"prompt": "prompt"}),
+    "trl's prompts with an answer": (
+        {"prompt": MESSAGES[:1], "solution": "7", "level": 3},
+        "prompt",
+        {"prompt": "prompt", "verified_answer": "solution"},
+    ),
+    "verl": (
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": MESSAGES[:1],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "7"},
+            "extra_info": {"index": 0, "question": "q", "answer": "a"},
+        },
+        "prompt",
+        {"prompt": "prompt", "verified_answer": "reward_model.ground_truth"},
+    ),
+    "gsm8k": (
+        {"question": "q", "answer": "a"},
+        "prompt_response",
+        {"prompt": "question", "response": "answer"},
+    ),
     "functions": (
         {"messages": CALLED, "functions": [{"name": "f", "parameters": {}}]},
         "openai",
@@ -222,6 +244,12 @@ def test_common_records_are_recognised_by_their_fields() -> None:
         assert best.is_right, case
         assert (best.shape.name, best.fields) == (shape, fields)
         assert best.unread == example.keys() - {name.split(".")[0] for name in fields.values()}
+
+
+def test_prompts_with_another_text_are_not_recognised() -> None:
+    """The other text may be the answer, under an unusual name."""
+    for prompt in ("Who?", MESSAGES[:1]):
+        assert not any(guess.is_right for guess in guess_shapes(head({"prompt": prompt, "z": "a"})))
 
 
 def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from mdsmix.shapes import SHAPES
 from mdsmix.shapes.condition import parse_where
 from mdsmix.shapes.image_parts import with_images
 from mdsmix.shapes.preference import Preference
+from mdsmix.shapes.prompt import Prompt
 from mdsmix.tokenizer.card import Tokenizer
 from tests.converting import documents, write_recipe
 from tests.styles import to_lists
@@ -147,7 +148,7 @@ SOURCES = [
     ({"shape": "alpaca", "instruction": "q"}, "source.shape is alpaca, which needs instruction and output"),
     ({"shape": "text", "text": "t", "joined_by": ""}, "source.shape is text; finetuning reads"),
     ({"shape": "alpaca", "instruction": "q", "output": "a", "text": "t"}, "the source names text and instruction and output"),
-    ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca and preference_alpaca, but the records of this stream have the shape messages: remove joined_by"),
+    ({"messages": "messages", "joined_by": ""}, "joined_by is for records of the shape alpaca and preference_alpaca and prompt_alpaca, but the records of this stream have the shape messages: remove joined_by"),
     ({"instruction": "q", "response": "a"}, "or messages, or conversations, or conversation, or instruction and output."),
     ({"shape": "x/none.py:"}, "which does not name a function"),
     ({"shape": "not a name:read"}, "which does not name a function"),
@@ -228,7 +229,7 @@ def test_a_recipe_resolves_to_the_kind_that_its_published_stream_has(
     tmp_path: Path, lettered: Tokenizer
 ) -> None:
     """Whatever the shape. Workers get the encoding and resolve it again."""
-    words = {Document: "pretraining", Preference: "preference"}
+    words = {Document: "pretraining", Preference: "preference", Prompt: "prompt"}
     for shape in SHAPES.values():
         if shape.has_images:
             continue
@@ -236,8 +237,11 @@ def test_a_recipe_resolves_to_the_kind_that_its_published_stream_has(
             "kind": words.get(shape.gives, "finetuning"),
             "source": {"path": "a", "shape": shape.name},
         }
-        loaders = {"preference": "pairwise_preference"}
-        loader = {"name": loaders.get(stream["kind"], "finetuning")}
+        loaders: dict[str, Any] = {
+            "preference": {"name": "pairwise_preference"},
+            "prompt": {"name": "prompt", "dataset": {"max_gen_len": 8}},
+        }
+        loader = loaders.get(stream["kind"], {"name": "finetuning"})
         recipe = open_streams(tmp_path, {"s": stream}, train_loader=loader, max_seq_len=64)
         resolved = resolve_stream(recipe, recipe.streams["s"], lettered)
         assert type(kind_of(resolved.encoding)) is type(resolved.kind), shape.name

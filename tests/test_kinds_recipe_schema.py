@@ -118,7 +118,17 @@ VALUES: list[Any] = [
     *("", "text", "30%", "100%", "150%", "0%", "1/3", "3/2", "2B tokens", "0 tokens", "1 m SAMPLE"),
     *("2 passes of old", "zstd:3", "zstd:99", "all", "length>=3", "length>=0", "a/b", "jpeg"),
     *("budget", "train-0123abcd", {"name": "x"}, {"share": None, "repeat": 1}, "${max_seq_len}"),
-    *("pretraining", "finetuning", "preference", "mdsmix", "1_000%", "0.0", "1.5%", "100.5%"),
+    *(
+        "pretraining",
+        "finetuning",
+        "preference",
+        "prompt",
+        "mdsmix",
+        "1_000%",
+        "0.0",
+        "1.5%",
+        "100.5%",
+    ),
 ]
 GONE = object()
 "In place of a value: the key is left out."
@@ -193,6 +203,7 @@ UNSAID = {
     "held out": r"holdout ",
     "places": r"neither remote nor local|the stream's URL|split is '[\w-]+'; it names one folder",
     "preferences": r"preference",
+    "prompts": r"prompts",
 }
 "Rules of docs/recipe.md that the schema cannot say -> what their messages contain."
 

@@ -18,6 +18,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shapes import Shape, functions
 from mdsmix.shapes.functions import FunctionName, find_function, function_shape
+from mdsmix.shapes.prompt import Prompt
 from mdsmix.tokenizer.card import open_tokenizer
 from tests.converting import Project, mdsmix, read_quarantined, read_samples
 from tests.styles import make_dialogue
@@ -78,11 +79,13 @@ EXPRESSIONS = [
     ("conversation", f"Conversation({MESSAGES})"),
     ("conversation", f'{{"messages": {MESSAGES}}}'),
     ("conversation", f'{{"messages": {MESSAGES}, "tools": None}}'),
+    ("prompt", '{"prompt": q, "verified_answer": a}'),
 ]
 EXPECTED: dict[str, Callable[..., Any]] = {
     "pair": Pair,
     "conversation": lambda *texts: Conversation(make_dialogue(*texts)),
     "document": lambda q, a: Document(q + a),
+    "prompt": Prompt,
 }
 
 

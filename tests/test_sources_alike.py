@@ -135,6 +135,14 @@ CELLS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
             {"p": talk("role", "content", "user"), "c": talk("role", "content", "assistant")}
         ),
     ),
+    "prompt": (
+        {"prompt": "p", "verified_answer": "right"},
+        st.fixed_dictionaries({"p": talk("role", "content", "user"), "right": TEXT}),
+    ),
+    "prompt_alpaca": (
+        {"instruction": "i", "input": "more", "verified_answer": "right"},
+        st.fixed_dictionaries({"i": TEXT, "more": EMPTY, "right": TEXT}),
+    ),
     "preference_alpaca": (
         {"instruction": "i", "input": "more", "chosen": "c", "rejected": "r"},
         st.fixed_dictionaries({"i": TEXT, "more": EMPTY, "c": TEXT, "r": TEXT}),

@@ -276,6 +276,10 @@ FIXES = {
     "image_count": "Correct the placeholders; `images.token` if they are written in another way.",
     "image_not_printed": "Use a tokenizer whose template prints images, or set `images.token`.",
     "no_prompt": "Name the field by `source.prompt`.",
+    "last_not_user": "Remove the answer from the prompt, and name its own field by "
+    "`source.verified_answer`.",
+    "bad_answer": "Correct the answer, or leave `verified_answer` out.",
+    "tools_of_text": "Write the prompt as messages, or leave `source.tools` out.",
     "bad_reward": "Correct the reward, or leave `chosen_reward` and `rejected_reward` out.",
 }
 "Reason code -> the fix, if it is not to correct the record or to leave it out."

@@ -110,7 +110,7 @@ def refuse_streams(streams: Sequence[ExportedStream], writer: type[Writer]) -> N
     """Raise RecipeError if the format cannot contain a stream, with a sentence for each."""
     errors = list[MdsmixError]()
     for stream in streams:
-        reason = _refuse_images(stream) or writer.find_refusal(stream)
+        reason = _refuse_kind(stream) or writer.find_refusal(stream)
         if not stream.manifest.totals.samples:
             reason = "has no samples: convert it again, or export the other streams (--only)."
         if reason:
@@ -119,8 +119,14 @@ def refuse_streams(streams: Sequence[ExportedStream], writer: type[Writer]) -> N
         raise join_errors(errors)
 
 
-def _refuse_images(stream: ExportedStream) -> str:
-    """Return why a stream of images cannot be exported; "" if it has none."""
+def _refuse_kind(stream: ExportedStream) -> str:
+    """Return why no format can contain a stream of this kind; "" if some can."""
+    if stream.has_prompts:
+        return (
+            "has prompts, which trainers of reinforcement learning, such as TRL and verl, read as "
+            "text or messages and tokenize themselves: give them the source, or train this stream "
+            "with ComposeRL or mdsmix.load, or export the others (--only)."
+        )
     if not stream.kind.has_images:
         return ""
     return (

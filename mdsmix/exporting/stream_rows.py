@@ -28,6 +28,7 @@ from mdsmix.shards.shard_samples import open_shard, read_all_samples
 from mdsmix.shards.token_ids import (
     IGNORED_LABEL,
     PREFERENCE_COLUMNS,
+    PROMPT_COLUMNS,
     PreferenceRows,
     TrainedRows,
     decode_preferences,
@@ -95,6 +96,10 @@ class ExportedStream:
     @property
     def has_preferences(self) -> bool:
         return find_id_columns(self.stream.columns) == PREFERENCE_COLUMNS
+
+    @property
+    def has_prompts(self) -> bool:
+        return find_id_columns(self.stream.columns) == PROMPT_COLUMNS
 
     @property
     def is_packed(self) -> bool:

@@ -73,8 +73,8 @@ class Writer(ABC):
     @abstractmethod
     def find_refusal(cls, stream: ExportedStream) -> str:
         """Return why the format cannot contain the stream, and what to do instead: the end of a
-        sentence that begins with the stream's name. Return "" if it can. Streams of images are
-        refused for all formats.
+        sentence that begins with the stream's name. Return "" if it can. Streams of images and
+        of prompts are refused for all formats.
         """
 
     def notes(self) -> Iterator[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mdsmix import schema
@@ -41,6 +41,7 @@ def _at_least(least: int) -> schema.Bound:
     return f"a whole number of at least {least}", fits
 
 
+AT_LEAST_ONE = _at_least(1)
 SIZE = re.compile(r"(\d{0,18}\.?\d{1,18})\s*([a-z]*)")
 "A number and a unit: `500gb`, `1.5 tb`, `64`."
 _BYTE_SUFFIXES = ("b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb")
@@ -98,7 +99,7 @@ _BOTH: Types = {
     "remote": Any,
     "local": Any,
     "split": str,
-    "download_retry": _at_least(1),  # attempts, so that 0 downloads nothing
+    "download_retry": AT_LEAST_ONE,  # attempts, so that 0 downloads nothing
     "download_timeout": Number,
     "validate_hash": str,
     "keep_zip": bool,
@@ -117,7 +118,7 @@ DATASET_KEYS: Types = _BOTH | {
         lambda value: parse_quantity(value, BYTE_UNITS) is not None,
     ),
     "sampling_method": Literal["balanced", "fixed"],
-    "sampling_granularity": _at_least(1),
+    "sampling_granularity": AT_LEAST_ONE,
     "partition_algo": Literal["orig", "relaxed"],
     "num_canonical_nodes": int,
     "shuffle": bool,
@@ -208,6 +209,21 @@ def describe_expected(expected: Any, value: Any) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchRules:
+    """What the rows and batches of an `ExtraLoader` depend on, besides the samples."""
+
+    max_seq_len: int
+    max_gen_len: int = 0
+    "The tokens that a model may write after a prompt; 0 for loaders that do not set it."
+    eos: int = -1
+    "The id of EOS; -1 if the tokenizer has none."
+    fill: int = -1
+    "The id of the token for padding, which may be EOS; -1 if the tokenizer has neither."
+    is_left: bool = False
+    "Whether the tokenizer pads on the left."
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExtraLoader:
     """A loader of another library, such as ComposeRL, which reads one kind of stream. The kind
     defines the loader (`Kind.loader`), and `mdsmix.kinds.kind_table` lists all of them.
@@ -221,10 +237,16 @@ class ExtraLoader:
     "The keys of `dataset`."
     columns: Mapping[str, str]
     "Column name -> MDS encoding of the columns that every sample must have."
-    row: Callable[[Sample, int], Any]
-    "(decoded sample, max_seq_len) -> row. Raises MixRefused if the sample does not give a row."
-    batch: Callable[[Sequence[Any], int, int, int], dict[str, Any]]
-    "(rows, max_seq_len, EOS id, padding id) -> arrays of a batch, `input_ids` among them."
+    needs: Mapping[str, Callable[[int], Any]] = field(default_factory=dict)
+    "The keys of `dataset` without a default -> function from max_seq_len to a first value."
+    pads_left: bool = False
+    "Whether the loader needs a tokenizer that pads on the left."
+    row: Callable[[BatchRules, Sample, int], Any]
+    """(rules, decoded sample, its number in the dataset) -> row. Raises MixRefused if the sample
+    does not give a row.
+    """
+    batch: Callable[[BatchRules, Sequence[Any]], dict[str, Any]]
+    "(rules, rows) -> a batch: arrays, and lists of strings."
     multiple: int = 1
     "The loader takes only a max_seq_len that is a multiple of this."
 

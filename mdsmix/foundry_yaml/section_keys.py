@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection
-from mdsmix.kinds.kind_table import DATASET_KEYS_OF
+from mdsmix.kinds.kind_table import DATASET_KEYS_OF, EXTRA_LOADERS
 from mdsmix.messages import find_nearest, format_yaml_value
 from mdsmix.storage import find_key_terminator
 
@@ -92,12 +92,19 @@ def _fix_of_unread_key(key: str, section: SectionOfLoader, loader: LoaderSection
     return f"remove {key}, or write {similar} if that key was meant."
 
 
-@CHECKS.loader_section("error", "LLM-Foundry refuses the loader's section.")
+@CHECKS.loader_section("error", "The loader is called without the key and fails.")
 def key_missing(loader: LoaderSection) -> Findings:
-    """Find keys without a default in LLM-Foundry that the section does not set."""
+    """Find keys without a default in LLM-Foundry, or in another library's loader, that the section
+    does not set.
+    """
     for key, example in LOADER_NEEDS.get(loader.name, {}).items():
         if loader.section.get(key) is None:
             yield Finding(f"{key} is missing in {{loader}}.", f"add {key}{example}.")
+    extra_loader = EXTRA_LOADERS.get(loader.name)
+    for key, find_value in extra_loader.needs.items() if extra_loader else ():
+        if loader.dataset.get(key) is None:
+            value = find_value(loader.max_seq_len or 0)
+            yield Finding(f"{key} is missing in dataset of {{loader}}.", f"add {key}: {value}.")
 
 
 @CHECKS.loader_section("error", "The loader has nothing to read.", "streams-none")

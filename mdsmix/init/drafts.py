@@ -370,7 +370,12 @@ def format_recipe(
     if loader:
         records = f"{drafts[0].guess.kind.word}s"
         comment = f"the loader of {loader.whose}, which reads only {records}"
-        lines.append(f"train_loader: {{name: {loader.name}}}    # {comment}")
+        section: dict[str, Any] = {"name": loader.name}
+        if loader.needs:
+            section["dataset"] = {
+                key: find_value(keys["max_seq_len"]) for key, find_value in loader.needs.items()
+            }
+        lines.append(f"train_loader: {format_value(section)}    # {comment}")
     shares = [_share_line(draft) for draft in drafts if draft.share]
     if shares:
         lines += ["mix:", *shares]

@@ -121,6 +121,9 @@ def write_first_recipe(
         "max_seq_len": length.tokens,
         "remote" if find_store(target) else "local": target,
     }
+    loader = drafts[0].guess.kind.loader
+    if loader and loader.pads_left and opened.padding_side != "left":
+        keys["tokenizer"] = {"name": keys["tokenizer"], "kwargs": {"padding_side": "left"}}
     if budget:
         keys |= {"budget": budget, "absolute": True}
     _fit_short_texts(drafts, length.tokens, opened)

@@ -4,7 +4,7 @@ shape that may fit.
 A shape's keys name the fields that it needs, and a field may also have one of the usual other names
 for a key (`also called`). Options that a shape itself guesses are tried too. So a new shape is
 recognised without a change here. Only for questions and answers more is tried here: records with a
-context, and records with an image for each question.
+context, records with an image for each question, and prompts with a verified answer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import make_deriver, parse_field
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
+from mdsmix.shapes.prompt import ANSWER, Prompt
 from mdsmix.sources.sniff import sniff_format
 
 MAX_SHOWN = 12
@@ -34,6 +35,8 @@ GOOD_SHARE = 0.9
 """Guesses that read this share of the records or more count as equally good. A recipe allows a
 tenth of bad records, and an option is not worth it for a few records.
 """
+VERL_ANSWER = "reward_model.ground_truth"
+"The path of the verified answer in verl's records."
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
@@ -99,6 +102,8 @@ def guess_shapes(head: FirstRecords) -> list[Guess]:
     for shape in SHAPES.values():
         guesses += _guess_shape(shape, head)
     guesses += _guess_context(head)
+    guesses += _guess_nested_answer(head)
+    guesses = [guess for guess in guesses if not _is_doubtful(guess)]
     image_fields = _find_image_fields(head)
     for shape in SHAPES.values():
         if shape.gives is Conversation:
@@ -120,6 +125,7 @@ def _rank(guess: Guess) -> tuple[Any, ...]:
         min(share_read, GOOD_SHARE),  # a share above GOOD_SHARE counts as GOOD_SHARE
         -len(guess.missing),  # minus, since few missing fields are better, and so below
         -len(guess.unread),
+        guess.shape.gives is not Prompt,  # a question and an answer are rather a pair
         bool(guess.shape.structured),  # fields with lists or objects, such as messages
         -len(guess.options),
         len(own_names),
@@ -155,6 +161,31 @@ def _guess_context(head: FirstRecords) -> Iterator[Guess]:
     if contexts and pair.keys() >= {"prompt", "response"}:
         fields = {"instruction": pair["prompt"], "input": contexts[0], "output": pair["response"]}
         yield try_shape(SHAPES["alpaca"], fields, {}, head)
+
+
+def _guess_nested_answer(head: FirstRecords) -> Iterator[Guess]:
+    """Yield a guess for verl's records: prompts whose verified answer is one level down, in
+    `reward_model.ground_truth`.
+    """
+    shape = SHAPES["prompt"]
+    paths = {*_list_paths(head)}
+    for name in ("prompt", "messages"):
+        if name in paths and VERL_ANSWER in paths:
+            yield try_shape(shape, {"prompt": name, ANSWER: VERL_ANSWER}, {}, head)
+            return
+
+
+def _is_doubtful(guess: Guess) -> bool:
+    """Check whether a guess says that records are prompts alone, and they may be something else:
+    they have no verified answer, and other fields with texts or lists, such as an answer under an
+    unusual name.
+    """
+    if guess.shape.gives is not Prompt or ANSWER in guess.fields:
+        return False
+    for record in guess.head.objects:
+        if any(isinstance(record.get(name), (str, list)) for name in guess.unread):
+            return True
+    return False
 
 
 def find_bad_answer_mark(guess: Guess) -> str | None:

@@ -156,6 +156,8 @@ def _decode_first_row(encoded: Encoded, encoding: Encoding) -> Sample:
             row[name] = orjson.loads(values.tobytes())
         elif mds_encoding == "bytes":
             row[name] = values.tobytes()
+        elif mds_encoding == "str":
+            row[name] = values.tobytes().decode()
         else:
             row[name] = values
     return row

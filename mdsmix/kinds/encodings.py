@@ -14,6 +14,7 @@ from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.kind_table import find_kinds
 from mdsmix.kinds.preferences import Preferences
 from mdsmix.kinds.pretraining import Pretraining
+from mdsmix.kinds.prompts import Prompts
 from mdsmix.kinds.resolved_stream import ResolvedStream, kind_of, read_images_too
 from mdsmix.kinds.rules import list_raised_rules
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, read_share
@@ -70,7 +71,11 @@ def _record_word(stream: StreamSpec) -> str:
     assert stream.source is not None
     if stream.source.gives:
         return stream.source.gives
-    usual = {Pretraining.word: "document", Preferences.word: "preference"}
+    usual = {
+        Pretraining.word: "document",
+        Preferences.word: "preference",
+        Prompts.word: "prompt",
+    }
     return usual.get(stream.kind or "", "pair")
 
 
@@ -156,8 +161,8 @@ def resolve_stream(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> 
 
 def _loader_name(recipe: Recipe, kind: type[Kind]) -> str:
     """Return the name of the training loader that reads the columns of a stream of this kind:
-    `text` for pretraining rows in plain tokens, a kind's own loader for preferences, otherwise
-    `finetuning`.
+    `text` for pretraining rows in plain tokens, a kind's own loader for preferences and prompts,
+    otherwise `finetuning`.
     """
     if kind.loader:
         return kind.loader.name

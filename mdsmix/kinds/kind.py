@@ -1,8 +1,8 @@
 """The base class of all kinds of stream. A kind is everything that differs between pretraining
-text, pairs, conversations, images and preferences.
+text, pairs, conversations, images, preferences and prompts.
 
-The recipe's `kind:` is pretraining, finetuning or preference. This word and the shape of the
-records (such as `Pair`) decide which subclass of Kind a stream gets. Other packages call the
+The recipe's `kind:` is pretraining, finetuning, preference or prompt. This word and the shape of
+the records (such as `Pair`) decide which subclass of Kind a stream gets. Other packages call the
 methods of the Kind, and rarely ask which kind a stream is of.
 """
 
@@ -50,7 +50,8 @@ True)`.
 
 class Kind(ABC):
     """A kind of stream: everything that depends on whether its records are texts, pairs,
-    conversations, conversations with images, or preferences. Each of these five is a subclass.
+    conversations, conversations with images, preferences or prompts. Each of these six is a
+    subclass.
 
     The class methods check recipes. An object belongs to one stream, and is made from the stream's
     settings (Encoding). Only an object that `open` returned can encode records, because it has a
@@ -66,7 +67,7 @@ class Kind(ABC):
     the same records. Subclasses inherit the version.
     """
     reads: ClassVar[type]
-    "The type of its records: Document, Pair, Conversation or Preference."
+    "The type of its records: Document, Pair, Conversation, Preference or Prompt."
     window_bytes: ClassVar[int] = WINDOW_BYTES
     "Uncompressed source bytes of a work unit, the part of a source that one task converts."
     key_groups: ClassVar[tuple[str, ...]] = ()
@@ -242,7 +243,7 @@ class Kind(ABC):
 
     def finish_rows(self, tokens: Tokens, eos: int | None) -> TrainedRows:
         """Return stored samples as the loader gives them to a decoder-only model: with the EOS that
-        it appends, and cut to max_seq_len. Not for preferences, which are not rows.
+        it appends, and cut to max_seq_len. Not for preferences and prompts, which are not rows.
 
         Args:
             tokens: the token ids of n stored samples.

@@ -13,8 +13,16 @@ from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.preferences import Preferences
 from mdsmix.kinds.pretraining import Pretraining
+from mdsmix.kinds.prompts import Prompts
 
-KINDS: list[type[Kind]] = [Pretraining, Pairs, Conversations, ConversationsWithImages, Preferences]
+KINDS: list[type[Kind]] = [
+    Pretraining,
+    Pairs,
+    Conversations,
+    ConversationsWithImages,
+    Preferences,
+    Prompts,
+]
 EXTRA_LOADERS: Mapping[str, ExtraLoader] = {
     kind.loader.name: kind.loader for kind in KINDS if kind.loader
 }

@@ -47,7 +47,7 @@ def fingerprints(records: Sequence[Any]) -> Iterator[bytes]:
     all other records take, has 1 GB/s.
 
     Args:
-        records: documents, pairs, conversations or preferences, all of one type.
+        records: documents, pairs, conversations, preferences or prompts, all of one type.
     """
     types = {*map(type, records)}
     if not types <= {Document, Pair}:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import MixRefused
-from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, ExtraLoader
+from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, BatchRules, ExtraLoader
 from mdsmix.shapes.preference import REWARDS
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, decode_preference
@@ -38,7 +38,7 @@ def cut_per_answer(length: Any, max_seq_len: int) -> NDArray[np.int64]:
     return np.where(beyond > 0, (beyond + 1) // 2 + 1, 0)
 
 
-def make_row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
+def make_row(rules: BatchRules, sample: Sample, number: int) -> dict[str, Any]:
     """Return a stored sample in the form that `make_batch` takes: `{"prompt_len": 2, "answers":
     [chosen, rejected]}`.
 
@@ -48,9 +48,11 @@ def make_row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
     Raises MixRefused if truncation leaves nothing of an answer and its prompt.
 
     Args:
+        rules: their max_seq_len is how many tokens a row may have.
         sample: its decoded columns.
-        max_seq_len: how many tokens a row may have.
+        number: not used; the functions of all loaders have the same arguments.
     """
+    max_seq_len = rules.max_seq_len
     prompt, *answers = decode_preference(sample)
     prompt = prompt[:max_seq_len]
     sides = [np.concatenate([prompt, answer])[:max_seq_len] for answer in answers]
@@ -67,24 +69,20 @@ def make_row(sample: Sample, max_seq_len: int) -> dict[str, Any]:
     return {"prompt_len": len(prompt), **rewards, "answers": answers}
 
 
-def make_batch(
-    rows: Sequence[Mapping[str, Any]], max_seq_len: int, eos: int, fill: int
-) -> dict[str, NDArray[Any]]:
+def make_batch(rules: BatchRules, rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
     """Return the batch of rows as ComposeRL's collator makes it. Each row is the chosen answer,
     then the rejected answer. Both have the prompt before them, and EOS as their last token.
 
     Raises MixRefused if only some rows have rewards.
 
     Args:
+        rules: their max_seq_len is how many tokens a row has, with padding.
         rows: what `make_row` returned for each sample.
-        max_seq_len: how many tokens a row has, with padding.
-        eos: the id of EOS.
-        fill: the id of the token for padding, which may be EOS.
 
     Returns:
         input_ids: int64 [rows, max_seq_len].
         sequence_id: int64 [rows, max_seq_len]: 0 chosen, 1 rejected, -1 padding.
-        attention_mask: bool [rows, max_seq_len]: false at every token equal to `fill`.
+        attention_mask: bool [rows, max_seq_len]: false at every token equal to the padding token.
         prompt_len, chosen_len, rejected_len: int64 [rows].
         chosen_reward, rejected_reward: float32 [rows, 1], if the rows have rewards.
     """
@@ -93,18 +91,18 @@ def make_batch(
             "a batch contains preferences with rewards and preferences without rewards: convert "
             "all streams of the run with rewards, or all streams without rewards."
         )
-    input_ids = np.full((len(rows), max_seq_len), fill, np.int64)
+    input_ids = np.full((len(rows), rules.max_seq_len), rules.fill, np.int64)
     sequence_ids = np.full_like(input_ids, -1)
     lengths = np.zeros((2, len(rows)), int)  # of the chosen and the rejected answer of each row
     for number, row in enumerate(rows):
         lengths[:, number] = [*map(len, row["answers"])]
         ends = lengths[:, number].cumsum()  # where the chosen and the rejected answer end
         input_ids[number, : ends[1]] = np.concatenate(row["answers"])
-        input_ids[number, ends - 1] = eos
+        input_ids[number, ends - 1] = rules.eos
         sequence_ids[number, : ends[1]] = np.repeat([0, 1], lengths[:, number])
     batch: dict[str, NDArray[Any]] = {
         "input_ids": input_ids,
-        "attention_mask": input_ids != fill,
+        "attention_mask": input_ids != rules.fill,
         "chosen_len": lengths[0],
         "rejected_len": lengths[1],
         "sequence_id": sequence_ids,

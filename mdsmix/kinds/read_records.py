@@ -22,6 +22,7 @@ from mdsmix.shapes.conversation_rules import contains_null
 from mdsmix.shapes.fields import find_value, make_deriver
 from mdsmix.shapes.image_parts import NOTHING
 from mdsmix.shapes.preference import Preference
+from mdsmix.shapes.prompt import Prompt
 from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
 from mdsmix.tokenizer.card import Tokenizer
@@ -273,12 +274,15 @@ class RecordReader:
 
 def _conversation_of(result: Any, key: str) -> Any:
     """Return the conversation whose messages are in a field of the record. This is what the shape
-    made of the record, except that a preference has two conversations: one for each answer.
+    made of the record, except that a preference has two conversations, one for each answer, and a
+    prompt contains one.
 
     Args:
         result: what the shape made of the record.
         key: the key of `source:` that names the field.
     """
+    if isinstance(result, Prompt):
+        return result.prompt
     if not isinstance(result, Preference):
         return result
     return result.rejected if key == "rejected" else result.chosen

@@ -118,6 +118,8 @@ def list_recipe_keys(encoding: Encoding) -> dict[str, Any]:
                 }
             case "stop_ids":
                 settings[STOPS] = value
+            case "max_gen_len":
+                settings[f"train_loader.dataset.{key}"] = value
             case "compact":
                 settings["columns: compact"] = value
             case _:

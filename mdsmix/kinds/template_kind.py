@@ -1,4 +1,6 @@
-"""The base of the kinds whose records a chat template renders: conversations and preferences."""
+"""The base of the kinds whose records a chat template renders: conversations, preferences and
+prompts.
+"""
 
 from __future__ import annotations
 

@@ -163,10 +163,8 @@ class Collate:
     "Joins short rows into packed rows; None if the YAML does not ask for packing."
     vision: Vision | None = None
     "The processor of the loader, if it has one."
-    other_batch: Callable[[Sequence[Any], int, int, int], dict[str, Any]] | None = None
-    """`ExtraLoader.batch`, if a kind of stream has a loader of its own. Its arguments: the rows,
-    max_seq_len, the EOS id and the padding id.
-    """
+    other_batch: Callable[[Sequence[Any]], dict[str, Any]] | None = None
+    "`ExtraLoader.batch` with its rules, if a kind of stream has a loader of its own."
     pad_to_longest: bool = False
     "Batches are as wide as their longest row, even if it is shorter than max_seq_len."
     allow_pad_trimming: bool = False
@@ -292,14 +290,14 @@ class Collate:
 
     def _make_other_batch(self, rows: Sequence[Any]) -> Batch:
         """Make a batch with the function `other_batch`, which a kind of stream with a loader of its
-        own defines. It gets -1 for a special token that the tokenizer lacks.
+        own defines. Its arrays become tensors; lists of strings stay lists.
         """
         assert self.other_batch
-        ids = self.rules.ids
-        eos = -1 if ids.eos is None else ids.eos
-        fill = -1 if ids.fill is None else ids.fill
-        arrays = self.other_batch(rows, self.rules.max_seq_len, eos, fill)
-        return {key: torch.from_numpy(values) for key, values in arrays.items()}
+        batch = self.other_batch(rows)
+        return {
+            key: torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+            for key, values in batch.items()
+        }
 
     def with_dummy_image(self, batch: Batch) -> Batch:
         """Return the batch with a blank image in the padding of its shortest row. No token attends

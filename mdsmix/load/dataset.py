@@ -310,8 +310,9 @@ class MixDataset(ShardKeeper):
 
     streams: list[CheckedStream]
     other_row: Callable[[Sample, int], Any] | None = None
-    """`ExtraLoader.row`, if a kind of stream has a loader of its own. It turns a sample and
-    max_seq_len into a row. The whole ExtraLoader could not be pickled for a spawned worker.
+    """`ExtraLoader.row` with its rules, if a kind of stream has a loader of its own. It turns a
+    sample and its number into a row. The whole ExtraLoader could not be pickled for a spawned
+    worker.
     """
     bins: int | None = None
     "Packed rows that are made from a batch of samples; None without packing."
@@ -619,7 +620,7 @@ class MixDataset(ShardKeeper):
         """Return the row of a sample. Raises the errors of `get_item`."""
         if self.other_row:
             make_row = self.other_row
-            return stored.decode(lambda sample: make_row(sample, self.rules.max_seq_len))
+            return stored.decode(lambda sample: make_row(sample, stored.number))
         row = make_named_row(stored, self.rules)
         return row._replace(stream=stored.source.stream_number) if self.numbers_streams else row
 

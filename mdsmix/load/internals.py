@@ -321,6 +321,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
             shard=shard,
             path=os.path.join(stream.local, stream.split, shard.file_pairs[0][0].basename),
             stream_number=stream_number,
+            first=int(self.sample_offset_per_shard[shard_id]),
             columns=find_id_columns_of(shard),
         )
         try:

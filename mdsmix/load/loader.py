@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from numbers import Integral
 from typing import Any
@@ -21,7 +22,7 @@ from streaming import StreamingDataLoader
 
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.foundry_yaml.findings import refusal_message
-from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS
+from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, BatchRules
 from mdsmix.foundry_yaml.lock import locked_settings
 from mdsmix.foundry_yaml.section_values import separator_differs
 from mdsmix.foundry_yaml.training_yaml import Config
@@ -176,13 +177,13 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     def add_stream_ids(self) -> None:
         """Add stream ids to batches, from the next pass on (`build_loader(..., stream_ids=True)`).
 
-        Raises RecipeError if the rows are those of a loader of preferences.
+        Raises RecipeError if the rows are those of a loader of another library.
         """
         if self.dataset.other_row:
             raise RecipeError(
-                f"stream_ids: a row of the {self.settings.section.name} loader has two answers "
-                "and no labels, so losses cannot be counted for each stream: leave stream_ids and "
-                "the callback of streams out."
+                f"stream_ids: a row of the {self.settings.section.name} loader has no labels, so "
+                "losses cannot be counted for each stream: leave stream_ids and the callback of "
+                "streams out."
             )
         self.dataset.numbers_streams = True
         self.collate_fn.streams = len(self.dataset.streams)
@@ -315,8 +316,9 @@ def open_loader(
     collate.vision = vision
     extra_loader = EXTRA_LOADERS.get(section.name)
     if extra_loader:
-        dataset.other_row = extra_loader.row
-        collate.other_batch = extra_loader.batch
+        batch_rules = make_batch_rules(settings, rules)
+        dataset.other_row = partial(extra_loader.row, batch_rules)
+        collate.other_batch = partial(extra_loader.batch, batch_rules)
     # Attention must not cross the documents of a packed row, under any loader's name.
     collate.with_sequence_id |= dataset.has_columns(PACKED_COLUMNS)
 
@@ -384,6 +386,18 @@ def make_row_rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
         token_encoding_type=settings.row_key("token_encoding_type", "int64"),
         separator=separator,
         separator_starts=separator_starts,
+    )
+
+
+def make_batch_rules(settings: LoaderSettings, rules: RowRules) -> BatchRules:
+    """Return the rules for the rows and batches of a loader of another library."""
+    ids = rules.ids
+    return BatchRules(
+        max_seq_len=rules.max_seq_len,
+        max_gen_len=settings.row_key("max_gen_len", 0),
+        eos=-1 if ids.eos is None else ids.eos,
+        fill=-1 if ids.fill is None else ids.fill,
+        is_left=ids.padding_side == "left",
     )
 
 

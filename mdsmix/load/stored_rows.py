@@ -158,6 +158,8 @@ class ShardSource:
     "Its decompressed file."
     stream_number: int
     "The number of its stream in the mix."
+    first: int
+    "The number of its first sample in the dataset."
     columns: IdColumns | None
     "The columns from which batches are written directly; None if it has other columns."
 
@@ -169,6 +171,11 @@ class StoredRow(NamedTuple):
     source: ShardSource
     position: int
     "The number of the sample in its shard."
+
+    @property
+    def number(self) -> int:
+        """The number of the sample in the dataset."""
+        return self.source.first + self.position
 
     @property
     def name(self) -> str:

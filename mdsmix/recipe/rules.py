@@ -113,7 +113,7 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     if not stream.source.path:
         yield "source.path is empty; name a file, a glob or an s3:// URL."
     if stream.kind is None:
-        yield "kind is missing; it must be pretraining, finetuning or preference."
+        yield "kind is missing; it must be pretraining, finetuning, preference or prompt."
 
 
 def _name_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:

@@ -18,7 +18,7 @@ FIELDS = (
     *("text", "prompt", "response", "completion", "messages", "tools", "conversations"),
     *("conversation", "texts"),
     *("instruction", "input", "output", "history", "system"),
-    *("chosen", "rejected", "chosen_reward", "rejected_reward"),
+    *("chosen", "rejected", "chosen_reward", "rejected_reward", "verified_answer"),
 )
 "The keys of a source that name fields of a record."
 
@@ -81,7 +81,7 @@ class SourceSpec:
     "Pretraining: the field with the document."
     prompt: str | None = key(None, "question", "query")
     """Finetuning: the field with a pair's prompt; preference: the prompt, unless the answers begin
-    with it.
+    with it; prompt: a text or messages, which the model answers.
     """
     response: str | None = key(None, "answer", "target")
     "Finetuning: the field with a pair's response."
@@ -121,15 +121,19 @@ class SourceSpec:
     """
     rejected_reward: str | None = None
     "Preference: the field with the reward of the worse answer."
+    verified_answer: str | None = key(None, "ground_truth", "solution")
+    """Prompt: the field with the answer that is known to be right, a text or a number, such as
+    `reward_model.ground_truth`.
+    """
     shape: str | None = key(None, "preprocessor", "function")
     """How a record is written, if the fields do not tell: a [shape](../mdsmix/shapes/README.md), or
     a [function](data.md#a-function-of-ones-own) that reads it, `my_shapes.py:read` or
     `package.module:read`.
     """
-    gives: Literal["document", "pair", "conversation", "preference"] | None = None
+    gives: Literal["document", "pair", "conversation", "preference", "prompt"] | None = None
     """The result of the function in `shape`: `document` for pretraining, `pair` or `conversation`
-    for finetuning, or `preference`. Without it: a document, a pair or a preference, following
-    `kind`.
+    for finetuning, `preference` or `prompt`. Without it: a document, a pair, a preference or a
+    prompt, following `kind`.
     """
     joined_by: str = "\n"
     """Alpaca: the text between instruction and input. LLaMA-Factory and ms-swift write a line
@@ -247,7 +251,9 @@ class StreamSpec:
 
     name: str = field(default="", metadata=SET_BY_READER)
     kind: str | None = None
-    "`pretraining`, `finetuning`, or [`preference`](data.md#preferences)."
+    """`pretraining`, `finetuning`, [`preference`](data.md#preferences), or
+    [`prompt`](data.md#prompts).
+    """
     source: SourceSpec | None = None
     "The raw records; without a source the stream is mixed as it was published."
     layout: Literal["concat", "document"] = key("concat", only_for="pretraining")

@@ -108,6 +108,7 @@ def show_inspection(inspection: Inspection, choice: Choice) -> Iterator[Item]:
         yield Title(title)
         yield SampleText(sample_runs(chosen.sample, inspection.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
+        yield from (f"{name}: {make_printable(str(chosen.values[name]))}" for name in chosen.values)
     yield from _notes_on_eos(inspection)
     if choice.is_first and len(inspection.samples) < min(choice.count, count):
         yield (
@@ -156,6 +157,7 @@ def inspection_json(inspection: Inspection) -> Tree:
                 "ids": chosen.ids,
                 "sample": sample_json(chosen.sample, inspection.decoder),
                 "images": [picture.as_json() for picture in chosen.pictures],
+                "values": chosen.values,
             }
             for chosen in inspection.samples
         ],

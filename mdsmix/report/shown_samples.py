@@ -279,6 +279,15 @@ def list_pictures(sample: Sample) -> list[Picture]:
     return [Picture(height, width, data) for (height, width), data in pairs]
 
 
+def find_values(sample: Sample) -> dict[str, str | int | float]:
+    """Return the strings and numbers in the columns of a decoded sample with token ids, such as its
+    verified answer; {} for a sample without token ids, which is shown with all its columns.
+    """
+    if not find_id_columns(sample):
+        return {}
+    return {name: value for name, value in sample.items() if isinstance(value, (str, int, float))}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """Which samples to show: at most one of `numbers`, `longest` and `seed` is set. Without them
@@ -304,6 +313,8 @@ class Chosen:
     number: int
     sample: Shown
     pictures: Sequence[Picture]
+    values: Mapping[str, str | int | float]
+    "Its columns that are neither token ids nor images, such as a verified answer."
     ids: Sequence[RecordName]
     "The id of its record, or the ids of a packed row's records; [] if the stream keeps no ids."
 
@@ -350,6 +361,7 @@ def choose_samples(stream: PublishedStream, choice: Choice) -> Iterator[Chosen]:
             number,
             cut_into_segments(sample, stream.manifest),
             list_pictures(sample),
+            find_values(sample),
             [id for id in ids if id is not None],
         )
 

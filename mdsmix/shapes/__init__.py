@@ -1,9 +1,9 @@
-"""Record shapes: the ways in which people write a document, a pair, a conversation or a preference
-into a JSON object.
+"""Record shapes: the ways in which people write a document, a pair, a conversation, a preference or
+a prompt into a JSON object.
 
-A shape has a function that reads a decoded record, and returns a `Document`, `Pair`, `Conversation`
-or `Preference`. The function raises RecordRefused with a reason code if the record cannot be read.
-A new shape is one more file and one line in `SHAPES`.
+A shape has a function that reads a decoded record, and returns a `Document`, `Pair`,
+`Conversation`, `Preference` or `Prompt`. The function raises RecordRefused with a reason code if
+the record cannot be read. A new shape is one more file and one line in `SHAPES`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mdsmix.shapes.preference import (
     PREFERENCE_OPENAI,
     PREFERENCE_SHAREGPT,
 )
+from mdsmix.shapes.prompt import PROMPT, PROMPT_ALPACA
 from mdsmix.shapes.shape import Fields, Shape
 from mdsmix.shapes.sharegpt import FINEVISION, LLAVA, QWEN_VL, ROUNDS, SHAREGPT
 from mdsmix.shapes.texts import ALPACA, PROMPT_RESPONSE, TEXT
@@ -39,6 +40,8 @@ _ALL = (
     PREFERENCE_OPENAI,
     PREFERENCE_ALPACA,
     PREFERENCE_SHAREGPT,
+    PROMPT,
+    PROMPT_ALPACA,
 )
 SHAPES: dict[str, Shape] = {shape.name: shape for shape in _ALL}
 ENTRY_POINTS = "mdsmix.shapes"

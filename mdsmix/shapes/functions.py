@@ -8,6 +8,7 @@ The function gets a raw record (a dict). It returns a Document, a Pair or a Conv
 - `{"prompt": ..., "response": ...}`, or with `completion` in place of `response`
 - `{"messages": [...]}`, with optional `tools`
 - `{"prompt": ..., "chosen": ..., "rejected": ...}`, a preference
+- `{"prompt": ...}`, with optional `verified_answer` and `tools`, a prompt
 
 If it returns a string or raises an exception, the record is bad for this reason.
 
@@ -40,6 +41,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Document, Pair, RecordRefused
 from mdsmix.shapes.messages import MESSAGES, OPENAI
 from mdsmix.shapes.preference import PREFERENCE, PREFERENCE_OPENAI
+from mdsmix.shapes.prompt import PROMPT
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.texts import PROMPT_RESPONSE, TEXT
 
@@ -58,6 +60,7 @@ GIVES: dict[str, Shape] = {
     "conversation": MESSAGES,
     "pair": PROMPT_RESPONSE,
     "document": TEXT,
+    "prompt": PROMPT,
 }
 """Value of a recipe's `source.gives` -> the shape whose rules the results of a function must
 follow. If a function returns a dict, the first of these shapes whose first field is a key of the
@@ -429,6 +432,9 @@ def _read_answer(answer: Any, gives: str) -> Any:
     if not forms:
         raise RecordRefused("function_gave_other", said=type(answer).__name__)
     form = forms[0]
+    # A pair has an answer too, and a prompt has none.
+    if form == "pair" and gives == "prompt" and keys.isdisjoint(("response", "completion")):
+        form = gives
     if form != gives:
         why = f"a {form} in a stream of {gives}s: write source.gives: {form} for {form}s"
         raise RecordRefused("function_gave_other", said=why)

@@ -144,6 +144,10 @@ class Encoding:
     is trained as the end of an answer, or if the recipe lists stop tokens.
     """
     compression: str | None = None
+    max_gen_len: int | None = None
+    """Only for prompts: the tokens of max_seq_len that the longest prompt leaves for the answer of
+    the model.
+    """
     rules: dict[str, int] = field(default_factory=dict)
     """Name -> version of the rules that made the rows, if the version is above 1: rules of the
     kind, the shape and the template (`mdsmix.kinds.rules`).

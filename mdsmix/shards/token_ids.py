@@ -39,6 +39,12 @@ PREFERENCE_COLUMNS = ("prompt", "chosen", "rejected")
 """Columns of a preference: int64 ids (little endian) as plain bytes. The columns of the two answers
 do not contain the prompt.
 """
+PROMPT_COLUMNS = ("prompt",)
+"Column of a prompt that a model answers: int64 ids (little endian) as plain bytes."
+_BESIDES_PROMPT = frozenset({"verified_answer", "vstar"})
+"""Columns that a stream of prompts may have besides PROMPT_COLUMNS. A stream with others has texts,
+such as `prompt` and `response`.
+"""
 IGNORED_LABEL = -100
 "The label that gives no loss, in torch, in LLM-Foundry and in Hugging Face's collators."
 Ids = NDArray[np.int64]
@@ -79,7 +85,9 @@ def find_id_columns(columns: Mapping[str, Any]) -> tuple[str, ...]:
     """
     for names in LAYOUTS:
         if all(map(columns.__contains__, names)):
-            return names
+            others = columns.keys() - {*names}
+            is_text = names == PROMPT_COLUMNS and not others <= _BESIDES_PROMPT
+            return () if is_text else names
     return ()
 
 
@@ -139,6 +147,16 @@ def _preference_turns(sample: Sample, _: str) -> list[Turn]:
     return [Turn(prompt, chosen), Turn(NO_IDS, rejected)]
 
 
+def decode_prompt(sample: Sample) -> Ids:
+    """Return the ids of a sample of a stream of prompts (`PROMPT_COLUMNS`)."""
+    return decode_ids(sample["prompt"], "<i8")
+
+
+def _prompt_turns(sample: Sample, _: str) -> list[Turn]:
+    """Return a prompt as one turn with an empty response."""
+    return [Turn(decode_prompt(sample), NO_IDS)]
+
+
 def _pair_turns(sample: Sample, dtype: str) -> list[Turn]:
     """Return the turn of a finetuning sample with the columns `input_ids` (prompt) and `labels`
     (response), as a list of one.
@@ -166,6 +184,7 @@ LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
     ("tokens",): _plain_turns,
     PACKED_COLUMNS: _packed_turns,
     PREFERENCE_COLUMNS: _preference_turns,
+    PROMPT_COLUMNS: _prompt_turns,
 }
 """Names of columns with token ids, in the order in which a loader looks for them -> function that
 returns the turns of a sample. Its arguments are the sample, and the dtype of columns of plain
@@ -310,6 +329,8 @@ def find_token_columns(shard: Shard) -> tuple[str, ...]:
     names = find_id_columns(shard.columns)
     if names == ("turns",):
         return names if shard.columns["turns"] == "json" else ()
+    if names == PROMPT_COLUMNS:
+        return names if shard.columns["prompt"] == "bytes" else ()
     if names == PACKED_COLUMNS and "loss_mask" in shard.columns:
         names = (*PACKED_COLUMNS, "loss_mask")
     codecs = [find_codec(shard.columns[name]) for name in names]
@@ -336,6 +357,8 @@ def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
     columns = {name: cells for name, cells in split_columns(shard, samples) if name in names}
     if names == ("turns",):
         return _decode_tokens_of_turns(columns["turns"])
+    if names == PROMPT_COLUMNS:
+        return _decode_tokens_of_prompts(columns["prompt"])
     arrays = [decode_arrays(columns[name], find_codec(shard.columns[name])) for name in names]
     if STARTS in names:
         return _decode_tokens_of_packed_rows(*arrays)
@@ -374,12 +397,7 @@ def decode_preferences(shard: Shard, samples: Ragged) -> PreferenceRows:
         samples: the bytes of each sample.
     """
     columns = dict(split_columns(shard, samples))
-    sides = list[Ragged]()
-    for name in PREFERENCE_COLUMNS:
-        cells = columns[name]
-        if (cells.lengths % 8).any():
-            raise ValueError(f"a value of the column {name} is not a row of int64 ids")
-        sides.append(Ragged(cells.values.view("<i8"), cells.offsets // 8))
+    sides = [_read_int64_bytes(name, columns[name]) for name in PREFERENCE_COLUMNS]
     rewards = {}
     for name, cells in columns.items():
         if shard.columns[name] == "float64":
@@ -422,6 +440,32 @@ def _decode_tokens_of_packed_rows(
         responses=lengths,
         turns=starts_of_rows.offsets,
         is_trained=is_trained,
+    )
+
+
+def _read_int64_bytes(name: str, cells: Ragged) -> Ragged:
+    """Return the ids in a column of plain bytes. Raises ValueError if a value does not have 8 bytes
+    for each id.
+
+    Args:
+        name: the name of the column.
+        cells: the bytes of each value.
+    """
+    if (cells.lengths % 8).any():
+        raise ValueError(f"a value of the column {name} is not a row of int64 ids")
+    return Ragged(cells.values.view("<i8"), cells.offsets // 8)
+
+
+def _decode_tokens_of_prompts(cells: Ragged) -> Tokens:
+    """Return the ids in the column of prompts, each as one turn with an empty response. Raises
+    ValueError if a value is not a row of int64 ids.
+    """
+    ids = _read_int64_bytes("prompt", cells)
+    return Tokens(
+        ids=ids,
+        prompts=ids.lengths,
+        responses=np.zeros(len(ids), np.int64),
+        turns=np.arange(len(ids) + 1),  # each sample is one turn
     )
 
 

@@ -139,9 +139,9 @@ def record_odd(theirs: ModuleType, tokenizer: PreTrainedTokenizerBase) -> dict[s
     return {"max_seq_len": ODD, "raises": raises}
 
 
-def head_of(checkout: Path) -> dict[str, str]:
-    """Return what made the batches: the checkout's commit and version, and the versions of
-    libraries.
+def head_of(checkout: Path, source: str = SOURCE) -> dict[str, str]:
+    """Return what made the batches: the checkout's commit and version, the file, and the versions
+    of libraries.
     """
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -149,14 +149,15 @@ def head_of(checkout: Path) -> dict[str, str]:
     libraries = {"torch": torch.__version__.partition("+")[0]}
     libraries |= {name: version(name) for name in ("mosaicml-streaming", "transformers")}
     made_by = f"ComposeRL {named[1] if named else '?'}"
-    return {"made_by": made_by, "commit": commit, "file": SOURCE, **libraries}
+    return {"made_by": made_by, "commit": commit, "file": source, **libraries}
 
 
-def load_module(checkout: Path) -> ModuleType:
+def load_module(checkout: Path, source: str = SOURCE) -> ModuleType:
     """Import the one file: its package needs far more than it does."""
-    spec = importlib.util.spec_from_file_location("composerl_preference_data", checkout / SOURCE)
+    name = f"composerl_{Path(source).stem}"
+    spec = importlib.util.spec_from_file_location(name, checkout / source)
     if spec is None or spec.loader is None:
-        raise FileNotFoundError(checkout / SOURCE)
+        raise FileNotFoundError(checkout / source)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -183,10 +184,10 @@ def record(checkout: Path) -> dict[str, Any]:
     return {"head": head_of(checkout), "odd": odd, "cases": cases}
 
 
-def write(recorded: dict[str, Any]) -> None:
+def write(recorded: dict[str, Any], path: Path = RECORDED) -> None:
     """Write one list of numbers a line, so that a difference shows its row."""
     text = json.dumps(recorded, separators=(",", ":"))
-    RECORDED.write_text(re.sub(r"(?<=[\]}]),(?=[\[{])", ",\n", text) + "\n")
+    path.write_text(re.sub(r"(?<=[\]}]),(?=[\[{])", ",\n", text) + "\n")
 
 
 def main() -> None:

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from mdsmix.encode.labels import USABLE, Labels
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
+from mdsmix.foundry_yaml.loader_keys import as_whole_number
 from mdsmix.kinds import kind_of
+from mdsmix.kinds.prompt_loader import MAX_GEN_LEN, PROMPT_LOADER
 from mdsmix.messages import plural
 from mdsmix.mix.checks.columns import find_layout, is_plain
 from mdsmix.mix.epoch.stream_counts import fixed_row_length, has_policies_of, read_head_turns
@@ -41,6 +43,8 @@ CHECKS = CheckList()
 )
 def rows_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find streams with samples that are longer than a row of the loader."""
+    if loader.name == PROMPT_LOADER.name:
+        return  # `prompt_cut` counts the answer too
     excess = _find_excess(loader, stream)
     if excess is None:
         return
@@ -52,6 +56,25 @@ def rows_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         fix,
         id=excess.check,
     )
+
+
+@CHECKS.stream(
+    "error",
+    "ComposeRL cuts off the end of a longer prompt, and with it the words that ask the model to "
+    "answer. It only logs this.",
+)
+def prompt_cut(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams with prompts that leave less than max_gen_len tokens of max_seq_len."""
+    answer = as_whole_number(loader.dataset.get(MAX_GEN_LEN))
+    if loader.name != PROMPT_LOADER.name or answer is None:
+        return  # key-missing reports a missing number
+    longest = _find_longest(loader, stream)
+    if longest + answer > loader.row_limit:
+        yield Finding(
+            f"the longest prompt of {{streams}} has {longest:,} tokens, and {{loader}} has "
+            f"max_gen_len: {answer} and max_seq_len: {loader.row_limit}.",
+            "set both in the recipe and convert again, which leaves such prompts out.",
+        )
 
 
 class Excess(NamedTuple):

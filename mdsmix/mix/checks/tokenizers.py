@@ -14,6 +14,7 @@ from mdsmix.foundry_yaml.section_values import SEPARATORS
 from mdsmix.foundry_yaml.section_values import separator_differs as _separator_differs
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.kind_table import EXTRA_LOADERS
+from mdsmix.kinds.prompt_loader import PROMPT_LOADER
 from mdsmix.mix.checks.columns import is_plain
 from mdsmix.mix.streams.mix import (
     Loader,
@@ -254,6 +255,12 @@ def mask_missing(mix: Mix, loader: Loader) -> Findings:
     "of each answer.",
     "pad-eos-preference",
 )
+@CHECKS.stream(
+    "warning",
+    "The collator removes every padding token from the attention, and with it each EOS in a "
+    "prompt, such as those after earlier messages.",
+    "pad-eos-prompt",
+)
 def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find a tokenizer that pads with EOS, if this has an effect under this loader: the EOS of a
     sample is then treated like padding, so it is not trained or not attended to. The finetuning
@@ -269,7 +276,7 @@ def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         yield Finding(
             f"the tokenizer's padding token is its EOS, {card.eos_id}.",
             "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token).",
-            id="pad-eos-preference",
+            id="pad-eos-prompt" if loader.name == PROMPT_LOADER.name else "pad-eos-preference",
         )
     elif card.pad_id is not None and loader.trains and (is_text or stream.has_targets is False):
         yield Finding(
@@ -277,6 +284,24 @@ def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
             "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token); or train "
             "with the finetuning loader, and do not compare its losses with those of name: text.",
             id="pad-eos-text" if is_text else "pad-eos-finetuning",
+        )
+
+
+@CHECKS.loader(
+    "error",
+    "ComposeRL fails at the first batch whose prompts are not all equally long (ValueError), since "
+    "an answer would follow the padding.",
+)
+def padding_right(mix: Mix, loader: Loader) -> Findings:
+    """Find a tokenizer that pads on the right, for a loader of prompts."""
+    extra_loader = EXTRA_LOADERS.get(loader.name)
+    if extra_loader is None or not extra_loader.pads_left or mix.run_tokenizer is None:
+        return
+    if mix.run_tokenizer.padding_side != "left":
+        yield Finding(
+            f"{{loader}} gives prompts, and the tokenizer {mix.run_tokenizer.name} pads on the "
+            f"{mix.run_tokenizer.padding_side}.",
+            "set tokenizer.kwargs.padding_side: left.",
         )
 
 

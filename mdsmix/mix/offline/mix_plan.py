@@ -58,6 +58,7 @@ DESCRIPTIVE_KEYS = (
     "add_eos",
     "min_tokens",
     "max_tokens",
+    "max_gen_len",
     "date_string",
     "where",
     "sample",

@@ -31,6 +31,8 @@ ALL_IMAGES, MOST_IMAGES = 240, 12
 "Images of the page, and the most of a sample."
 MOST_TEXT = 4000
 "Characters of a column without tokens to show at most."
+MOST_VALUE = 80
+"Characters of a string in a column besides the tokens to show at most."
 MOST_NAMES = 4
 BROKEN = "\ufffd"
 "The character that a decoder writes for bytes that are not a whole character."
@@ -110,6 +112,8 @@ def _describe_sample(chosen: Chosen, decoder: Decoder | None, max_tokens: int) -
         caption += NO_TOKENIZER
     if chosen.pictures:
         caption += f", {plural(len(chosen.pictures), 'image')}"
+    for name, value in chosen.values.items():
+        caption += f", {name}: {cut_text(value, MOST_VALUE, WRITTEN)}"
     segments = shorten(chosen.sample, max_tokens)
     runs = [(segment, list(cut_into_spans(segment, decoder))) for segment in segments]
     return {"caption": caption, "columns": None, "runs": runs}
