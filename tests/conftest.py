@@ -26,7 +26,7 @@ from hypothesis import HealthCheck
 from mdsmix.freed_memory import release_freed_memory
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards import lease
-from mdsmix.storage import s3_client
+from mdsmix.storage import retries, s3_client
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
 from tests import in_process
@@ -195,8 +195,8 @@ def proxy(minio: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     are. An answer that is late on a busy machine is waited for, but by `impatient` tests of a
     silent one: a request that is sent again would count twice.
     """
-    monkeypatch.setattr(s3_client, "_FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(s3_client, "_LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(retries, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(retries, "_LONGEST_PAUSE_SECONDS", 0.1)
     with make_failing_proxy(minio) as proxy:
         monkeypatch.setenv("S3_ENDPOINT_URL", proxy.endpoint)
         yield proxy

@@ -28,7 +28,7 @@ from mdsmix.engines.memory import HEADROOM, MemoryBudget, measure_rss
 from mdsmix.engines.tasks import Attempt, Reporter
 from mdsmix.engines.workers import WorkerChannel
 from mdsmix.errors import MdsmixError, Unreachable
-from mdsmix.storage import s3_client
+from mdsmix.storage import retries
 from tests.alarm import WAIT_SECONDS, fail_after
 from tests.converting import run_recipe, set_window_size, write_jsonl, write_recipe
 from tests.tasks import (
@@ -65,12 +65,12 @@ def square(number: int, seconds: float, attempt: Attempt, reporter: Reporter) ->
 
 def wait_for_a_store(attempt: Attempt, reporter: Reporter) -> None:
     """Show a notice from a thread, as one that reads ahead does, while the worker reports."""
-    thread = threading.Thread(target=s3_client.show_wait, args=("here", "waiting for a store"))
+    thread = threading.Thread(target=retries.show_wait, args=("here", "waiting for a store"))
     thread.start()
     for _ in range(100):
         reporter.on_progress(0, 0)
     thread.join()
-    s3_client._waited_for.discard("here")
+    retries._waited_for.discard("here")
 
 
 def fail(kind: type[Exception], words: list[str], *_: object) -> None:

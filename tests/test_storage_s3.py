@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Stat, locate, notices, s3_client, s3_conditions, s3_reader
+from mdsmix.storage import Stat, locate, notices, retries, s3_client, s3_conditions, s3_reader
+from mdsmix.storage.object_reader import make_random_reader
 from mdsmix.storage.s3_client import ask
-from mdsmix.storage.s3_reader import make_random_reader
 from tests.clock import Clock
 
 
@@ -74,9 +74,9 @@ class Waiting(Clock):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Waiting:
     """Replace the time of the client, whose endpoint has never answered."""
     clock = Waiting()
-    monkeypatch.setattr(s3_client, "time", clock)
+    monkeypatch.setattr(retries, "time", clock)
     for name in ("_answered", "_given_up", "_waited_for"):
-        monkeypatch.setattr(s3_client, name, set())
+        monkeypatch.setattr(retries, name, set())
     names = ("S3_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     for name, value in zip(names, ("http://127.0.0.1:9", "us-east-1", "x", "y"), strict=True):
         monkeypatch.setenv(name, value)

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, ClassVar
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.storage.location import (
-    CHANGED,
     NO_LIMIT,
     Bytes,
     Entries,
@@ -25,6 +24,7 @@ from mdsmix.storage.location import (
     Stat,
     has_pattern,
 )
+from mdsmix.storage.object_reader import make_version_reader
 from mdsmix.storage.s3_client import answer_unless, ask, find_credentials, stat_from
 from mdsmix.storage.s3_conditions import head, keeps_conditions, put_if
 from mdsmix.storage.s3_errors import (
@@ -35,7 +35,7 @@ from mdsmix.storage.s3_errors import (
     error_code,
     shown_endpoint,
 )
-from mdsmix.storage.s3_reader import ObjectReader, make_random_reader
+from mdsmix.storage.s3_reader import read_object
 
 _DELETED_AT_ONCE = 1000
 "The most objects that S3 deletes by one request."
@@ -109,12 +109,12 @@ class S3Path(Location):
         if answer is None:
             return None
         stat = stat_from(answer)
-        with ObjectReader(self.url, self._object(), answer=answer) as reader:
+        with read_object(self.url, self._object(), answer=answer) as reader:
             content = reader.readall() if stat.size <= max_bytes else b""
         return stat, content
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        reader = ObjectReader(self.url, self._object(), start, until, stamp=stamp)
+        reader = read_object(self.url, self._object(), start, until, stamp=stamp)
         return io.BufferedReader(reader, buffer_size=1 << 20)
 
     def open_random(self, stat: Stat, ahead: int = 1 << 20) -> BinaryIO:
@@ -123,17 +123,7 @@ class S3Path(Location):
 
         Raises Unreachable at a read if the object has another stamp.
         """
-
-        def fetch(start: int, end: int) -> bytes:
-            """Return the bytes from `start` on and before `end`."""
-            with self.open(start, end, stat.stamp) as reader:
-                data = reader.read(end - start)
-            # A store that ignores If-Match may send a newer and shorter version of the object.
-            if len(data) < end - start:
-                raise Unreachable(CHANGED.format(url=self.url))
-            return data
-
-        return make_random_reader(fetch, stat.size, ahead)
+        return make_version_reader(self, stat, ahead)
 
     def write(self, *parts: Bytes) -> None:
         body = b"".join(parts)

@@ -1,72 +1,37 @@
-"""The S3 client of a process, and its retries.
-
-boto3's own retries differ between releases (four retries take 0.4 s in 2026, and took 8 s before).
-So they are switched off, and mdsmix retries itself. Requests to an endpoint that has answered
-before are retried through 90 s of failures in a row, long enough for a server to restart. Requests
-to an endpoint that has never answered are retried for 3 s, so that a wrong address is reported
-soon. Expired credentials are read again once: boto3 reads a credentials file only when it starts,
-and somebody may have renewed the file since.
+"""The S3 client of a process. boto3's own retries are switched off (`retries.py`). boto3 reads a
+credentials file only when a client is made, so expired credentials are renewed by a new client.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import Stat
-from mdsmix.storage.notices import show_notice
+from mdsmix.storage.retries import ErrorRules, retry
 from mdsmix.storage.s3_errors import (
     Answer,
     error_classes,
     error_code,
+    explain,
+    find_kind,
     has_expired,
+    is_answer,
     is_temporary,
-    make_refusal,
     shown_endpoint,
-    waiting_sentence,
 )
 
 T = TypeVar("T")
 
-_FIRST_SECONDS = 3.0
-_LATER_SECONDS = 90.0
-_FIRST_PAUSE_SECONDS = 0.25
-"""The upper limit of the first pause. The limit doubles with each pause, and a pause is a random
-time between 0 and its limit.
-"""
-_LONGEST_PAUSE_SECONDS = 8.0
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 30
 # Other stores get no checksum headers of 2025: many refuse them, and the signature covers the body
 # anyway.
 _CHECKSUMS = "when_required"
-
-_answered: set[str] = set()
-"Endpoints that have answered; a forked worker knows them from its parent."
-_given_up: set[str] = set()
-"""Endpoints at which a request has failed for good. Later requests there, such as those for
-cleaning up, are retried for _FIRST_SECONDS only.
-"""
-NOTICE_SECONDS = 5.0
-"""Seconds of failures in a row after which the user is shown that a request waits. Many servers
-restart faster.
-"""
-_waited_for: set[str] = set()
-"Endpoints whose wait was shown since they last answered."
-
-
-def show_wait(endpoint: str, sentence: str) -> None:
-    """Show the sentence once for all requests that wait for this endpoint."""
-    if endpoint not in _waited_for:
-        _waited_for.add(endpoint)
-        show_notice(sentence)
-
 
 _client_lock = threading.RLock()
 os.register_at_fork(
@@ -85,60 +50,12 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
 
     Raises Unreachable if the request fails for good.
     """
-    from botocore.exceptions import ClientError
 
-    start = time.monotonic()
-    tries = 0  # that have failed
-    has_renewed = False  # whether the credentials were read again
-    while True:
+    def connect() -> tuple[Any, str]:
         client = _client_for(url)
-        endpoint = client.meta.endpoint_url
-        try:
-            answer = request(client)
-        except error_classes() as error:
-            if isinstance(error, ClientError):  # the store has answered, with an error
-                _answered.add(endpoint)
-            if has_expired(error) and not has_renewed:
-                has_renewed = True
-                _make_client.cache_clear()  # a new client reads the credentials again
-                continue
-            if endpoint in _answered and not tries:
-                # This store works: measure the time of the retries alone, from the first failure
-                # on, since a large body may have taken long before it.
-                start = time.monotonic()
-            tries += 1
-            _pause(url, endpoint, error, tries, time.monotonic() - start)
-        else:
-            _answered.add(endpoint)
-            _given_up.discard(endpoint)
-            _waited_for.discard(endpoint)  # the next wait is shown again
-            return answer
+        return client, client.meta.endpoint_url
 
-
-def _pause(url: str, endpoint: str, error: Exception, tries: int, seconds: float) -> None:
-    """Sleep until the next try of a request. The time is random, and its limit grows each time.
-
-    Args:
-        url: what error messages name.
-        endpoint: the address of the store.
-        error: the failure of the last try.
-        tries: how many tries have failed.
-        seconds: how long these tries took together.
-
-    Raises Unreachable if the request is not tried again.
-    """
-    # Wait long only for an endpoint that has answered before, and has not failed for good since.
-    is_trusted = endpoint in _answered and endpoint not in _given_up
-    patience = _LATER_SECONDS if is_trusted else _FIRST_SECONDS
-    can_retry = is_temporary(error)
-    if seconds >= patience or not can_retry:
-        if can_retry:
-            _given_up.add(endpoint)
-        raise make_refusal(url, error, tries, seconds) from None
-    if seconds > NOTICE_SECONDS:
-        show_wait(endpoint, waiting_sentence(error, patience))
-    longest = min(_FIRST_PAUSE_SECONDS * 2 ** (tries - 1), _LONGEST_PAUSE_SECONDS)
-    time.sleep(min(random.uniform(0, longest), patience - seconds))
+    return retry(url, _RULES, connect, request)
 
 
 def answer_unless(
@@ -176,7 +93,7 @@ def find_credentials() -> str:
         if credentials is None:
             raise NoCredentialsError
     except BotoCoreError as error:
-        raise make_refusal("s3://", error) from None
+        raise _RULES.make_refusal("s3://", error) from None
     return str(credentials.method)
 
 
@@ -198,7 +115,7 @@ def _client_for(url: str) -> Any:
         with _client_lock:  # otherwise each of 16 threads would make a client, 0.3 s each
             return _make_client(os.getpid(), tuple(settings))
     except (BotoCoreError, ValueError) as error:
-        raise make_refusal(url, error) from None
+        raise _RULES.make_refusal(url, error) from None
 
 
 @lru_cache(maxsize=8)
@@ -226,6 +143,18 @@ def _make_client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
     # For any other store, the bucket is in the path: these stores have no DNS names for buckets.
     path_style = Config(s3={"addressing_style": "path"}, request_checksum_calculation=_CHECKSUMS)
     return session.client("s3", endpoint_url=endpoint, config=config.merge(path_style))
+
+
+_RULES = ErrorRules(
+    classes=error_classes,
+    is_answer=is_answer,
+    is_temporary=is_temporary,
+    has_expired=has_expired,
+    renew=_make_client.cache_clear,  # a new client reads the credentials again
+    explain=explain,
+    find_kind=find_kind,
+    show_endpoint=lambda url: shown_endpoint(),
+)
 
 
 def stat_from(answer: Answer) -> Stat:

@@ -124,6 +124,13 @@ def error_classes() -> tuple[type[Exception], ...]:
     return BotoCoreError, ClientError, ResponseParserError, HTTPError
 
 
+def is_answer(error: Exception) -> bool:
+    """Return whether the store has answered with this error."""
+    from botocore.exceptions import ClientError
+
+    return isinstance(error, ClientError)
+
+
 def is_temporary(error: Exception) -> bool:
     """Return whether the same request may succeed later: the connection broke, or the store is in
     trouble.
@@ -172,38 +179,12 @@ def _answer(error: Exception) -> Answer:
     return answer or {}
 
 
-def make_refusal(url: str, error: Exception, tries: int = 1, seconds: float = 0) -> Unreachable:
-    """Return the error for the user about a request that has failed for good.
-
-    Args:
-        url: the object or folder that the message names.
-        error: the failure of the last try.
-        tries: how many tries have failed.
-        seconds: how long these tries took together.
-    """
-    tried = f" (tried {tries} times in {seconds:.0f} s)" if tries > 1 else ""
+def find_kind(error: Exception) -> type[Unreachable]:
+    """Return the class of the error for the user."""
     name = error_code(error) or type(error).__name__
     if name in _DENIED_CODES:
-        kind: type[Unreachable] = Denied
-    elif name in _NAME_CODES:
-        kind = NoSuchPlace
-    else:
-        kind = Unreachable
-    return kind(f"cannot reach {url} at {shown_endpoint()}{tried}: {_explain(error)}")
-
-
-def waiting_sentence(error: Exception, seconds: float) -> str:
-    """Return the sentence that is shown while a request is retried.
-
-    Args:
-        error: the failure of the last try.
-        seconds: the time for which the request is retried.
-    """
-    reason = _explain(error).partition(";")[0]  # without what to do
-    return (
-        f"waiting for {shown_endpoint()}: {reason}; each request is retried for up to "
-        f"{seconds:.0f} s"
-    )
+        return Denied
+    return NoSuchPlace if name in _NAME_CODES else Unreachable
 
 
 def shown_endpoint() -> str:
@@ -218,7 +199,7 @@ def shown_endpoint() -> str:
     return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)
 
 
-def _explain(error: Exception) -> str:
+def explain(error: Exception) -> str:
     """Return what has failed and what to do, for the user: `access denied; give ...`."""
     code = error_code(error)
     name = code or type(error).__name__

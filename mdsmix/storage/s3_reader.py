@@ -1,124 +1,54 @@
-"""Two readers of an object. `ObjectReader` reads from start to end, and continues if the answer's
-body breaks off. `RandomReader` reads parts in any order.
-
-For a request of a whole object, botocore compares the body with the checksum that the store sends.
-
-A reader of a directory or a footer (zip, parquet) reads a few bytes at a time, first near the end.
-A request takes as long for 1 KB as for 1 MB. So `RandomReader` requests more bytes than were asked
-for, and keeps them for the next reads.
+"""Reading objects from S3. For a request of a whole object, botocore compares the body with the
+checksum that the store sends.
 """
 
 from __future__ import annotations
 
-import errno
 import io
-from collections.abc import Callable
 from functools import partial
-from typing import Any, BinaryIO, cast
+from typing import Any
 
+from mdsmix.storage.object_reader import ObjectReader, OpenedBody
 from mdsmix.storage.s3_client import answer_unless, ask, stamp_from
 from mdsmix.storage.s3_errors import Answer, Object
 
-_READ_BYTES = 8 << 20
-"Bytes that `readall` reads at once. With the 8 KiB of RawIOBase's own it would be 7 times slower."
 
+def read_object(
+    url: str,
+    target: Object,
+    start: int = 0,
+    end: int | None = None,
+    answer: Answer | None = None,
+    stamp: str = "",
+) -> ObjectReader:
+    """Return a reader of an object, from start to end.
 
-class ObjectReader(io.RawIOBase):
-    """Reads one version of an object from byte `start` on, from start to end. If the body of an
-    answer breaks off, the rest is requested again.
+    Args:
+        url: what error messages name.
+        target: the parameters that name the object: Bucket and Key.
+        start: the byte at which reading begins.
+        end: the byte at which reading probably ends; None: the end of the object.
+        answer: the answer to a GET that was already sent; None: there is none.
+        stamp: the ETag of the version to read; "": the newest version.
     """
+    opened = _take_body(answer) if answer else None
+    return ObjectReader(partial(ask, url), partial(_open_body, target), start, end, opened, stamp)
 
-    def __init__(
-        self,
-        url: str,
-        target: Object,
-        start: int = 0,
-        end: int | None = None,
-        answer: Answer | None = None,
-        stamp: str = "",
-    ) -> None:
-        """Send the first request, unless there is an answer already.
 
-        Args:
-            url: what error messages name.
-            target: the parameters that name the object: Bucket and Key.
-            start: the byte at which reading begins.
-            end: the byte at which reading probably ends; reading after it takes another request.
-                None: the end of the object.
-            answer: the answer to a GET that was already sent; None: there is none.
-            stamp: the ETag of the version to read; "": the newest version.
-        """
-        self._url = url
-        self._target = target
-        self._position = start
-        self._end = end
-        self._stamp = stamp
-        # `close` needs a body, even if the first request fails.
-        self._body: Any = io.BytesIO()
-        if answer:
-            self._use(answer)
-        else:
-            ask(url, self._begin)
+def _open_body(target: Object, client: Any, start: int, end: int | None, stamp: str) -> OpenedBody:
+    """Send a GET for the bytes from `start` on and before `end`, and return the answer's body."""
+    request = {**target, "ChecksumMode": "ENABLED"}
+    if stamp:
+        request["IfMatch"] = f'"{stamp}"'
+    if start or end is not None:
+        last = "" if end is None else end - 1
+        request["Range"] = f"bytes={start}-{last}"
+    return _take_body(_get(request, client))
 
-    def _begin(self, client: Any) -> None:
-        """Request the bytes from the current position on, and read from this answer from now on."""
-        request = {**self._target, "ChecksumMode": "ENABLED"}
-        if self._stamp:
-            request["IfMatch"] = f'"{self._stamp}"'
-        if self._position or self._end is not None:
-            last = "" if self._end is None else self._end - 1
-            request["Range"] = f"bytes={self._position}-{last}"
-        self._use(_get(request, client))
 
-    def _use(self, answer: Answer) -> None:
-        """Read from the body of this answer from now on. Keep the answer's stamp (ETag), so that
-        later requests are for the same version of the object.
-        """
-        self._body = answer["Body"]
-        self._is_over = False
-        if answer["ContentLength"]:  # an empty answer may have no stamp (`_get`)
-            self._stamp = stamp_from(answer)
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any, /) -> int:
-        data = ask(self._url, partial(self._next, len(buffer)))
-        self._position += len(data)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def _next(self, size: int, client: Any) -> bytes:
-        """Return the next bytes, at most `size`; b"" at the object's end.
-
-        If the last read failed, the bytes from the current position on are requested again. If the
-        likely end (`end`) is reached, the bytes after it are requested.
-        """
-        if self._is_over:  # nothing more comes from this body: request the bytes after it
-            self._body.close()
-            self._begin(client)
-        self._is_over = True  # if the read raises an error, the next call requests the bytes again
-        data: bytes = self._body.read(size)
-        self._is_over = not data and size > 0 and self._position == self._end
-        if self._is_over:  # the likely end was reached
-            self._end = None  # request all bytes up to the object's end
-            return self._next(size, client)
-        return data
-
-    def readall(self) -> bytes:
-        """Return all remaining bytes."""
-        pieces = list[bytes]()
-        while piece := self.read(_READ_BYTES):
-            pieces.append(piece)
-        return b"".join(pieces)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._body.close()
-        super().close()
+def _take_body(answer: Answer) -> OpenedBody:
+    # An empty answer may have no stamp (`_get`).
+    return OpenedBody(answer["Body"], stamp_from(answer) if answer["ContentLength"] else "")
 
 
 def _get(request: Object, client: Any) -> Answer:
@@ -129,84 +59,3 @@ def _get(request: Object, client: Any) -> Answer:
     if answer is None:
         return {"Body": io.BytesIO(), "ContentLength": 0}
     return answer
-
-
-class RandomReader(io.RawIOBase):
-    """A reader of an object that can seek.
-
-    A request asks for at least `ahead` bytes, up to the object's end. The bytes are kept until the
-    next request, so that small reads near each other need only one request.
-    """
-
-    def __init__(self, fetch: Callable[[int, int], bytes], size: int, ahead: int) -> None:
-        """Store the arguments.
-
-        Args:
-            fetch: called with (start, end); returns the bytes from `start` on and before `end`.
-            size: the number of bytes of the object.
-            ahead: the least bytes of a request.
-        """
-        self._fetch = fetch
-        self._size = size
-        self._ahead = ahead
-        self._position = 0
-        self._block = b""
-        "The bytes of the last request."
-        self._block_start = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move to another position, as files of Python do. Return the position in the object."""
-        origins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
-        position = origins[whence] + offset
-        if position < 0:
-            raise OSError(errno.EINVAL, "a seek to before the beginning")
-        self._position = position
-        return position
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Copy the next bytes into the buffer or into its first part. Return the number of copied
-        bytes; 0 at the object's end.
-
-        A request is sent only if the first of these bytes is not in memory.
-        """
-        start = self._position
-        end = min(self._size, start + len(buffer))
-        if start >= end:
-            return 0
-        block_end = self._block_start + len(self._block)
-        if not self._block_start <= start < block_end:
-            self._fetch_block(start, end, is_next=start == block_end)
-        data = self._block[start - self._block_start : end - self._block_start]
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-    def _fetch_block(self, start: int, end: int, is_next: bool) -> None:
-        """Request a block (the bytes that are kept in memory) with the bytes from `start` on and
-        before `end`.
-
-        Usually a reader jumps to the end of a file to find a directory, and then reads bytes before
-        the directory. So a block at the end of the file begins earlier than `start`. A zip then
-        takes 5 requests instead of 19.
-
-        Args:
-            is_next: whether the bytes follow the last block directly. The block then begins at
-                `start`, because the file is probably read from start to end.
-        """
-        last = min(self._size, max(end, start + self._ahead))
-        first = start if is_next else min(start, max(0, last - self._ahead))
-        self._block = b""  # if `fetch` raises an error, no bytes are in memory
-        self._block_start = first
-        self._block = self._fetch(first, last)
-
-
-def make_random_reader(fetch: Callable[[int, int], bytes], size: int, ahead: int) -> BinaryIO:
-    """Return a RandomReader with a buffer for reads of a few bytes."""
-    buffer_size = max(1, min(ahead, 8192))
-    return cast(BinaryIO, io.BufferedReader(RandomReader(fetch, size, ahead), buffer_size))

@@ -16,7 +16,7 @@ import boto3
 import pytest
 
 from mdsmix.conversion.gc import find_garbage
-from mdsmix.storage import locate, s3_client
+from mdsmix.storage import locate, retries
 from tests.alarm import WAIT_SECONDS
 from tests.converting import Project, documents, mdsmix, read_location
 from tests.faults import Proxy, Rule, make_failing_proxy
@@ -121,7 +121,7 @@ LASTING = [
 def test_a_fault_that_lasts_is_an_error_and_the_next_run_continues(
     proxy: Proxy, far: InBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_client, "_LATER_SECONDS", 0.3)
+    monkeypatch.setattr(retries, "_LATER_SECONDS", 0.3)
     folder = locate(f"s3://{far.bucket}/mix/web/train")
     for fault, place, skip, words, is_tried in LASTING:
         met_before = len(proxy.met())
@@ -149,8 +149,8 @@ def test_every_command_gives_up_soon_with_one_sentence(
     proxy: Proxy, far: InBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far.project.run()
-    monkeypatch.setattr(s3_client, "_LATER_SECONDS", 0.3)
-    monkeypatch.setattr(s3_client, "_FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(retries, "_LATER_SECONDS", 0.3)
+    monkeypatch.setattr(retries, "_FIRST_SECONDS", 0.1)
     stream, recipe = f"s3://{far.bucket}/mix/web", far.project.recipe
     for arguments in (
         ("convert", recipe, "--workers", "2", "max_seq_len=8"),
@@ -212,7 +212,7 @@ def test_mdsmix_waits_for_a_store_that_answered_before(
     """The store stops when the third shard is written, and starts again. This takes twice as long
     as mdsmix waits for a store that never answered.
     """
-    monkeypatch.setattr(s3_client, "_FIRST_SECONDS", 1)
+    monkeypatch.setattr(retries, "_FIRST_SECONDS", 1)
     sources = read_location(f"s3://{far.bucket}/raw")
     stopped = threading.Event()
     with start_own_minio(tmp_path / "own") as server, ThreadPoolExecutor(1) as pool:
@@ -232,7 +232,7 @@ def test_mdsmix_waits_for_a_store_that_answered_before(
             source = "streams.web.source.path=s3://away/raw/*.jsonl"
             run = pool.submit(far.project.run, "remote=s3://away/mix", source)
             assert stopped.wait(WAIT_SECONDS)
-            time.sleep(2 * s3_client._FIRST_SECONDS)
+            time.sleep(2 * retries._FIRST_SECONDS)
             assert not run.done()
             server.start()
             run.result(WAIT_SECONDS)

@@ -16,7 +16,7 @@ import boto3
 import pytest
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Location, locate, s3, s3_client
+from mdsmix.storage import Location, locate, retries, s3, s3_client
 from tests.counting import count_requests
 from tests.faults import CONDITIONS, IGNORES, RACES, Proxy, Rule
 
@@ -115,7 +115,7 @@ REFUSALS: list[tuple[dict[str, str | None], str, str]] = [
 
 
 def test_a_refusal_is_a_sentence_without_keys(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_client, "_FIRST_SECONDS", 0)
+    monkeypatch.setattr(retries, "_FIRST_SECONDS", 0)
     secrets = [os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
     secrets += ["WRONG-SECRET", "UNKNOWN-KEY", "PASSWORD"]
     for settings, other_bucket, expected in REFUSALS:
@@ -171,7 +171,7 @@ def test_an_answer_that_is_not_s3_is_an_error(
 ) -> None:
     proxy.rules = [Rule("a login page", "GET list")]
     assert list(root.list()) == [], "it may have been the last of a server that went"
-    monkeypatch.setattr(s3_client, "_LATER_SECONDS", 0.1)
+    monkeypatch.setattr(retries, "_LATER_SECONDS", 0.1)
     proxy.rules = [Rule("a login page", "GET list", times=99)]
     with pytest.raises(Unreachable, match="; run the same command again"):
         list(root.list())
