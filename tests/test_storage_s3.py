@@ -191,11 +191,14 @@ def test_each_part_of_a_body_has_its_own_patience(
     assert trusted.now > 300
 
 
-def test_too_few_bytes_mean_that_the_object_was_changed(
-    clock: Waiting, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("stamp", "body"), [("new", b"abcde"), ("old", b"ab")])
+def test_another_version_than_the_requested_one_is_not_read(
+    stamp: str, body: bytes, clock: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that ignores If-Match returns another version."""
-    answer = {"ETag": "new", "Body": io.BytesIO(b"ab"), "ContentLength": 2}
+    """A store that ignores If-Match sends the newest version, with its own ETag. Too few bytes are
+    no other version's either.
+    """
+    answer = {"ETag": stamp, "Body": io.BytesIO(body), "ContentLength": len(body)}
     monkeypatch.setattr(s3_reader, "_get", lambda request, client: answer)
     file = locate("s3://b/x").open_random(Stat(9, "old", 0))
     with pytest.raises(Unreachable, match="was changed while it was being read"):

@@ -52,6 +52,7 @@ class ObjectReader(io.RawIOBase):
 
     def __init__(
         self,
+        url: str,
         ask: Ask,
         open_body: OpenBody,
         start: int = 0,
@@ -62,6 +63,7 @@ class ObjectReader(io.RawIOBase):
         """Send the first request, unless there is an answer already.
 
         Args:
+            url: what error messages name.
             ask: sends a request to the store, and again after temporary failures.
             open_body: sends one GET for a part of the object.
             start: the byte at which reading begins.
@@ -70,6 +72,7 @@ class ObjectReader(io.RawIOBase):
             opened: the answer to a GET that was already sent; None: there is none.
             stamp: the version to read; "": the newest version.
         """
+        self._url = url
         self._ask = ask
         self._open_body = open_body
         self._position = start
@@ -89,9 +92,14 @@ class ObjectReader(io.RawIOBase):
     def _use(self, opened: OpenedBody) -> None:
         """Read from the body of this answer from now on. Keep the answer's stamp, so that later
         requests are for the same version of the object.
+
+        Raises Unreachable if the answer has another stamp than the requested one: some stores
+        ignore the condition of a GET.
         """
         self._body = opened.body
         self._is_over = False
+        if self._stamp and opened.stamp and opened.stamp != self._stamp:
+            raise Unreachable(CHANGED.format(url=self._url))
         self._stamp = opened.stamp or self._stamp
 
     def readable(self) -> bool:

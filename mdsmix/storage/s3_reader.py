@@ -32,7 +32,8 @@ def read_object(
         stamp: the ETag of the version to read; "": the newest version.
     """
     opened = _take_body(answer) if answer else None
-    return ObjectReader(partial(ask, url), partial(_open_body, target), start, end, opened, stamp)
+    open_body = partial(_open_body, target)
+    return ObjectReader(url, partial(ask, url), open_body, start, end, opened, stamp)
 
 
 def _open_body(target: Object, client: Any, start: int, end: int | None, stamp: str) -> OpenedBody:
