@@ -1,5 +1,5 @@
 # Two commands on a fresh machine with python3 (3.10 or later), pip and make: `make demo` and `make test`.
-# Everything lands in .venv, .venv-foundry, .venv-today, .venv-browser, .venv-bench, .venv-exports, .venv-docs, .site, .venv-mutants, .venv-package, dist, .mutants, .vocabularies, .bench, .uv and demo/; only the MinIO binary goes to the Go bin folder.
+# Everything lands in .venv, .venv-foundry, .venv-today, .venv-browser, .venv-bench, .venv-exports, .venv-docs, .site, .venv-mutants, .venv-package, dist, .mutants, .vocabularies, .bench, .uv and demo/; only the stores' binaries go to the Go bin folder.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,6 +13,7 @@ PYTHON ?= >=3.10,<3.13
 TODAY_PYTHON ?= $(or $(lastword $(sort $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.1[3-9].*/bin/python3))),>=3.13)
 FOUNDRY_PYTHON ?= 3.11
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+FAKE_GCS := github.com/fsouza/fake-gcs-server@v1.56.1
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 PLAYWRIGHT := 1.65.2
 AXE := 4.14.1
@@ -98,7 +99,7 @@ vocabularies: venv foundry-env today-env .vocabularies/.ready ## real tokenizers
 mutants: mutants-env minio ## plant a sample of faults, list those that no test notices; MUTANTS="--seed 2 encode"
 	.venv-mutants/bin/python -m tests.mutants $(MUTANTS)
 
-test-stores: venv stores ## the S3 tests against MinIO, versitygw, moto and stores that keep no conditions: a minute
+test-stores: venv stores ## the stores: MinIO, versitygw, moto, fake-gcs-server, and some that keep no conditions: 90 seconds
 	$(BIN)/python -m pytest tests/stores
 
 test-ray: venv .venv/.ray ## the tests on a real Ray cluster of three nodes on this machine: 75 seconds
@@ -169,6 +170,7 @@ minio: $(OWN_UV) ## the MinIO binary from source: 4.5 minutes the first time
 
 stores: minio .venv-stores/.ready $(OWN_UV) ## the other stores of `make test-stores`: 2 minutes the first time
 	@$(call go_install,versitygw,$(VERSITYGW),1.25)
+	@$(call go_install,fake-gcs-server,$(FAKE_GCS),1.26)
 
 clean: ## remove the environments and the demo
 	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-today .venv-bench .venv-exports .venv-docs .site .venv-mutants .mutants .vocabularies .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

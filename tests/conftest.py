@@ -26,7 +26,7 @@ from hypothesis import HealthCheck
 from mdsmix.freed_memory import release_freed_memory
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards import lease
-from mdsmix.storage import retries, s3_client
+from mdsmix.storage import gcs_errors, retries, s3_client, s3_errors
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
 from tests import in_process
@@ -57,8 +57,8 @@ IDENTITIES = ("AWS_PROFILE", "AWS_SESSION_TOKEN")
 
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache folder of this session's own, no S3 endpoint but the tests' own, and what takes long
-    done once.
+    """A cache folder of this session's own, no store but the tests' own, and what takes long done
+    once.
     """
     loader = botocore.loaders.create_loader()
     with (
@@ -67,7 +67,7 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         in_process.describe_by_forks(),
     ):
         patch.setenv("MDSMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
-        for name in ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        for name in (*s3_errors.ENDPOINT_VARIABLES, *gcs_errors.ENDPOINT_VARIABLES):
             patch.delenv(name, raising=False)
         # A run that was killed is taken over after two seconds.
         patch.setattr(lease, "BEAT_SECONDS", 0.5)

@@ -63,5 +63,6 @@ def count_requests(proxy: Proxy) -> Iterator[RequestCount]:
 
 
 def _operation(request: Request) -> str:
-    is_copy = request.method == "PUT" and "x-amz-copy-source" in request.headers
+    is_copy = bool({"x-amz-copy-source", "x-ms-copy-source"} & request.headers.keys())
+    is_copy = is_copy or "/rewriteTo/" in request.path
     return f"{request.operation} copy" if is_copy else request.operation

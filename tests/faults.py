@@ -1,5 +1,5 @@
-"""A store that fails: an HTTP proxy on loopback before a real MinIO. Rules choose which requests
-fail, and how.
+"""A store that fails: an HTTP proxy on loopback before a real MinIO or fake-gcs-server. Rules
+choose which requests fail, and how.
 
 It reads whole requests and whole answers, so it can do what a network does: lose an answer after
 the store did the work, break a body in the middle, damage a byte, be silent. Every request is
@@ -19,11 +19,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, quote, unquote
 
-from mdsmix.storage.s3_conditions import WRITERS
+from mdsmix.storage.conditions_trial import WRITERS
 from tests.alarm import WAIT_SECONDS
 
+GOOGLE = re.compile(r"/(?:upload/)?storage/v1/b/([^/?]+)/o(?:/.*/rewriteTo/b/([^/?]+)/o)?/?([^?]*)")
+"Path of a request to Google Cloud Storage -> bucket; of a copy, the target's bucket; object."
+JSON = (
+    '{{"error": {{"code": {}, "message": "a fault of the tests", "errors": [{{"reason": "{}"}}]}}}}'
+)
 XML = (
     "<?xml version='1.0' encoding='UTF-8'?>"
     "<Error><Code>{}</Code><Message>a fault of the tests</Message></Error>"
@@ -49,14 +54,39 @@ class Request:
     ended: int = 0
 
     @property
+    def google(self) -> re.Match[str] | None:
+        """The match of GOOGLE, if it is a request to Google Cloud Storage."""
+        return GOOGLE.match(self.path)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters of the URL."""
+        return dict(parse_qsl(self.path.partition("?")[2], keep_blank_values=True))
+
+    @property
     def operation(self) -> str:
-        """GET, PUT, ..., or `GET list`."""
-        return f"{self.method} list" if "list-type=" in self.path else self.method
+        """GET, PUT, ..., or `GET list`. A write of any store is a PUT."""
+        if (
+            "list-type=" in self.path
+            or "comp=list" in self.path
+            or (self.google and self.method == "GET" and not self.google[3])
+        ):
+            return "GET list"
+        return "PUT" if self.google and self.method == "POST" else self.method
 
     @property
     def key(self) -> str:
         """Bucket and key."""
+        if self.google:
+            bucket, target_bucket, key = self.google.groups()
+            return f"/{target_bucket or bucket}/{unquote(key) or self.query.get('name', '')}"
         return unquote(self.path.partition("?")[0])
+
+    @property
+    def conditions(self) -> set[str]:
+        """The names of its conditions."""
+        names = self.query if self.google else self.headers
+        return CONDITIONS & set(names)
 
 
 @dataclass(slots=True)
@@ -157,12 +187,12 @@ class Proxy:
         if fault == "a 404 in broken XML":
             broken = "<Error><Code>NoSuchKey</Code><Key>ü".encode("latin-1")
             return _send(client, request, 404, broken)
-        if fault in (IGNORES, RACES) and CONDITIONS & request.headers.keys():
+        if fault in (IGNORES, RACES) and request.conditions:
             if fault == RACES and not self._condition_holds(request):
                 return _refuse(client, request, 412, "PreconditionFailed")
-            request = _sign_without_conditions(request, request.method, request.body)
+            request = _drop_conditions(request)
         if fault == "damaged" and request.body:
-            request.body = bytes([request.body[0] ^ 1]) + request.body[1:]
+            request.body = _damage(request)
         head, body = self._forward(request)
         if fault == "lost answer":
             _reset(client)
@@ -177,15 +207,22 @@ class Proxy:
 
     def _condition_holds(self, request: Request) -> bool:
         """Return whether the request's condition holds now; at the time of the write it may not."""
-        head, _ = self._forward(_sign_without_conditions(request, "HEAD", b""))
+        if request.google:
+            path = f"/storage/v1/b/{request.google[1]}/o/{quote(request.query['name'], safe='')}"
+            head, _ = self._forward(Request("HEAD", path, {"host": request.headers["host"]}))
+            wanted = request.query["ifGenerationMatch"]
+        else:
+            head, _ = self._forward(_sign_without_conditions(request, "HEAD", b""))
+            wanted = request.headers.get("if-match", "").strip('"')
         if "-trial-" in request.key:  # all writers of a trial look before the first one writes
             with self._lock:
                 looks = self._looks.setdefault(request.key, threading.Barrier(WRITERS))
             looks.wait(WAIT_SECONDS)
         else:
             time.sleep(0.1)
-        stamp = request.headers.get("if-match", "").strip('"').encode()
-        return stamp in head if stamp else head.startswith(b"HTTP/1.1 404")
+        if wanted in ("", "0"):
+            return head.startswith(b"HTTP/1.1 404")
+        return wanted.encode() in head
 
     def _forward(self, request: Request) -> tuple[bytes, bytes]:
         connection = http.client.HTTPConnection(*self._store, timeout=WAIT_SECONDS)
@@ -217,7 +254,25 @@ IGNORES = "ignores conditions"
 "As Garage and s3rver do: every PUT is answered with 200."
 RACES = "looks first, then writes"
 "As S3Mock and s3s-fs do: two writers at one moment both succeed."
-CONDITIONS = {"if-match", "if-none-match"}
+CONDITIONS = {"if-match", "if-none-match", "ifGenerationMatch"}
+
+
+def _drop_conditions(request: Request) -> Request:
+    """Return the request without its conditions."""
+    if not request.google:
+        return _sign_without_conditions(request, request.method, request.body)
+    path = re.sub(r"&?ifGenerationMatch=\d+", "", request.path)
+    return Request(request.method, path, request.headers, request.body)
+
+
+def _damage(request: Request) -> bytes:
+    """Return the request's body with another byte in the object's content: the first, and in the
+    two parts of a request to Google Cloud Storage the last.
+    """
+    place = request.body.rindex(b"\r\n--") - 1 if request.google else 0
+    body = bytearray(request.body)
+    body[place] ^= 1
+    return bytes(body)
 
 
 def _sign_without_conditions(request: Request, method: str, body: bytes) -> Request:
@@ -253,7 +308,10 @@ def _read_head(stream: BinaryIO) -> Request | None:
 
 
 def _refuse(client: socket.socket, request: Request, status: int, code: str) -> None:
-    _send(client, request, status, XML.format(code).encode() if code else b"")
+    if request.google:
+        _send(client, request, status, JSON.format(status, code).encode(), "application/json")
+    else:
+        _send(client, request, status, XML.format(code).encode() if code else b"")
 
 
 def _send(

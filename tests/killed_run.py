@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from mdsmix.cli.main import run
+from mdsmix.storage import STORES
 from mdsmix.storage.local import LocalPath
-from mdsmix.storage.s3 import S3Path
 from tests.alarm import WAIT_SECONDS
 from tests.converting import set_window_size
 
@@ -91,10 +91,14 @@ class Run:
 
     def was_killed(self) -> bool:
         """Wait for the end. A run that was not killed must have succeeded."""
-        self._process.join(WAIT_SECONDS)
-        code = self._process.exitcode
+        code = self.await_end()
         assert code in (0, -signal.SIGKILL), f"exit code {code}: {self._output.read_text()}"
         return code != 0
+
+    def await_end(self) -> int:
+        """Wait for the end, and return the exit code."""
+        self._process.join(WAIT_SECONDS)
+        return int(self._process.exitcode)
 
     def _convert(self, arguments: list[str], window: int, end: Write | None) -> None:
         """Run the command in a process group of its own, as a shell does, with small work units."""
@@ -104,7 +108,7 @@ class Run:
             os.dup2(file.fileno(), 2)
         sys.stdout = os.fdopen(1, "w")
         sys.stderr = os.fdopen(2, "w")
-        for location_type in (LocalPath, S3Path):
+        for location_type in (LocalPath, *STORES):
             _patch_writes(location_type, self._log, end)
         set_window_size(pytest.MonkeyPatch(), window)
         sys.argv = ["mdsmix", "convert", *arguments]

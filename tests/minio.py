@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.alarm import WAIT_SECONDS
@@ -28,6 +28,7 @@ KEYS = {
     "AWS_SECRET_ACCESS_KEY": "a-password-for-loopback",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
+S3_SETTINGS = {"S3_ENDPOINT_URL": "{url}", **KEYS}
 MINIO_SETTINGS = {
     "MINIO_ROOT_USER": KEYS["AWS_ACCESS_KEY_ID"],
     "MINIO_ROOT_PASSWORD": KEYS["AWS_SECRET_ACCESS_KEY"],
@@ -61,11 +62,23 @@ def start_own_minio(folder: Path) -> Iterator[Server]:
 class Server:
     """A server that a test may stop and start again, on the same port and with the same data."""
 
-    def __init__(self, command: Sequence[str], folder: Path, port: int) -> None:
+    def __init__(
+        self, command: Sequence[str], folder: Path, port: int, settings: Mapping[str, str]
+    ) -> None:
+        """Store the arguments.
+
+        Args:
+            command: the words of the server's command, with `{port}` for its port.
+            folder: a folder of its own.
+            port: the port of the loopback on which it listens.
+            settings: the environment variables with which clients reach it, with `{url}` for its
+                address.
+        """
         self._command = [word.format(port=port) for word in command]
         self._log = folder / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self.settings = {"S3_ENDPOINT_URL": f"http://127.0.0.1:{port}", **KEYS}
+        self.url = f"http://127.0.0.1:{port}"
+        self.settings = {name: value.format(url=self.url) for name, value in settings.items()}
 
     def start(self) -> None:
         """Start the server, and return when it answers."""
@@ -73,7 +86,7 @@ class Server:
             self._process = subprocess.Popen(
                 self._command, env=os.environ | MINIO_SETTINGS, stdout=log, stderr=subprocess.STDOUT
             )
-        url = f"{self.settings['S3_ENDPOINT_URL']}/minio/health/live"
+        url = f"{self.url}/minio/health/live"  # other servers refuse it, which is an answer too
         deadline = time.monotonic() + WAIT_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             if is_answering(url):
@@ -100,10 +113,16 @@ def is_answering(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def run_server(command: Sequence[str], folder: Path) -> Iterator[Server]:
-    """Run the server of this command until the block ends."""
+def run_server(
+    command: Sequence[str], folder: Path, settings: Mapping[str, str] = S3_SETTINGS
+) -> Iterator[Server]:
+    """Run the server of this command until the block ends.
+
+    Args:
+        settings: the environment variables with which clients reach it (`Server`).
+    """
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    server = Server(command, folder, free_port())
+    server = Server(command, folder, free_port(), settings)
     try:
         server.start()
         yield server

@@ -131,7 +131,7 @@ BY_PROPORTION = WEB | {"proportion": 1}
 INT32_PAIR = dict.fromkeys(("input_ids", "labels"), "ndarray:int32")
 FAR_OFFSET = with_shard_bytes(WEB_BARE, lambda data: data[:4] + b"\xff\xff\xff\x7f" + data[8:])
 SHARD_GONE = replace(TWO_SHARDS, change=lambda folder: (folder / "shard.00001.mds").unlink())
-ON_GOOGLE = WEB | {"remote": "gs://bucket/mix"}
+ON_ORACLE = WEB | {"remote": "oci://bucket/mix"}
 LONGER_SHARD = text_loader(with_shard_bytes(WEB, lambda data: data + b"x"))
 MASKED_LABELS = PublishedStream(
     "hf", INT32_PAIR, {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, NO_MANIFEST
@@ -279,8 +279,8 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
     ),
     "batching-drops": (batching_mix("per_stream", 8, 41), batching_mix("per_stream", 8, 40)),
     "batching-unknown": (batching_mix("stratified", 0, 30, 10), batching_mix("random", 0, 30, 10)),
-    "remote-cut": (text_loader(WEB | {"remote": "gs://bucket/c#/mix"}), text_loader()),
-    "remote-unseen": (text_loader(ON_GOOGLE, DOCS), text_loader(WEB, DOCS)),
+    "remote-cut": (text_loader(WEB | {"remote": "oci://bucket/c#/mix"}), text_loader()),
+    "remote-unseen": (text_loader(ON_ORACLE, DOCS), text_loader(WEB, DOCS)),
     "shard-damaged": (text_loader(FAR_OFFSET), text_loader(WEB_BARE)),
     "validate-hash": (text_loader(validate_hash="sha1"), text_loader(validate_hash="xxh128")),
     "index-stale": (cached_index(b'{"version": 2, "shards": []}'), cached_index(None)),
@@ -460,9 +460,9 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
         "90 of the epoch's 109 samples in batches of 10",
     ),
     (
-        text_loader(ON_GOOGLE, DOCS, num_canonical_nodes=99),
+        text_loader(ON_ORACLE, DOCS, num_canonical_nodes=99),
         "remote-unseen",
-        "gs://bucket/mix, which",
+        "oci://bucket/mix, which",
     ),
     # Streaming draws nothing from a stream of weight 0, and then fails under these methods.
     (

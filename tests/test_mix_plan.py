@@ -233,7 +233,7 @@ def test_a_remote_that_streaming_alone_reads_is_named_and_not_taken_for_a_folder
     tmp_path: Path,
 ) -> None:
     _publish(tmp_path)
-    for remote in ("dbfs:/Volumes/a/b/c", "dbfs:/a", "gs://a/b", "azure://a/b", "oci://a/b"):
+    for remote in ("dbfs:/Volumes/a/b/c", "dbfs:/a", "sftp://a/b", "oci://a/b"):
         yaml = _yaml(tmp_path, stream={"remote": remote})
         answer = mdsmix("check", yaml)
         assert answer.code == 0

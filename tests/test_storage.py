@@ -109,7 +109,7 @@ def test_names_that_lead_outside_and_unknown_urls_are_refused(tmp_path: Path) ->
     for name in ("../x", "a/../../x", "/etc/passwd", "a\0b"):
         with pytest.raises(Unreachable, match="leads out of"):
             _ = locate(tmp_path) / name
-    for url in ("gs://bucket/x", "hf://set", "s3:///key", "s3://a*/b", "file://h/x"):
+    for url in ("oci://bucket/x", "hf://set", "s3:///key", "s3://a*/b", "file://h/x"):
         with pytest.raises(RecipeError, match=re.escape(url)):
             locate(url)
 
@@ -124,15 +124,17 @@ REFUSED = {
     "C:/data/x": "such as /mnt/c/data/x",
     "C:\\data": "such as /mnt/c/data",
     "dbfs:/Volumes/a/b/c": "or write ./dbfs:/Volumes/a/b/c if it is a local path",
-    "gs://bucket/x": "copy the data to one of these",
+    "oci://bucket/x": "s3://bucket/key, gs://bucket/key, and reads hf://datasets/org/name/file; copy",
+    "gs:/bucket/x": "did you mean gs://bucket/x?",
+    "gcs://bucket/x": "did you mean gs://bucket/x?",
     "s3:bucket/x": "did you mean s3://bucket/x? Or write ./s3:bucket/x if it is a local path",
     "S3A:bucket/x": "did you mean s3://bucket/x?",
     "s3//bucket/x": "did you mean s3://bucket/x? Or write ./s3//bucket/x if it is a local path",
     "hf:datasets/a/b/c": "did you mean hf://datasets/a/b/c?",
     "hf//datasets/a/b/c": "did you mean hf://datasets/a/b/c?",
     "file:data/x": "did you mean file:///data/x?",
-    "gs:bucket/x": "did you mean gs://bucket/x, which",
-    "gs//bucket/x": "did you mean gs://bucket/x, which",
+    "gs:bucket/x": "did you mean gs://bucket/x? Or write ./gs:bucket/x if it is a local path",
+    "gs//bucket/x": "did you mean gs://bucket/x? Or",
     "oci:bucket/x": "did you mean oci://bucket/x, which",
     "azure:x": "did you mean azure://x, which",
     "azure-dl:x": "did you mean azure-dl://x, which",

@@ -21,7 +21,7 @@ from mdsmix.kinds.reasons import list_bad_reasons
 from mdsmix.mix.check import list_checks
 from mdsmix.mix.checks.publication import FAULT_CHECKS
 from mdsmix.record import FILTERED
-from mdsmix.storage import local, s3_errors
+from mdsmix.storage import gcs_errors, local, s3_errors
 
 ROOT = Path(__file__).parents[2]
 GAP = "…"
@@ -285,6 +285,14 @@ FIXES = {
 "Reason code -> the fix, if it is not to correct the record or to leave it out."
 
 
+STORE_ERRORS = {
+    "s3": s3_errors._SENTENCES,
+    "gcs": gcs_errors._SENTENCES,
+    "local": local._REASONS,
+}
+"Store, as troubles.md names it -> the code of an error -> what a sentence on it ends with."
+
+
 def describe_exit_codes() -> Iterator[str]:
     """Yield the table of exit codes."""
     yield "| code | cause | fix |"
@@ -316,9 +324,12 @@ def describe_reasons_with_fixes(fate: str) -> Iterator[str]:
 
 
 def describe_store_errors(store: str) -> Iterator[str]:
-    """Yield what the sentences on an S3 store (`s3`) or a disk (`local`) end with."""
-    table = s3_errors._SENTENCES if store == "s3" else local._REASONS
-    for sentence in dict.fromkeys(table.values()):
+    """Yield what the sentences on a store or a disk end with.
+
+    Args:
+        store: a key of STORE_ERRORS.
+    """
+    for sentence in dict.fromkeys(STORE_ERRORS[store].values()):
         cause, _, fix = sentence.partition("; ")
         yield f"- `{cause}`. **Fix:** {fix}."
 

@@ -48,8 +48,8 @@ def init(
         list[str] | None,
         typer.Argument(
             metavar="FILES...",
-            help="Files, folders, patterns or s3:// URLs of data, or a dataset_info.json; with "
-            "--dataset-info names of its entries.",
+            help="Files, folders, patterns or URLs of data in buckets, or a dataset_info.json; "
+            "with --dataset-info names of its entries.",
             show_default=False,
         ),
     ] = None,
@@ -61,7 +61,9 @@ def init(
     ] = None,
     to: Annotated[
         str,
-        typer.Option(metavar="PLACE", help="Where to publish the streams: a folder or s3:// URL."),
+        typer.Option(
+            metavar="PLACE", help="Where to publish the streams: a folder or a URL of a bucket."
+        ),
     ] = "./mix",
     dataset_info: Annotated[
         str | None,

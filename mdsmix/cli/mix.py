@@ -27,7 +27,7 @@ def mix(
             "-o",
             "--out",
             metavar="STREAM",
-            help="Publish here, as STREAM/train/: a folder or s3:// URL.",
+            help="Publish here, as STREAM/train/: a folder or a URL of a bucket.",
             show_default=False,
         ),
     ],

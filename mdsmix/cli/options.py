@@ -18,7 +18,7 @@ from mdsmix.messages import make_printable
 from mdsmix.report.log_file import open_log, write_log
 
 MIX_HELP = (
-    "A recipe (key=value overrides may follow), a training YAML, or folders and s3:// URLs of "
+    "A recipe (key=value overrides may follow), a training YAML, or folders and URLs of "
     "published streams."
 )
 BATCH_HELP = "Rows of a step, over all devices."
@@ -52,7 +52,7 @@ Streams = Annotated[
     list[str],
     typer.Argument(
         metavar="STREAM... | RECIPE",
-        help="Published streams, folders or s3:// URLs; or a recipe (key=value overrides may "
+        help="Published streams, folders or URLs; or a recipe (key=value overrides may "
         "follow): all its streams.",
         show_default=False,
     ),

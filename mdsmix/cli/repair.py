@@ -27,7 +27,7 @@ def repair(
         str,
         typer.Argument(
             metavar="STREAM",
-            help="A published stream: a folder or s3:// URL.",
+            help="A published stream: a folder or a URL of a bucket.",
             show_default=False,
             autocompletion=complete_published,
         ),

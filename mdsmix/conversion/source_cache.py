@@ -410,8 +410,9 @@ def stat_images(urls: Set[str]) -> dict[str, list[Any]]:
 
 
 def _bucket_of(url: str) -> str:
-    """Return the bucket of an object: `images` of `s3://images/a/b.png`."""
-    return url.split("/")[2]
+    """Return the bucket of an object: `s3://images` of `s3://images/a/b.png`."""
+    location = locate(url)
+    return location.scheme + location.container
 
 
 def _has_cheap_listings(url: str) -> bool:

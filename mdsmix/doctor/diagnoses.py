@@ -302,9 +302,9 @@ def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:
         yield Diagnosis(
             what,
             "warning",
-            "the store does not support conditional writes (If-Match, If-None-Match), so it cannot "
-            "reliably keep two runs from writing the same stream: never start two runs at once, or "
-            "set publish: versioned in the recipe",
+            "the store does not support conditional writes, so it cannot reliably keep two runs "
+            "from writing the same stream: never start two runs at once, or set publish: versioned "
+            "in the recipe",
         )
 
     # The clock, then the space on a disk.

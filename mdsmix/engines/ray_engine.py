@@ -180,8 +180,9 @@ class RayEngine:
         if names and self._local:
             raise RecipeError(
                 f"the cluster has further nodes ({join_names(names)}), and only this machine has "
-                f"{join_names(self._local)}: read from and publish to s3:// instead. If every node "
-                "mounts these folders under the same names, write `shared: true` in the recipe."
+                f"{join_names(self._local)}: read from and publish to a bucket instead. If every "
+                "node mounts these folders under the same names, write `shared: true` in the "
+                "recipe."
             )
         return nodes
 

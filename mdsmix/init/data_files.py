@@ -114,7 +114,7 @@ def _expand_name(
     if not stats:
         raise RecipeError(
             f"{name} is not a file, and not a folder or pattern with files: name files of data, "
-            "a folder of them, a pattern in quotes, or an s3:// URL."
+            "a folder of them, a pattern in quotes, or a URL of a bucket."
         )
     for file in _folder_files(location, stats, base, notices):
         yield _NamedFile(file, is_named=False)

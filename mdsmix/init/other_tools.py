@@ -44,7 +44,7 @@ from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shapes.preference import ANSWERS
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.sources import SourceFile, estimate_size
-from mdsmix.storage import locate
+from mdsmix.storage import find_store, locate
 
 KEYS = {
     "alpaca": {
@@ -376,7 +376,7 @@ def _locate_data(entry: Mapping[str, Any], folder: str) -> str:
         )
     if "://" in file_name:
         return str(file_name)
-    if not folder.startswith("s3:"):
+    if find_store(folder) is None:
         file_name = glob.escape(file_name)  # its [ or * is not a pattern
     return f"{folder}/{file_name}"
 

@@ -55,7 +55,7 @@ def find_contradictions(recipe: Recipe) -> Iterator[str]:
     if recipe.sourced and not (recipe.remote or recipe.local):
         yield (
             "neither remote nor local is set, so there is no place to publish; set local to a "
-            "folder or remote to an s3:// URL."
+            "folder, or remote to a URL such as s3://bucket/mix."
         )
     yield from _mix_contradictions(recipe)
     for stream in recipe.streams.values():
@@ -111,7 +111,7 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
                 "stream of this name: rename one of the two streams."
             )
     if not stream.source.path:
-        yield "source.path is empty; name a file, a glob or an s3:// URL."
+        yield "source.path is empty; name a file, a glob or a URL of a bucket."
     if stream.kind is None:
         yield "kind is missing; it must be pretraining, finetuning, preference or prompt."
 

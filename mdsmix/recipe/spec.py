@@ -48,7 +48,7 @@ class TokenizerSpec:
     SHORT_FORM: ClassVar = ShortForm("name", "a name, or keys and values")
     name: str
     """A folder, a hub name, or a lone `tokenizer.json`, which Foundry cannot load: `render-yaml`
-    then needs an S3 remote.
+    then needs a remote.
     """
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `AutoTokenizer.from_pretrained`; an argument that the tokenizer's class
@@ -170,7 +170,9 @@ class Recipe:
     `<stream>/<split>-<hash8>/`, which never changes.
     """
     remote: str | None = None
-    "`s3://bucket/prefix`: streams are published there and streamed from there."
+    """`s3://bucket/prefix` or `gs://bucket/prefix`: streams are published there and streamed from
+    there.
+    """
     local: str | None = None
     """Without a remote the folder where streams are published; with one the training node's cache,
     which `convert` never writes.

@@ -74,8 +74,8 @@ class SourceSpec:
     """
 
     path: list[str] = key(MISSING, "paths", "file", "files", "glob", "url", "data")
-    """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://` URL,
-    `hf://datasets/org/name/...`, or a list of these ([formats](data.md)).
+    """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://` or `gs://`
+    URL, `hf://datasets/org/name/...`, or a list of these ([formats](data.md)).
     """
     text: str | None = key(None, "content", "document", "body")
     "Pretraining: the field with the document."
@@ -202,8 +202,8 @@ class ImagesSpec:
     fields (`[jpg, png]` of an archive). Without it: `images`, otherwise `image`.
     """
     root: str | None = key(None, "folder", "dir", "media_dir", "base")
-    """The folder or `s3://` URL that paths in the records begin at. Without it: the folder of the
-    records' file.
+    """The folder or URL of a bucket that paths in the records begin at. Without it: the folder of
+    the records' file.
     """
     token: str | None = key(None, "placeholder")
     "The token that stands for an image. Without it: the tokenizer's `image_token`."

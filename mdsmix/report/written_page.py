@@ -44,7 +44,7 @@ class ReportPage(Result):
         return list(self.gathered.problems.values())
 
     def write(self, path: str) -> None:
-        """Write the page to a file or an s3:// URL. Raises Unreachable if that fails."""
+        """Write the page to a file or a URL of a bucket. Raises Unreachable if that fails."""
         write_yaml(path, self.html)
 
     def items(self) -> Iterator[Item]:

@@ -275,9 +275,9 @@ def _take_lease(file: Location, say: Say) -> Lease:
     folder = file.parent.parent
     if not file.try_conditions():
         say(
-            f"WARNING: the store of {folder} does not support conditional writes (If-Match, "
-            "If-None-Match), so it cannot reliably keep two runs from writing the same stream; "
-            "never start two runs on this stream at once."
+            f"WARNING: the store of {folder} does not support conditional writes, so it cannot "
+            "reliably keep two runs from writing the same stream; never start two runs on this "
+            "stream at once."
         )
     for _ in range(TRIES):
         current = Revision.read(file)

@@ -27,6 +27,8 @@ class HubPath(Location):
 
     __slots__ = ()
     scheme = "hf://"
+    example_url = "hf://datasets/org/name/file"
+    is_read_only = True
     container_noun = "data set"
     container_depth = 3
 

@@ -26,8 +26,8 @@ Bytes = bytes | bytearray | memoryview
 class Stat:
     """The size of a file in bytes, and a stamp: a string that changes with the file.
 
-    On a disk the stamp consists of modification time and inode. On S3 the stamp is the ETag, and
-    on the hub a hash.
+    On a disk the stamp consists of modification time and inode. On S3 the stamp is the ETag, in
+    Google Cloud Storage the generation, and on the hub a hash.
     """
 
     size: int
@@ -56,6 +56,10 @@ class Location(ABC):
 
     scheme: ClassVar[str] = ""
     "The beginning of a URL, such as `s3://`. Empty for a disk."
+    example_url: ClassVar[str] = ""
+    "A URL of a file in the store as messages show it: `s3://bucket/key`. Empty for a disk."
+    is_read_only: ClassVar[bool] = False
+    "Whether mdsmix only reads from the store."
     other_schemes: ClassVar[Sequence[str]] = ()
     "Schemes of other tools for the same store, such as `s3a`. They are refused with a suggestion."
     container_noun: ClassVar[str] = ""
@@ -222,8 +226,8 @@ class Location(ABC):
     def _cannot_be_written(self) -> Unreachable:
         """Return the error for the user about a write to a store that is only read."""
         return Unreachable(
-            f"{self.url} cannot be written: mdsmix only reads from the hub; publish to a local "
-            "folder or an s3:// URL"
+            f"{self.url} cannot be written: mdsmix only reads there; publish to a local folder or "
+            "a bucket"
         )
 
     def try_conditions(self) -> bool:

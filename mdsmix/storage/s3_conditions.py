@@ -15,17 +15,13 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from mdsmix.storage.conditions_trial import run_writers
 from mdsmix.storage.location import Location, Stat
 from mdsmix.storage.s3_client import answer_unless, ask, stamp_from
 from mdsmix.storage.s3_errors import Answer, Object, error_code
 
-WRITERS = 3
-"""Writers at the same moment in the test of each condition. With this number, a store where both of
-two writers succeed in 9 of 20 rounds passes 1 test in 36.
-"""
 _CONDITION_FAILED = (
     "PreconditionFailed",
     "412",
@@ -126,32 +122,15 @@ def _passes_trial(trial: Location, store: Store) -> bool:
         trial: the object, which does not exist before.
         store: endpoint and bucket.
     """
-
-    def run_writers(stamp: str | None) -> list[Stat]:
-        """Let 3 writers create the object (`stamp` is None), or replace the version with this
-        stamp, at the same moment. Return the Stat of each write that succeeded.
-        """
-        barrier = threading.Barrier(WRITERS)
-
-        def write(number: int) -> Stat | None:
-            barrier.wait()  # until all writers are here
-            content = f"{number}, where there was {stamp}".encode()
-            if stamp is None:
-                return trial.create(content)
-            return trial.replace(stamp, content)
-
-        with ThreadPoolExecutor(WRITERS) as pool:
-            return [stat for stat in pool.map(write, range(WRITERS)) if stat]
-
-    created = run_writers(None)
+    created = run_writers(trial, None)
     if len(created) != 1:
         return False
     stamp = created[0].stamp
-    replaced = run_writers(stamp)
+    replaced = run_writers(trial, stamp)
     if not replaced:
         # No writer succeeded, so the store may want the ETag without its quotes.
         _unquoted.add(store)
-        replaced = run_writers(stamp)
+        replaced = run_writers(trial, stamp)
     return len(replaced) == 1
 
 

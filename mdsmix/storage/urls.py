@@ -9,37 +9,43 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from mdsmix.errors import RecipeError
+from mdsmix.storage.gcs import GCSPath
 from mdsmix.storage.hub import HubPath
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.location import Location
 from mdsmix.storage.s3 import S3Path
 
-STORES: tuple[type[Location], ...] = (S3Path, HubPath)
-"The stores that mdsmix opens."
+STORES: tuple[type[Location], ...] = (S3Path, GCSPath, HubPath)
+"""The stores that mdsmix opens. A URL belongs to the first store whose scheme begins it, so a store
+with a longer scheme (`hf://buckets/`) comes before one with a shorter (`hf://`).
+"""
 
 
 def _scheme_word(store: type[Location]) -> str:
-    return store.scheme.removesuffix("://")
+    return store.scheme.partition("://")[0]
 
 
-_STORES = {_scheme_word(store): store for store in STORES}
-_OPENED = (*_STORES, "file")
+_STORE_WORDS = tuple(dict.fromkeys(map(_scheme_word, STORES)))
+"The schemes of the stores, each once: `s3`, `gs`, `hf`."
+_OPENED = (*_STORE_WORDS, "file")
 "The schemes that mdsmix opens."
 _MEANT = {word: word for word in _OPENED} | {
     alias: _scheme_word(store) for store in STORES for alias in store.other_schemes
 }
 "Scheme in lower case, as users may write it (`s3a`) -> the scheme that mdsmix opens (`s3`)."
-_STREAMING = ("gs", "oci", "azure", "azure-dl", "dbfs", "sftp", "alipan")
-"""The schemes that Streaming 0.12 and 0.13 read and mdsmix does not (CloudDownloader in
+_READ_BY_STREAMING = ("s3", "gs", "oci", "azure", "azure-dl", "hf", "dbfs", "sftp", "alipan")
+"""The schemes that Streaming 0.12 and 0.13 read (CloudDownloader in
 streaming/base/storage/download.py).
 """
-_KNOWN = "|".join([*_MEANT, *_STREAMING, "https", "http"])
+_FOR_STREAMING_ALONE = tuple(word for word in _READ_BY_STREAMING if word not in _OPENED)
+_KNOWN = "|".join([*_MEANT, *_FOR_STREAMING_ALONE, "https", "http"])
 _SCHEME = re.compile(
-    rf"((?i:{_KNOWN})(?=:)|(?i:s3|gs|hf)(?=//)|[A-Za-z][A-Za-z0-9+.-]*(?=:[/\\\\]))(:?(?://|[/\\\\])?)"
+    rf"((?i:{_KNOWN})(?=:)|(?i:{'|'.join(_STORE_WORDS)})(?=//)|[A-Za-z][A-Za-z0-9+.-]*(?=:[/\\]))"
+    r"(:?(?://|[/\\])?)"
 )
 """Matches the scheme at the beginning of a name, such as `s3` of `s3://bucket`, and the signs that
-follow it (group 2). A known scheme is also matched if its slashes are left out (`s3:bucket`). `s3`,
-`gs` and `hf` are also matched if the colon is left out (`s3//bucket`).
+follow it (group 2). A known scheme is also matched if its slashes are left out (`s3:bucket`). The
+scheme of a store is also matched if the colon is left out (`s3//bucket`).
 """
 _SLIPS = (":", "//")
 "The signs after a known scheme if its slashes (`s3:bucket`) or its colon (`s3//`) are missing."
@@ -49,8 +55,8 @@ def locate(url: str | os.PathLike[str]) -> Location:
     """Return the location of a path or URL.
 
     Args:
-        url: `s3://bucket/key`, `hf://datasets/org/name/file`, `file:///folder/file`, or an absolute
-            or relative path.
+        url: `s3://bucket/key`, `gs://bucket/key`, `hf://datasets/org/name/file`,
+            `file:///folder/file`, or an absolute or relative path.
 
     Raises RecipeError for any other URL.
     """
@@ -70,8 +76,10 @@ def find_store(url: str) -> type[Location] | None:
     """Return the class of the store that a URL is in, such as S3Path; None for a path, for
     `file://` and for a URL that mdsmix does not open.
     """
-    scheme, separator, _ = url.partition("://")
-    return _STORES.get(scheme) if separator else None
+    for store in STORES:
+        if url.startswith(store.scheme):
+            return store
+    return None
 
 
 def is_url(text: str) -> bool:
@@ -118,9 +126,11 @@ def _explain_url(text: str, scheme: str, signs: str, tail: str) -> str:
         return f"{question} Or {local}" if signs in _SLIPS else question
 
     # mdsmix does not open such URLs.
+    writable = [store.example_url for store in STORES if not store.is_read_only]
+    read_only = [store.example_url for store in STORES if store.is_read_only]
     remedy = (
-        "mdsmix reads and writes local paths, file:///path and s3://bucket/key, and reads "
-        "hf://datasets/org/name/file; copy the data to one of these"
+        f"mdsmix reads and writes local paths, file:///path, {', '.join(writable)}, and reads "
+        f"{', '.join(read_only)}; copy the data to one of these"
     )
     if signs in _SLIPS:
         slashes = "/" if word == "dbfs" else "//"
@@ -151,13 +161,13 @@ def find_key_terminator(url: str) -> str:
 
 def is_for_streaming_alone(text: str) -> bool:
     """Return whether the string is a URL that Streaming reads and mdsmix does not, such as
-    `gs://bucket/key` or `dbfs:/Volumes/a/b/c`.
+    `oci://bucket/key` or `dbfs:/Volumes/a/b/c`.
     """
     match = _SCHEME.match(text)
     if match is None:
         return False
     scheme, signs = match.groups()
-    if scheme not in _STREAMING or scheme in _OPENED:
+    if scheme not in _FOR_STREAMING_ALONE:
         return False
     return signs == "://" or (scheme == "dbfs" and signs == ":/")
 

@@ -4,8 +4,8 @@ machines that have no other copy.
 `convert` writes the folder `tokenizer-<hash8>/` or `processor-<hash8>/` at the root of the mix. It
 contains the files from which transformers opens the same tokenizer or processor, and a small card.
 The card is written last, so a folder with a card is complete. Every manifest contains the hash, so
-the manifests show which folders are needed. A YAML that is rendered for S3 names a folder of the
-same name on the training nodes. If a node does not have that folder, mdsmix fetches a copy once
+the manifests show which folders are needed. A YAML that is rendered for a bucket names a folder of
+the same name on the training nodes. If a node does not have that folder, mdsmix fetches a copy once
 into the cache. No lease guards the folder, since two runs that write it at the same time write the
 same files.
 """
@@ -231,7 +231,7 @@ def localize_name(name: str, streams: Iterable[str]) -> str:
     if "://" in name:
         homes = [locate(name)]
     else:
-        # mdsmix cannot open URLs that only Streaming reads, such as gs://bucket/key.
+        # mdsmix cannot open URLs that only Streaming reads, such as oci://bucket/key.
         readable = (stream for stream in streams if not is_for_streaming_alone(stream))
         roots = dict.fromkeys(locate(stream).parent for stream in readable)
         homes = [root / folder_name for root in roots]

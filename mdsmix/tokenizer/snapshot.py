@@ -28,7 +28,7 @@ from mdsmix.cache import cache_folder, is_in_cache, keep_in_cache
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import Say
 from mdsmix.processor import server
-from mdsmix.storage import is_url, locate
+from mdsmix.storage import find_store, is_url, locate
 from mdsmix.tokenizer.bpe_json import JOINED, join_merges
 from mdsmix.tokenizer.transformers_five import NEW_CLASS, TOKENIZER_JSON
 
@@ -76,8 +76,8 @@ def open_snapshot(
         say: called with a note for the user before a snapshot is made; None: no note.
     """
     # Raise an error for a malformed URL before transformers asks a hub for it: `is_url` refuses
-    # `s3:/bucket`, and `locate` a wrong URL that begins with s3://.
-    if is_url(name) and name.startswith("s3://"):
+    # `s3:/bucket`, and `locate` a URL without a bucket.
+    if is_url(name) and find_store(name):
         locate(name)
     folder = _snapshot_folder(pretrained, name, kwargs)
     if is_in_cache(folder / CARD):

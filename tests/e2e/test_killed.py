@@ -86,8 +86,8 @@ class Runs:
         out = f"{self.key}={self.root}/{target}"
         return [str(self.recipe), out, *self.settings, "--workers", "2"]
 
-    def start(self, target: str, end: Write | None = None) -> Run:
-        return Run(self.arguments(target), WINDOW, self.recipe.parent / "writes.log", end)
+    def start(self, target: str, end: Write | None = None, log: str = "writes.log") -> Run:
+        return Run(self.arguments(target), WINDOW, self.recipe.parent / log, end)
 
     def folder(self, target: str, stream: str) -> Location:
         return locate(f"{self.root}/{target}/{stream}/train")

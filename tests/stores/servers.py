@@ -1,6 +1,7 @@
 """Stores of several makers, each a real server on a free loopback port with a folder of its own.
 
-`make stores` installs them: MinIO and versitygw as Go binaries, moto in an environment of its own.
+`make stores` installs them: MinIO, versitygw and fake-gcs-server as Go binaries, moto in an
+environment of its own.
 A missing one fails the tests, since a skipped store would look like one that passed.
 `MDSMIX_TEST_STORE` names an endpoint that runs already, used with the AWS_* credentials of the
 environment: so a store that cannot be started here can be tried by hand.
@@ -10,17 +11,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import boto3
+
+from mdsmix.storage import Location, gcs_client, locate, s3_client
+from tests.fake_gcs import create_gcs_bucket, start_fake_gcs
 from tests.faults import IGNORES, RACES, Rule, make_failing_proxy
 from tests.minio import KEYS, find_binary, run_server, start_own_minio
 
 PYTHON = Path(__file__).resolve().parents[2] / ".venv-stores" / "bin" / "python"
 NAMED = os.environ.get("MDSMIX_TEST_STORE")
-STORES = [NAMED] if NAMED else ["MinIO", "versitygw", "moto", IGNORES, RACES]
-"The last two are MinIO behind a proxy that drops conditions as some stores do."
+GOOGLE = "fake-gcs-server"
+UNCONDITIONAL = [IGNORES, RACES, f"{GOOGLE}, {IGNORES}"]
+"Stores behind a proxy that drops conditions as some stores do: MinIO, and that of Google."
+PROTOCOLS = [GOOGLE]
+"Stores of a protocol of their own."
+STORES = [NAMED] if NAMED else ["MinIO", "versitygw", "moto", *PROTOCOLS, *UNCONDITIONAL]
 
 
 @dataclass(frozen=True)
@@ -29,8 +40,51 @@ class Store:
 
     name: str
     settings: Mapping[str, str]
-    "The environment variables with which boto3 and mdsmix reach it."
+    "The environment variables with which clients and mdsmix reach it."
     keeps_conditions: bool = True
+    scheme: str = "s3://"
+    variable: str = "S3_ENDPOINT_URL"
+    "The environment variable with its address, which is set to that of a proxy."
+    client: Any = s3_client
+    "The module of mdsmix that sends requests to it, with `_READ_SECONDS`."
+    temporary_faults: Sequence[str] = ()
+    "Faults of the proxy after which a request is sent again."
+    lasting_faults: Sequence[tuple[str, str, str]] = ()
+    "Faults that last, the place (`tests.e2e.test_faults.PLACES`), and words of the sentence."
+
+    def make_bucket(self) -> Location:
+        """Return a new bucket. The store's settings are in the environment."""
+        name = f"mdsmix-{uuid.uuid4().hex[:12]}"
+        if self.scheme == "gs://":
+            create_gcs_bucket(self.settings[self.variable], name)
+        else:
+            endpoint = self.settings[self.variable]
+            boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=name)
+        return locate(self.scheme + name)
+
+
+OF_GOOGLE: Mapping[str, Any] = {
+    "scheme": "gs://",
+    "variable": "STORAGE_EMULATOR_HOST",
+    "client": gcs_client,
+    "temporary_faults": (
+        "500",
+        "503",
+        "408",
+        "429 rateLimitExceeded",
+        "403 rateLimitExceeded",
+        "reset",
+        "reset in the request",
+        "damaged",
+    ),
+    "lasting_faults": (
+        ("reset", "a shard", "the store closed the connection; run the same command again"),
+        ("403 forbidden", "a shard", "access denied; give these credentials the permission"),
+        ("401 required", "a shard", "the store does not accept the credentials"),
+        ("429 rateLimitExceeded", "a unit record", "the store asks to slow down"),
+        ("503", "the index", "the store is overloaded or down (503)"),
+    ),
+}
 
 
 @contextlib.contextmanager
@@ -42,14 +96,24 @@ def run_store(name: str, folder: Path) -> Iterator[Store]:
     elif name in COMMANDS:
         with run_server(COMMANDS[name](folder), folder) as server:
             yield Store(name, server.settings)
+    elif name.startswith(GOOGLE):
+        with start_fake_gcs(folder) as server:
+            yield from _behind_proxy(Store(name, server.settings, **OF_GOOGLE))
     else:
         with start_own_minio(folder) as server:
-            if name == "MinIO":
-                yield Store(name, server.settings)
-                return
-            with make_failing_proxy(server.settings["S3_ENDPOINT_URL"]) as proxy:
-                proxy.rules = [Rule(name, "PUT", times=10**9)]
-                yield Store(name, {**server.settings, "S3_ENDPOINT_URL": proxy.endpoint}, False)
+            yield from _behind_proxy(Store(name, server.settings))
+
+
+def _behind_proxy(store: Store) -> Iterator[Store]:
+    """Yield the store, behind a proxy if its name ends with a fault of conditions."""
+    fault = next((fault for fault in (IGNORES, RACES) if store.name.endswith(fault)), "")
+    if not fault:
+        yield store
+        return
+    with make_failing_proxy(store.settings[store.variable]) as proxy:
+        proxy.rules = [Rule(fault, "PUT", times=10**9)]
+        settings = {**store.settings, store.variable: proxy.endpoint}
+        yield replace(store, settings=settings, keeps_conditions=False)
 
 
 def _versitygw(folder: Path) -> list[str]:

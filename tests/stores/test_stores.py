@@ -4,50 +4,36 @@ stalls are tried on MinIO (`tests/e2e`).
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
+from typing import Any
 
-import boto3
 import pytest
 
 from mdsmix.conversion.gc import delete_garbage, find_garbage
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import read_index
-from mdsmix.storage import Location, locate, s3
-from tests.conftest import IDENTITIES
+from mdsmix.storage import Location, gcs, locate, s3
 from tests.converting import Project, mdsmix, read_location, run_ok
-from tests.stores.servers import NAMED, STORES, Store, run_store
+from tests.stores.servers import STORES, Store
 
+pytestmark = pytest.mark.parametrize("running", STORES, indirect=True)
 TEXTS = [{"text": f"Document {n} is about the number {n}. " * 3} for n in range(60)]
 CHANGED = [{"text": TEXTS[0]["text"].upper()}, *TEXTS[1:], {"text": 5}]
 ODD = ["a b", "ü", "a+b", "50%", "x=1&y", "#", "中文", "it's", "(1)", "~", "a;b,c", "z" * 200]
 
 
-@pytest.fixture(scope="session", params=STORES)
-def _running(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Store]:
-    """Run a store for all tests that use it."""
-    with run_store(request.param, tmp_path_factory.mktemp("store")) as store:
-        yield store
-
-
 @pytest.fixture
-def store(_running: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Set the store in the environment of the test and of the processes that it starts."""
-    for name in () if NAMED else IDENTITIES:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in _running.settings.items():
-        monkeypatch.setenv(name, value)
-    return _running
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page of a listing has two entries."""
+    list_s3, list_gcs = s3._list_page, gcs._list_page
 
+    def list_page_of_s3(request: dict[str, Any], client: Any) -> Any:
+        return list_s3({**request, "MaxKeys": 2}, client)
 
-@pytest.fixture
-def root(store: Store) -> Location:
-    """Return a new bucket."""
-    name = f"mdsmix-{uuid.uuid4().hex[:12]}"
-    boto3.client("s3", endpoint_url=store.settings["S3_ENDPOINT_URL"]).create_bucket(Bucket=name)
-    return locate(f"s3://{name}")
+    def list_page_of_gcs(bucket: str, parameters: dict[str, str], session: Any) -> Any:
+        return list_gcs(bucket, {**parameters, "maxResults": "2"}, session)
+
+    monkeypatch.setattr(s3, "_list_page", list_page_of_s3)
+    monkeypatch.setattr(gcs, "_list_page", list_page_of_gcs)
 
 
 def test_objects_of_any_name_are_written_listed_read_and_deleted(root: Location) -> None:
@@ -78,22 +64,19 @@ def test_objects_of_any_name_are_written_listed_read_and_deleted(root: Location)
     (root / "large ü").write(large[:1000], large[1000:])
     (root / "large ü").copy_to(root / "copy")
     assert (root / "copy").read() == large
-    no_bucket = locate("s3://no-such-bucket-of-ours/x")
+    no_bucket = locate(f"{root.scheme}no-such-bucket-of-ours/x")
     for act in (lambda: no_bucket.write(b"1"), lambda: list(no_bucket.list())):
         with pytest.raises(Unreachable, match="bucket"):
             act()
 
 
+@pytest.mark.usefixtures("small_pages")
 def test_a_listing_has_many_pages_and_patterns_find_files_with_stamps_that_change(
-    root: Location, monkeypatch: pytest.MonkeyPatch
+    root: Location,
 ) -> None:
     for i in range(5):
         (root / "f" / str(i)).write(b"x")
         (root / "f" / f"d{i}" / "below").write(b"x")
-    list_page = s3._list_page
-    monkeypatch.setattr(
-        s3, "_list_page", lambda request, client: list_page({**request, "MaxKeys": 2}, client)
-    )
     assert [name for name, _ in (root / "f").list()] == list("01234")
     assert list((root / "f").folders()) == [f"d{i}" for i in range(5)]
     assert len(list((root / "f").list(recursive=True))) == 10

@@ -38,7 +38,7 @@ from mdsmix.shards.shard_files import (
     split_into_shards,
 )
 from mdsmix.shards.shard_samples import decode_samples, read_all_samples
-from mdsmix.storage import is_for_streaming_alone, locate
+from mdsmix.storage import STORES, is_for_streaming_alone, locate
 
 RNG = np.random.default_rng(7)
 PAIR = {"input_ids": "ndarray:uint16", "labels": "ndarray:uint16"}
@@ -168,10 +168,19 @@ def write(folder: Path, **settings: object) -> Shard:
 
 def test_the_schemes_that_streaming_reads_are_known() -> None:
     """`dbfs-uc` is dbfs:/Volumes; no scheme is a local path."""
-    read = set(download.DOWNLOADER_MAPPINGS) - {"", "dbfs-uc", "s3", "hf"}
+    opened = {store.scheme.partition("://")[0] for store in STORES}
+    read = set(download.DOWNLOADER_MAPPINGS) - {"", "dbfs-uc"} - opened
     assert {scheme for scheme in read if is_for_streaming_alone(f"{scheme}://a/b")} == read
     assert is_for_streaming_alone("dbfs:/Volumes/a/b/c")
-    for place in ("s3://a/b", "hf://datasets/a/b/c", "/data/a", "gs:/a/b", "file:///a", "ftp://a"):
+    for place in (
+        "s3://a/b",
+        "gs://a/b",
+        "hf://datasets/a/b/c",
+        "/data/a",
+        "oci:/a/b",
+        "file:///a",
+        "ftp://a",
+    ):
         assert not is_for_streaming_alone(place), place
 
 

@@ -362,8 +362,8 @@ def remote_unseen(mix: Mix, loader: Loader) -> Findings:
         yield Finding(
             f"the stream {stream.name} is at {stream.url}, which Streaming can read and mdsmix "
             "cannot, so the stream was not checked.",
-            "OK if you know that the stream fits. Otherwise copy it to a folder or an s3:// URL "
-            "and check it there.",
+            "OK if you know that the stream fits. Otherwise copy it to a folder or a bucket that "
+            "mdsmix reads, and check it there.",
             [stream.name],
         )
 

@@ -174,7 +174,8 @@ class Loader(LoaderSection):
             streams = join_names([f"{stream.name} ({stream.url})" for stream in self.unopened])
             raise Unreachable(
                 f"{self.label} reads {streams}. Streaming can read such a URL and mdsmix cannot, "
-                "so the samples of an epoch are unknown: copy the data to a folder or an s3:// URL."
+                "so the samples of an epoch are unknown: copy the data to a folder or a bucket "
+                "that mdsmix reads."
             )
 
     @property

@@ -179,7 +179,7 @@ def find_named_yaml(words: Sequence[str]) -> NamedYaml | None:
     if overrides or any(map(_is_yaml, targets)):
         raise RecipeError(
             f"`{' '.join(words)}` is neither one recipe (with key=value overrides) nor a list of "
-            "streams: name one recipe, or folders and s3:// URLs of streams."
+            "streams: name one recipe, or folders and URLs of streams."
         )
     return None
 

@@ -1,0 +1,263 @@
+"""Objects in a bucket of Google Cloud Storage, by its own protocol.
+
+Each object is written by a single request, so a write that was killed leaves nothing in the store.
+The stamp of an object is its generation, a number that the store gives to each write. Conditions of
+writes and reads name it.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+import shlex
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import BinaryIO, ClassVar
+
+from mdsmix.errors import RecipeError
+from mdsmix.storage.conditions_trial import passes_trial
+from mdsmix.storage.gcs_client import (
+    FIELDS,
+    Answer,
+    Parameters,
+    Session,
+    answer_unless,
+    ask,
+    object_path,
+    objects_path,
+    open_session,
+    put,
+    refuse_missing_bucket,
+    stat_from,
+)
+from mdsmix.storage.gcs_errors import ENDPOINT_VARIABLES, GOOGLE, shown_endpoint
+from mdsmix.storage.gcs_reader import open_object, read_object
+from mdsmix.storage.location import (
+    NO_LIMIT,
+    Bytes,
+    Entries,
+    Listing,
+    Location,
+    Stat,
+    has_pattern,
+)
+from mdsmix.storage.object_reader import make_version_reader
+from mdsmix.storage.threads import map_threads
+
+_LISTED = f"items({FIELDS}),prefixes,nextPageToken"
+"The fields of a listing that are asked for."
+_keeps: dict[tuple[str, str], bool] = {}
+"""(endpoint, bucket) -> whether an emulator respects conditions; a forked worker inherits this from
+its parent.
+"""
+_trial_lock = threading.Lock()
+
+
+class GCSPath(Location):
+    """An object or folder in a bucket. The path is `bucket/key`, without slashes around the key;
+    the path of the bucket itself is `bucket`.
+    """
+
+    __slots__ = ()
+    scheme = "gs://"
+    example_url = "gs://bucket/key"
+    other_schemes = ("gcs",)
+    container_noun = "bucket"
+    container_depth = 1
+    has_cheap_listings = True
+    needs_credentials = True
+    permissions: ClassVar[Mapping[str, str]] = {
+        "list": "storage.objects.list",
+        "write": "storage.objects.create and storage.objects.delete",
+        "read": "storage.objects.get",
+        "copy": "storage.objects.get and storage.objects.create",
+        "delete": "storage.objects.delete",
+    }
+    address_variables = (*ENDPOINT_VARIABLES, "GOOGLE_CLOUD_QUOTA_PROJECT")
+
+    @classmethod
+    def from_url(cls, url: str) -> GCSPath:
+        """Return the location of a `gs://` URL.
+
+        Raises RecipeError if the URL has no bucket, or a pattern in place of a bucket.
+        """
+        bucket, _, key = url.removeprefix(cls.scheme).partition("/")
+        if not bucket or has_pattern(bucket):
+            raise RecipeError(
+                f"{url} does not name a bucket: write gs://bucket/key, with the bucket's full name "
+                "and no pattern in it"
+            )
+        return cls(f"{bucket}/{key.strip('/')}".rstrip("/"))
+
+    @classmethod
+    def describe_access(cls) -> str:
+        return f"endpoint {shown_endpoint()}, {open_session(cls.scheme).access}"
+
+    @property
+    def bucket(self) -> str:
+        return self.path.partition("/")[0]
+
+    @property
+    def key(self) -> str:
+        return self.path.partition("/")[2]
+
+    @property
+    def _object_path(self) -> str:
+        return object_path(self.bucket, self.key)
+
+    def fetch_command(self, folder: str) -> list[str]:
+        """Return the words of a shell command that copies this folder to a local folder. An
+        emulator's address is known to mdsmix and not to gcloud.
+        """
+        if shown_endpoint() != GOOGLE:
+            return Location.fetch_command(self, folder)
+        source = shlex.quote(f"{self.url}/*")
+        target = shlex.quote(f"{folder}/")
+        return ["sh", "-c", f"mkdir -p {target} && gcloud storage cp -r {source} {target}"]
+
+    def stat(self) -> Stat | None:
+        return ask(self.url, self._stat) if self.key else None
+
+    def _stat(self, session: Session) -> Stat | None:
+        request = partial(session.ask, "GET", self._object_path, {"fields": FIELDS})
+        entry = answer_unless(404, request)
+        return stat_from(entry) if entry else None
+
+    def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
+        """Return (Stat, bytes) of the same version of this object, by one request. Return None if
+        the object is missing. If it has more than `max_bytes`, no bytes are read, and the result is
+        (Stat, b"").
+        """
+        answer = ask(self.url, partial(open_object, self._object_path))
+        if answer is None:
+            return None
+        stat, opened = answer
+        with read_object(self.url, self._object_path, opened=opened) as reader:
+            content = reader.readall() if stat.size <= max_bytes else b""
+        return stat, content
+
+    def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
+        reader = read_object(self.url, self._object_path, start, until, stamp=stamp)
+        return io.BufferedReader(reader, buffer_size=1 << 20)
+
+    def open_random(self, stat: Stat, ahead: int = 1 << 20) -> BinaryIO:
+        """Return a reader of this object that can seek. It reads the version whose size and stamp
+        (generation) are `stat`; a request asks for at least `ahead` bytes.
+
+        Raises Unreachable at a read if the object has another stamp.
+        """
+        return make_version_reader(self, stat, ahead)
+
+    def write(self, *parts: Bytes) -> None:
+        ask(self.url, lambda session: put(session, self.bucket, self.key, parts))
+
+    def create(self, content: bytes) -> Stat | None:
+        return ask(self.url, partial(self._put_if, content, "0"))
+
+    def replace(self, stamp: str, content: bytes) -> Stat | None:
+        return ask(self.url, partial(self._put_if, content, stamp))
+
+    def _put_if(self, content: bytes, generation: str, session: Session) -> Stat | None:
+        """Write this object if it has this generation ("0": if it is missing), and return its Stat.
+        Otherwise write nothing and return None.
+        """
+        if not _keeps.get((session.endpoint, self.bucket), True):
+            # The emulator does not respect conditions: check the object, then write.
+            current = self._stat(session)
+            if (current.stamp if current else "0") != generation:
+                return None
+        parts = (content,)
+        return answer_unless(412, lambda: put(session, self.bucket, self.key, parts, generation))
+
+    def try_conditions(self) -> bool:
+        """Return whether only one of several writers succeeds at the same moment. Google's own
+        store promises that; an emulator is tested once in a process.
+        """
+        endpoint = open_session(self.url).endpoint
+        store = (endpoint, self.bucket)
+        if endpoint.endswith(".googleapis.com"):
+            return True
+        with _trial_lock:
+            if store not in _keeps:
+                trial = GCSPath(f"{self.path}-trial-{secrets.token_hex(8)}")  # a new object
+                try:
+                    has_passed = passes_trial(trial)
+                finally:
+                    trial.delete()
+                _keeps[store] = has_passed
+        return _keeps[store]
+
+    def copy_to(self, target: Location) -> None:
+        """Copy this object to `target`. The store itself copies it if `target` is in a bucket, by
+        one request, or by several if the object is large and the buckets are in two regions.
+        """
+        if not isinstance(target, GCSPath):
+            Location.copy_to(self, target)
+            return
+        path = f"{self._object_path}/rewriteTo{target._object_path.removeprefix('/storage/v1')}"
+        name = f"{self.url} (to copy it to {target.url})"
+        parameters = {"fields": "done,rewriteToken"}
+        while True:
+            answer = ask(name, partial(_rewrite, path, parameters))
+            if answer["done"]:
+                return
+            parameters["rewriteToken"] = answer["rewriteToken"]
+
+    def delete(self) -> None:
+        ask(self.url, self._delete)
+
+    def _delete(self, session: Session) -> None:
+        answer_unless(404, lambda: session.send("DELETE", self._object_path))
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        """Delete the objects with these names below this folder, sixteen at a time."""
+        map_threads(lambda name: (self / name).delete(), names)
+
+    def list(self, recursive: bool = False, beginning: str = "") -> Listing:
+        files, _ = self._list_entries("" if recursive else "/", beginning)
+        yield from files.items()
+
+    def folders(self) -> Iterator[str]:
+        _, folders = self.entries()
+        yield from sorted(folders)
+
+    def entries(self) -> Entries:
+        return self._list_entries("/")
+
+    def _list_entries(self, delimiter: str, beginning: str = "") -> Entries:
+        """Return (files, folders) below this folder: name -> Stat of the files, and the names of
+        the folders. Names are relative to this folder.
+
+        Args:
+            delimiter: "/": only files and folders directly in this folder; "": files at any depth,
+                and no folders.
+            beginning: only names that start with this string. The store itself skips all others.
+        """
+        files = dict[str, Stat]()
+        folders = set[str]()
+        prefix = f"{self.key}/" if self.key else ""
+        start = len(prefix)  # relative names begin here in a key
+        parameters = {"prefix": prefix + beginning, "delimiter": delimiter, "fields": _LISTED}
+        while True:
+            # Read one page of the listing.
+            page = ask(self.url, partial(_list_page, self.bucket, parameters))
+            for key in page.get("prefixes", []):
+                folders.add(key[start:-1])  # without the slash at the end
+            for entry in page.get("items", []):
+                name = entry["name"][start:]
+                # An empty object whose key ends in a slash marks a folder.
+                if name and not name.endswith("/"):
+                    files[name] = stat_from(entry)
+            if not page.get("nextPageToken"):
+                return files, folders
+            parameters["pageToken"] = page["nextPageToken"]
+
+
+def _list_page(bucket: str, parameters: Parameters, session: Session) -> Answer:
+    path = objects_path(bucket)
+    return refuse_missing_bucket(lambda: session.ask("GET", path, parameters))
+
+
+def _rewrite(path: str, parameters: Parameters, session: Session) -> Answer:
+    return session.ask("POST", path, parameters, {"content-length": "0"})

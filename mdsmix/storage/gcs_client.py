@@ -1,0 +1,347 @@
+"""Requests to Google Cloud Storage: its JSON API, through google-auth's session of requests.
+
+google-cloud-storage, which Streaming reads with, brings google-auth, requests and the checksum. Its
+own objects are not used: they retry by rules of their own, keep 10 connections for 16 threads, and
+stream no body that could be continued where it broke.
+
+Importing these packages takes 0.3 s, so they are imported only at the first request.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import secrets
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+import orjson
+
+from mdsmix.storage.gcs_errors import (
+    DAMAGED,
+    EMULATOR_VARIABLE,
+    NO_BUCKET,
+    Refused,
+    error_classes,
+    explain,
+    find_kind,
+    has_expired,
+    is_answer,
+    is_temporary,
+    set_endpoint,
+    shown_endpoint,
+)
+from mdsmix.storage.location import Bytes, Stat
+from mdsmix.storage.retries import ErrorRules, retry
+
+T = TypeVar("T")
+Answer = dict[str, Any]
+"What the store answers, from JSON."
+Parameters = Mapping[str, str]
+"The parameters of a request's URL, such as `ifGenerationMatch`."
+
+_CONNECT_SECONDS = 5
+_READ_SECONDS = 30
+_CONNECTIONS = 32
+"""Connections that a process keeps open: for two pools of 16 threads. With the 10 of requests, each
+further thread would connect anew for each request.
+"""
+_NO_CREDENTIALS = "no credentials, so only public buckets can be read"
+_FOR_EMULATOR = "no credentials, since it is an emulator"
+_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+_ENDPOINT = "https://storage.googleapis.com"
+_SETTINGS = ("STORAGE_EMULATOR_", "API_ENDPOINT_", "GOOGLE_", "CLOUDSDK_", "NO_GCE_CHECK")
+"Beginnings of the environment variables that set the session's options."
+FIELDS = "name,size,generation,timeCreated"
+"The fields of an object that are asked for."
+
+_session_lock = threading.RLock()
+os.register_at_fork(
+    before=_session_lock.acquire,
+    after_in_parent=_session_lock.release,
+    after_in_child=_session_lock.release,
+)
+
+
+class Session(NamedTuple):
+    """A connection to the store, with credentials."""
+
+    http: Any
+    "google-auth's AuthorizedSession."
+    endpoint: str
+    "The beginning of each URL: `https://storage.googleapis.com`."
+    access: str
+    "The credentials in words: `credentials of a user`, or one of the two sentences above."
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        parameters: Parameters | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: Bytes | None = None,
+        is_streamed: bool = False,
+    ) -> Any:
+        """Send a request and return the answer, as requests gives it. Raises Refused if the store
+        answers with an error.
+
+        Args:
+            path: the path after the endpoint: `/storage/v1/b/bucket/o`.
+            is_streamed: whether the caller reads the answer's body, and closes the answer.
+        """
+        answer = self.http.request(
+            method,
+            self.endpoint + path,
+            params=parameters,
+            headers=headers,
+            data=body,
+            stream=is_streamed,
+            timeout=(_CONNECT_SECONDS, _READ_SECONDS),
+        )
+        if answer.status_code < 400:
+            return answer
+        with answer:
+            reason = _reason_of(answer.status_code, answer.content)
+            if answer.status_code in (401, 403) and self.access == _NO_CREDENTIALS:
+                reason = "anonymous"
+            raise Refused(answer.status_code, reason)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        parameters: Parameters | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: Bytes | None = None,
+    ) -> Answer:
+        """Send a request, and return the answer's JSON. Raises Refused if the store answers with an
+        error.
+        """
+        answer: Answer = self.send(method, path, parameters, headers, body).json()
+        return answer
+
+
+def ask(url: str, request: Callable[[Session], T]) -> T:
+    """Send a request to the store, and return its result. Temporary failures are retried.
+
+    Args:
+        url: what error messages name.
+        request: called at each try with a session; returns the result.
+
+    Raises Unreachable if the request fails for good.
+    """
+
+    def connect() -> tuple[Session, str]:
+        session = open_session(url)
+        return session, session.endpoint
+
+    return retry(url, _RULES, connect, request)
+
+
+def answer_unless(status: int, request: Callable[[], T]) -> T | None:
+    """Return the result of a request; None if the store refuses it with this HTTP status."""
+    try:
+        return request()
+    except Refused as error:
+        if error.status == status:
+            return None
+        raise
+
+
+def refuse_missing_bucket(request: Callable[[], T]) -> T:
+    """Return the result of a request for which no object can be missing. Raises Refused with a
+    reason that names the bucket if the answer is 404.
+    """
+    try:
+        return request()
+    except Refused as error:
+        if error.status == 404:
+            raise Refused(404, NO_BUCKET) from None
+        raise
+
+
+def object_path(bucket: str, key: str) -> str:
+    """Return the path of an object's URL: `/storage/v1/b/bucket/o/a%2Fb`."""
+    return f"{objects_path(bucket)}/{quote(key, safe='')}"
+
+
+def objects_path(bucket: str) -> str:
+    """Return the path of the URL of a bucket's objects: `/storage/v1/b/bucket/o`."""
+    return f"/storage/v1/b/{quote(bucket, safe='')}/o"
+
+
+def stat_from(entry: Answer) -> Stat:
+    """Return the Stat of an object, whose stamp is the object's generation.
+
+    Args:
+        entry: the object, as the store describes it.
+    """
+    # 2026-11-29T18:40:00.5Z; the fraction may be missing.
+    text = entry["timeCreated"]
+    form = "%Y-%m-%dT%H:%M:%S.%f%z" if "." in text else "%Y-%m-%dT%H:%M:%S%z"
+    modified = datetime.strptime(text, form).timestamp()
+    return Stat(int(entry["size"]), str(entry["generation"]), modified)
+
+
+def put(
+    session: Session,
+    bucket: str,
+    key: str,
+    parts: Sequence[Bytes],
+    generation: str | None = None,
+) -> Stat:
+    """Write an object by one request, and return its Stat. The store compares the bytes with their
+    CRC32C. Raises Refused with the status 412 if the condition does not hold.
+
+    Args:
+        parts: the content, to be joined.
+        generation: the generation that the object must have; "0": there must be no object; None:
+            any.
+    """
+    boundary = secrets.token_hex(16)
+    entry = orjson.dumps({"crc32c": _encode_crc32c(parts)})
+    head = (
+        f"--{boundary}\r\ncontent-type: application/json\r\n\r\n".encode()
+        + entry
+        + f"\r\n--{boundary}\r\ncontent-type: application/octet-stream\r\n\r\n".encode()
+    )
+    body = b"".join((head, *parts, f"\r\n--{boundary}--\r\n".encode()))
+    parameters = {"uploadType": "multipart", "name": key, "fields": FIELDS}
+    if generation is not None:
+        parameters["ifGenerationMatch"] = generation
+    headers = {"content-type": f"multipart/related; boundary={boundary}"}
+    path = f"/upload{objects_path(bucket)}"
+    return stat_from(
+        refuse_missing_bucket(lambda: session.ask("POST", path, parameters, headers, body))
+    )
+
+
+def _encode_crc32c(parts: Sequence[Bytes]) -> str:
+    """Return the CRC32C of the joined parts as the store writes it: 4 bytes in base 64."""
+    import google_crc32c
+
+    checksum = google_crc32c.Checksum()
+    for part in parts:
+        checksum.update(bytes(part))
+    return base64.b64encode(checksum.digest()).decode()
+
+
+def _reason_of(status: int, body: bytes) -> str:
+    """Return the reason in an error's JSON, such as `rateLimitExceeded`; "" if there is none.
+
+    Some reasons are told apart by the message alone.
+    """
+    try:
+        error = orjson.loads(body)["error"]
+        message = str(error.get("message", ""))
+        reason = str(error["errors"][0]["reason"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return ""
+    if status == 400 and "CRC32C" in message:
+        return DAMAGED
+    if status == 400 and "requester pays" in message:
+        return "userProjectMissing"
+    return reason
+
+
+def open_session(url: str) -> Session:
+    """Return the session of this process.
+
+    Args:
+        url: what the error message names.
+
+    Raises Unreachable if no session can be made.
+    """
+    # A new session is made if one of the variables that set its options has changed.
+    settings = [(name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS)]
+    settings.sort()
+    try:
+        with _session_lock:  # otherwise each of 16 threads would make a session
+            return _make_session(os.getpid(), tuple(settings))
+    except error_classes() as error:
+        raise _RULES.make_refusal(url, error) from None
+
+
+@lru_cache(maxsize=8)
+def _make_session(pid: int, settings: tuple[tuple[str, str], ...]) -> Session:
+    """Return a session, cached by process and settings.
+
+    Args:
+        pid: the process: a forked process must not share the sockets of its parent's session.
+        settings: (name, value) of the environment variables that set the session's options.
+    """
+    from google.auth.transport.requests import AuthorizedSession
+    from requests.adapters import HTTPAdapter
+
+    credentials, access = _find_credentials(settings)
+    # After the status 401 a token is made anew, where there is one.
+    renewing = [401] if access not in (_NO_CREDENTIALS, _FOR_EMULATOR) else []
+    http = AuthorizedSession(credentials, refresh_status_codes=renewing)
+    adapter = HTTPAdapter(pool_maxsize=_CONNECTIONS)
+    http.mount("https://", adapter)
+    http.mount("http://", adapter)
+    return Session(http, set_endpoint() or _ENDPOINT, access)
+
+
+@lru_cache(maxsize=8)
+def _find_credentials(settings: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
+    """Return (credentials of google-auth, `Session.access`). An emulator is sent none. Forked
+    workers use those of their parent, with its token.
+
+    Args:
+        settings: (name, value) of the environment variables by which they are found.
+
+    Raises DefaultCredentialsError if there are some that cannot be used.
+    """
+    import google.auth
+    from google.auth.credentials import AnonymousCredentials
+    from google.auth.exceptions import DefaultCredentialsError
+
+    if os.environ.get(EMULATOR_VARIABLE):
+        return AnonymousCredentials(), _FOR_EMULATOR
+    # google-auth warns that a login has no quota project, and that there is no metadata server. If
+    # a request fails for that, the sentence on it says so.
+    logger = logging.getLogger("google.auth")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            credentials, _ = google.auth.default(scopes=[_SCOPE])
+    except DefaultCredentialsError:
+        if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+            raise
+        return AnonymousCredentials(), _NO_CREDENTIALS
+    finally:
+        logger.setLevel(level)
+    kinds = {
+        "google.oauth2.service_account": "a service account",
+        "google.oauth2.credentials": "a user",
+        "google.auth.compute_engine.credentials": "this machine",
+    }
+    name = type(credentials).__module__
+    return credentials, f"credentials of {kinds.get(name, name.rpartition('.')[2])}"
+
+
+def _forget_credentials() -> None:
+    """Let the next request read the credentials again."""
+    _find_credentials.cache_clear()
+    _make_session.cache_clear()
+
+
+_RULES = ErrorRules(
+    classes=error_classes,
+    is_answer=is_answer,
+    is_temporary=is_temporary,
+    has_expired=has_expired,
+    renew=_forget_credentials,
+    explain=explain,
+    find_kind=find_kind,
+    show_endpoint=lambda url: shown_endpoint(),
+)

@@ -1,0 +1,202 @@
+"""The errors of Google Cloud Storage: whether a retry may help, and otherwise the sentence for the
+user.
+
+Sentences are built from statuses and reasons alone, because the store's own message may quote a
+key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+
+from mdsmix.errors import Denied, NoSuchPlace, Unreachable
+
+_LATER = "run the same command again later"
+_AGAIN = "run the same command again"
+_RENEW = "renew the credentials and run the same command again: what is finished is kept"
+_LOG_IN = (
+    "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the "
+    "file of a service account"
+)
+_ADDRESS = "set STORAGE_EMULATOR_HOST to an address such as http://localhost:4443, or unset it"
+_NOT_AN_ADDRESS = f"the endpoint does not start with http:// or https://; {_ADDRESS}"
+
+NO_BUCKET = "noBucket"
+"The reason, by mdsmix, of a 404 that can only be about the bucket."
+DAMAGED = "damaged"
+"The reason, by mdsmix, of a write whose bytes arrived with another checksum."
+
+_SENTENCES = {
+    NO_BUCKET: "the bucket does not exist; create it or correct its name",
+    "404": "there is no such object, or no such bucket; check the path",
+    "400": "the store refuses the request; check the bucket's name (at least 3 small letters, "
+    "digits or hyphens) and the path",
+    "401": f"the store does not accept the credentials; {_RENEW}",
+    "anonymous": f"no credentials were found, and the bucket is not public; {_LOG_IN}",
+    "403": "access denied; give these credentials the permission for this request",
+    "insufficientPermissions": "these credentials were made without access to Cloud Storage; "
+    "give the machine or the credentials the scope devstorage.read_write",
+    "accountDisabled": "the project has no active billing account; give it one",
+    "userProjectMissing": "the bucket's requester pays; set GOOGLE_CLOUD_QUOTA_PROJECT to the "
+    "project that pays",
+    "retentionPolicyNotMet": "the bucket's retention policy forbids it; use another bucket",
+    "objectUnderActiveHold": "the object is held; release it, or use another bucket",
+    "429": f"the store asks to slow down; {_LATER}",
+    "rateLimitExceeded": f"the store asks to slow down; {_LATER}",
+    "userRateLimitExceeded": f"the store asks to slow down; {_LATER}",
+    "quotaExceeded": f"the project's quota is used up; raise it, or {_LATER}",
+    "500": f"the store failed inside; {_LATER}",
+    "501": "the store cannot do this; use another store",
+    DAMAGED: f"the bytes that arrived in the store differ from those that were sent; {_AGAIN}",
+    "Damaged": f"the bytes that arrived differ from the stored bytes; {_AGAIN}",
+    "DefaultCredentialsError": f"the credentials cannot be used; {_LOG_IN}",
+    "RefreshError": f"the credentials have expired or are refused; {_RENEW}",
+    "TransportError": "the server that renews the credentials does not answer; check the network",
+    "SSLError": "the TLS connection failed; check REQUESTS_CA_BUNDLE, and whether the endpoint "
+    "begins with http:// or https://",
+    "ProxyError": "the proxy does not answer; check HTTP_PROXY and HTTPS_PROXY",
+    "NewConnectionError": f"nothing answers there; check the network, or {_ADDRESS}",
+    "NameResolutionError": f"the name of the server is not known; check the network, or {_ADDRESS}",
+    "ConnectionError": f"the store closed the connection; {_AGAIN}",
+    "ConnectTimeout": f"nothing answers there in time; check the network, or {_ADDRESS}",
+    "ReadTimeout": f"the store stopped answering; {_AGAIN}",
+    "ReadTimeoutError": f"the store stopped answering; {_AGAIN}",
+    "Broken": f"the connection broke in the middle; {_AGAIN}",
+    "ProtocolError": f"the connection broke in the middle; {_AGAIN}",
+    "ChunkedEncodingError": f"the connection broke in the middle; {_AGAIN}",
+    "JSONDecodeError": "the store's answer was cut off, or is not an answer of Google Cloud "
+    f"Storage; {_AGAIN}",
+    "InvalidSchema": _NOT_AN_ADDRESS,
+    "MissingSchema": _NOT_AN_ADDRESS,
+    "InvalidURL": _NOT_AN_ADDRESS,
+}
+
+GOOGLE = "Google Cloud Storage"
+"The store's name in messages if no variable sets another endpoint."
+EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
+ENDPOINT_VARIABLES = (EMULATOR_VARIABLE, "API_ENDPOINT_OVERRIDE")
+"""Environment variables of google-cloud-storage that set the endpoint; the first that is set
+counts.
+"""
+
+_TEMPORARY_REASONS = ("rateLimitExceeded", "userRateLimitExceeded", DAMAGED)
+_TEMPORARY_STATUS = (408, 425, 429)
+_PERMANENT_STATUS = (501, 507)  # not implemented; full
+_DENIED_CODES = ("403", "insufficientPermissions")
+_NAME_CODES = (NO_BUCKET, "404", "400")
+"Codes about the one name of the request. Any other code may concern all names."
+
+
+class Refused(Exception):
+    """The store has answered with an error."""
+
+    def __init__(self, status: int, reason: str = "") -> None:
+        """Store status and reason.
+
+        Args:
+            status: the HTTP status, such as 403.
+            reason: the word that the store adds, such as `rateLimitExceeded`; "" if it adds none.
+        """
+        super().__init__(status, reason)
+        self.status = status
+        self.reason = reason
+
+
+class Broken(Exception):
+    """The body of an answer ended before its announced length."""
+
+
+class Damaged(Exception):
+    """The body of an answer differs from its checksum. Its bytes were passed on already."""
+
+
+@cache
+def error_classes() -> tuple[type[Exception], ...]:
+    """Return the classes of errors that a request may raise. urllib3's HTTPError is raised if the
+    body of an answer breaks off.
+    """
+    from google.auth.exceptions import GoogleAuthError
+    from requests import RequestException
+    from urllib3.exceptions import HTTPError
+
+    return Refused, Broken, Damaged, GoogleAuthError, RequestException, HTTPError
+
+
+def is_answer(error: Exception) -> bool:
+    """Return whether the store has answered with this error."""
+    return isinstance(error, Refused)
+
+
+def is_temporary(error: Exception) -> bool:
+    """Return whether the same request may succeed later: the connection broke, or the store is in
+    trouble.
+    """
+    from google.auth.exceptions import GoogleAuthError, TransportError
+    from requests import exceptions
+
+    if isinstance(error, Refused):
+        return error.reason in _TEMPORARY_REASONS or _has_temporary_status(error)
+    if isinstance(error, GoogleAuthError):
+        return isinstance(error, TransportError) or bool(getattr(error, "retryable", False))
+    # A wrong address or certificate stays wrong. Any other error is a broken connection.
+    wrong_address = (exceptions.InvalidURL, exceptions.MissingSchema, exceptions.InvalidSchema)
+    return not isinstance(error, (Damaged, exceptions.SSLError, *wrong_address))
+
+
+def _has_temporary_status(error: Refused) -> bool:
+    """Return whether the answer's HTTP status is one after which the request may succeed later."""
+    status = error.status
+    return status in _TEMPORARY_STATUS or (status >= 500 and status not in _PERMANENT_STATUS)
+
+
+def has_expired(error: Exception) -> bool:
+    """Return whether the credentials have expired, so that the request may succeed with new
+    ones.
+    """
+    return _RENEW in _SENTENCES.get(error_code(error), "")
+
+
+def error_code(error: Exception) -> str:
+    """Return the key of an error's sentence: the reason, the status or the name of its class, such
+    as `rateLimitExceeded`, `404` or `ReadTimeout`.
+    """
+    if not isinstance(error, Refused):
+        # requests wraps the error of urllib3 that tells a server that is not there from a broken
+        # connection.
+        reason = getattr(error.args[0], "reason", None) if error.args else None
+        name = type(reason).__name__
+        return name if name in _SENTENCES else type(error).__name__
+    return error.reason if error.reason in _SENTENCES else str(error.status)
+
+
+def find_kind(error: Exception) -> type[Unreachable]:
+    """Return the class of the error for the user."""
+    code = error_code(error)
+    if code in _DENIED_CODES:
+        return Denied
+    return NoSuchPlace if code in _NAME_CODES else Unreachable
+
+
+def shown_endpoint() -> str:
+    """Return the store's endpoint as messages show it, without a password: `http://host:9000` for
+    `http://user:password@host:9000`. GOOGLE if no variable sets an endpoint.
+    """
+    return re.sub(r"^(\w+://)?.*@", r"\1", set_endpoint()) or GOOGLE
+
+
+def set_endpoint() -> str:
+    """Return the endpoint that an environment variable sets; "" if none does."""
+    values = [os.environ.get(name, "") for name in ENDPOINT_VARIABLES]
+    return next(filter(None, values), "").rstrip("/")
+
+
+def explain(error: Exception) -> str:
+    """Return what has failed and what to do, for the user: `access denied; give ...`."""
+    code = error_code(error)
+    if code in _SENTENCES:
+        return _SENTENCES[code]
+    if isinstance(error, Refused) and _has_temporary_status(error):
+        return f"the store is overloaded or down ({code}); {_LATER}"
+    return f"the request failed ({code}); check the address and settings"

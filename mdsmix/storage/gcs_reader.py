@@ -1,0 +1,162 @@
+"""Reading objects from Google Cloud Storage. The body of a whole object is compared with the CRC32C
+that the store sends.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any
+
+from mdsmix.errors import Unreachable
+from mdsmix.storage.gcs_client import Session, answer_unless, ask
+from mdsmix.storage.gcs_errors import Broken, Damaged, Refused, shown_endpoint
+from mdsmix.storage.location import CHANGED, Stat
+from mdsmix.storage.object_reader import ObjectReader, OpenedBody
+
+_SIZE = "x-goog-stored-content-length"
+_GENERATION = "x-goog-generation"
+
+
+class Body:
+    """The body of an answer to a GET."""
+
+    def __init__(self, answer: Any, crc32c: bytes | None) -> None:
+        """Store the arguments.
+
+        Args:
+            answer: the answer, as requests gives it, whose body was not read.
+            crc32c: the CRC32C that the body must have, 4 bytes; None: any.
+        """
+        import google_crc32c
+
+        self._answer = answer
+        length = answer.headers.get("content-length")
+        self._remaining = None if length is None else int(length)
+        self._expected = crc32c
+        self._checksum = google_crc32c.Checksum()
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, at most `size`; b"" at the end.
+
+        Raises Broken if the body ends early, and Damaged if it differs from its checksum.
+        """
+        # `decode_content`: an object that is stored compressed is read as it is stored.
+        data: bytes = self._answer.raw.read(size, decode_content=False)
+        if self._remaining is not None:
+            self._remaining -= len(data)
+            if not data and size and self._remaining > 0:
+                raise Broken
+        if self._expected is not None:
+            self._checksum.update(data)
+            is_at_end = self._remaining == 0 or (size > 0 and not data)
+            if is_at_end and self._checksum.digest() != self._expected:
+                raise Damaged
+        return data
+
+    def close(self) -> None:
+        self._answer.close()
+
+
+def read_object(
+    url: str,
+    path: str,
+    start: int = 0,
+    end: int | None = None,
+    opened: OpenedBody | None = None,
+    stamp: str = "",
+) -> ObjectReader:
+    """Return a reader of an object, from start to end.
+
+    Args:
+        url: what error messages name.
+        path: the path of the object's URL at the store.
+        start: the byte at which reading begins.
+        end: the byte at which reading probably ends; None: the end of the object.
+        opened: the answer to a GET that was already sent; None: there is none.
+        stamp: the generation to read; "": the newest.
+    """
+    open_body = partial(_open_body, url, path)
+    return ObjectReader(url, partial(ask, url), open_body, start, end, opened, stamp)
+
+
+def open_object(path: str, session: Session) -> tuple[Stat, OpenedBody] | None:
+    """Send a GET for a whole object. Return its Stat, and its body, of which nothing was read; None
+    if the object is missing.
+
+    Args:
+        path: the path of the object's URL at the store.
+    """
+    answer = answer_unless(404, lambda: _get(session, path, {}, {}))
+    if answer is None:
+        return None
+    body = _take_body(answer, is_whole=True)
+    modified = parsedate_to_datetime(_header(answer, "last-modified")).timestamp()
+    return Stat(int(_header(answer, _SIZE)), body.stamp, modified), body
+
+
+def _open_body(
+    url: str, path: str, session: Session, start: int, end: int | None, stamp: str
+) -> OpenedBody:
+    """Send a GET for the bytes from `start` on and before `end`, and return the answer's body.
+
+    Raises Unreachable if the object has another stamp.
+    """
+    headers = dict[str, str]()
+    if start or end is not None:
+        last = "" if end is None else end - 1
+        headers["range"] = f"bytes={start}-{last}"
+    parameters = {"ifGenerationMatch": stamp} if stamp else {}
+    try:
+        answer = _get(session, path, parameters, headers)
+    except Refused as error:
+        if error.status == 416:  # the object ends before `start`
+            return OpenedBody(io.BytesIO(), "")
+        if error.status == 412:
+            raise Unreachable(CHANGED.format(url=url)) from None
+        raise
+    return _take_body(answer, is_whole=not headers)
+
+
+def _get(session: Session, path: str, parameters: dict[str, str], headers: dict[str, str]) -> Any:
+    """Return the answer to a GET of an object's bytes.
+
+    An object that is stored compressed (`Content-Encoding: gzip`) is sent as it is stored, since
+    its size and its ranges are those of the stored bytes.
+    """
+    return session.send(
+        "GET",
+        path,
+        {**parameters, "alt": "media"},
+        {**headers, "accept-encoding": "gzip"},
+        is_streamed=True,
+    )
+
+
+def _take_body(answer: Any, is_whole: bool) -> OpenedBody:
+    """Return the body of an answer, and the object's generation.
+
+    Args:
+        answer: the answer, as requests gives it.
+        is_whole: whether it is the whole object, so that the object's checksum is the body's.
+    """
+    crc32c = None
+    for word in answer.headers.get("x-goog-hash", "").split(","):
+        name, _, value = word.strip().partition("=")
+        if name == "crc32c" and is_whole:
+            crc32c = base64.b64decode(value)
+    return OpenedBody(Body(answer, crc32c), _header(answer, _GENERATION))
+
+
+def _header(answer: Any, name: str) -> str:
+    """Return a header of an answer. Raises Unreachable if it is missing."""
+    value = answer.headers.get(name)
+    if not value:
+        answer.close()
+        raise Unreachable(
+            f"the store at {shown_endpoint()} answers without {name}, so mdsmix cannot see whether "
+            "an object was changed or is still in use: use another store, or another emulator."
+        )
+    return str(value)

@@ -1,0 +1,113 @@
+"""The protocol of Google: checksums of writes and reads, a request for each call, and training by
+Streaming on what was published. fake-gcs-server stands in for Google.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from mdsmix.errors import Unreachable
+from mdsmix.shards.index import read_index
+from mdsmix.storage import Location
+from tests.converting import Project, read_token_rows, run_ok
+from tests.counting import count_requests
+from tests.fake_gcs import TOKEN, serve_tokens, write_service_account
+from tests.faults import Proxy, Rule
+from tests.stores.servers import GOOGLE
+
+pytestmark = pytest.mark.parametrize("running", [GOOGLE], indirect=True)
+
+
+def test_damaged_bodies_are_noticed(root: Location, proxy: Proxy) -> None:
+    file = root / "x"
+    proxy.rules = [Rule("damaged", "PUT", times=2)]
+    file.write(b"1234", b"5678")
+    assert [request.status for request in proxy.met()] == [400, 400], "the server refused them"
+    assert file.read() == b"12345678"
+    for read in (file.read, file.fetch, lambda: file.open().read()):
+        proxy.rules = [Rule("damaged answer", "GET")]
+        with pytest.raises(Unreachable, match="the bytes that arrived differ from the stored"):
+            read()
+        assert file.read() == b"12345678"
+
+
+def test_each_call_takes_one_request(root: Location, proxy: Proxy) -> None:
+    file = root / "a b/ü"
+    file.write(b"abc")
+    stat = file.stat()
+    for call, expected in (
+        (file.stat, {"GET": 1}),
+        (file.fetch, {"GET": 1}),
+        (file.read, {"GET": 1}),
+        (lambda: file.read(1, 1), {"GET": 1}),
+        (lambda: file.write(b"abc"), {"PUT": 1}),
+        (lambda: file.create(b"abc"), {"PUT": 1}),
+        (lambda: file.replace(stat.stamp, b"abc"), {"PUT": 1}),
+        (lambda: file.copy_to(root / "copy"), {"PUT copy": 1}),
+        ((root / "a b").entries, {"GET list": 1}),
+        (lambda: root.delete_all(["copy", "none", "a b/ü"]), {"DELETE": 3}),
+    ):
+        with count_requests(proxy) as requests:
+            call()
+        assert requests.by_operation == expected
+    assert list(root.list(recursive=True)) == []
+
+
+LOAD = """
+import json, sys, yaml
+from streaming import Stream, StreamingDataset
+from mdsmix.load import build_loader
+streams = yaml.safe_load(open(sys.argv[1]))["train_loader"]["dataset"]["streams"]
+dataset = StreamingDataset(
+    streams=[Stream(**stream) for stream in streams.values()], batch_size=1, shuffle=False
+)
+rows = [sample["tokens"].tolist() for sample in dataset]
+for stream in streams.values():
+    stream["local"] += " of mdsmix"
+config = yaml.safe_load(open(sys.argv[1]))
+config["train_loader"]["dataset"]["streams"] = streams
+batches = [batch["input_ids"].tolist() for batch in build_loader(config, 1)]
+print(json.dumps([rows, [row for batch in batches for row in batch]]))
+"""
+"Prints the rows of a rendered YAML as Streaming's own dataset reads them, and as mdsmix's loader."
+
+
+def test_a_refused_token_is_one_sentence(root: Location, proxy: Proxy) -> None:
+    proxy.rules = [Rule("401 required", times=9)]
+    with pytest.raises(Unreachable, match="the store does not accept the credentials; renew"):
+        (root / "x").read()
+
+
+def test_streaming_trains_on_what_was_published(
+    root: Location, proxy: Proxy, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streaming takes the emulator's address from the environment, as Google's library does. It
+    refuses to read without credentials: here a service account gets a token from a server of the
+    tests.
+    """
+    project.set_window_size(500)
+    project.write_source(f"Document {n} is about the number {n}. " * 9 for n in range(40))
+    loader = {"num_workers": 0, "drop_last": False, "dataset": {"shuffle": False}}
+    places = {"remote": f"{root}/the mix", "local": str(tmp_path / "node")}
+    project.configure(train_loader=loader, **places).run()
+    run_ok("render-yaml", project.recipe, "-o", tmp_path / "train.yaml")
+    expected = read_token_rows(root / "the mix/web/train")
+    proxy.requests.clear()
+    with serve_tokens() as token_uri:
+        account = write_service_account(tmp_path / "account.json", token_uri)
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account))
+        command = [sys.executable, "-c", LOAD, str(tmp_path / "train.yaml")]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rows, rows_of_mdsmix = json.loads(output.splitlines()[-1])
+    assert rows == expected
+    assert sorted(rows_of_mdsmix) == sorted(expected)
+    downloads = [r for r in proxy.requests if r.path.startswith("/download/storage/v1/b/")]
+    assert {r.headers["authorization"] for r in downloads} == {f"Bearer {TOKEN}"}
+    shards = {shard.stored.basename for shard in read_index(root / "the mix/web/train").shards}
+    assert shards < {unquote(r.path.partition("?")[0]).rpartition("/")[2] for r in downloads}
