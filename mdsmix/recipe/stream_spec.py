@@ -74,8 +74,8 @@ class SourceSpec:
     """
 
     path: list[str] = key(MISSING, "paths", "file", "files", "glob", "url", "data")
-    """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://` or `gs://`
-    URL, `hf://datasets/org/name/...`, or a list of these ([formats](data.md)).
+    """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://`, `gs://`
+    or `azure://` URL, `hf://datasets/org/name/...`, or a list of these ([formats](data.md)).
     """
     text: str | None = key(None, "content", "document", "body")
     "Pretraining: the field with the document."

@@ -46,6 +46,6 @@ def proxy(root: Location, store: Store, monkeypatch: pytest.MonkeyPatch) -> Iter
     """
     monkeypatch.setattr(retries, "_FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(retries, "_LONGEST_PAUSE_SECONDS", 0.1)
-    with make_failing_proxy(store.settings[store.variable]) as proxy:
-        monkeypatch.setenv(store.variable, proxy.endpoint)
+    with make_failing_proxy(store.url) as proxy:
+        monkeypatch.setenv(store.variable, store.value.format(url=proxy.endpoint))
         yield proxy

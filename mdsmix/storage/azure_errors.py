@@ -1,0 +1,186 @@
+"""The errors of Azure Blob Storage: whether a retry may help, and otherwise the sentence for the
+user.
+
+Azure sends an error code in a header, also in the answer to a HEAD. Sentences are built from these
+codes alone, because the store's own message may quote what was signed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from mdsmix.errors import Denied, NoSuchPlace, Unreachable
+
+_LATER = "run the same command again later"
+_AGAIN = "run the same command again"
+_KEY = "AZURE_ACCOUNT_ACCESS_KEY"
+_LOGIN = f"set AZURE_ACCOUNT_NAME and {_KEY}, or log in with `az login`"
+_ROLE = (
+    "access denied; give these credentials the role Storage Blob Data Contributor (Storage Blob "
+    "Data Reader if they only read)"
+)
+_WRONG_KEY = (
+    f"the account's key is wrong, or this machine's clock is off by 15 minutes; correct {_KEY} or "
+    "the clock"
+)
+_TOKEN = "the token of the login is not valid, or has expired; log in again with `az login`"
+
+_SENTENCES = {
+    "ContainerNotFound": "the container does not exist; create it or correct its name",
+    "ContainerBeingDeleted": f"the container is being deleted; {_LATER}",
+    "ContainerDisabled": "the container is disabled; ask who runs the account",
+    "InvalidResourceName": "this is not a valid container or blob name; correct it",
+    "OutOfRangeInput": "this is not a valid container or blob name; correct it",
+    "InvalidUri": "this is not a valid container or blob name; correct it",
+    "BlobNotFound": "there is no such blob; check the path",
+    "ResourceNotFound": "there is no such container or blob, or it is not public; check the path",
+    "404": "there is no such blob or container; check the path",
+    "AuthenticationFailed": _WRONG_KEY,
+    "AuthorizationFailure": "access denied, or a wrong key; check the key, and the account's "
+    "firewall",
+    "NoAuthenticationInformation": f"the container is not public; {_LOGIN}",
+    "PublicAccessNotPermitted": f"the account is not public; {_LOGIN}",
+    "InvalidAuthenticationInfo": _TOKEN,
+    "401": _TOKEN,
+    "AuthorizationPermissionMismatch": _ROLE,
+    "InsufficientAccountPermissions": _ROLE,
+    "AuthorizationServiceMismatch": _ROLE,
+    "AuthorizationResourceTypeMismatch": _ROLE,
+    "UnauthorizedBlobOverwrite": _ROLE,
+    "403": _ROLE,
+    "AuthorizationSourceIPMismatch": "access denied from this machine's address; change the SAS",
+    "KeyBasedAuthenticationNotPermitted": f"the account takes no keys; unset {_KEY} and log in "
+    "with `az login`",
+    "AccountIsDisabled": "the account is disabled; ask who runs it",
+    "BlobArchived": "the blob is in the archive tier; move it to the hot or cool tier first",
+    "BlobBeingRehydrated": f"the blob is still on its way out of the archive tier; {_LATER}",
+    "LeaseIdMissing": "another program holds a lease on the blob; end that program or the lease",
+    "BlobImmutableDueToPolicy": "the container's policy lets no blob be changed; change the policy",
+    "SnapshotsPresent": "the blob has snapshots, and is not deleted with them; delete them first",
+    "RequestBodyTooLarge": "the blob is larger than the 5,000 MiB that one request may write; make "
+    "the record smaller",
+    "ServerBusy": f"the store asks to slow down; {_LATER}",
+    "InternalError": f"the store failed inside; {_LATER}",
+    "OperationTimedOut": f"the store failed inside; {_LATER}",
+    "501": "the store cannot do this; use an account of the kind StorageV2",
+    "UnreadableAnswer": f"the store's answer was cut off, or is not an answer of Azure; {_AGAIN}",
+    "DamagedBody": f"the bytes that arrived differ from the stored bytes; {_AGAIN}",
+    "BrokenBody": f"the connection broke in the middle; {_AGAIN}",
+    "NameResolutionError": "there is no account of this name; correct it, or check the network",
+    "NewConnectionError": "nothing answers there; check the network, or the endpoint in "
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "ConnectTimeout": "nothing answers there in time; check the network, or the endpoint in "
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "ReadTimeout": f"the store stopped answering; {_AGAIN}",
+    "ReadTimeoutError": f"the store stopped answering; {_AGAIN}",
+    "ConnectionError": f"the store closed the connection; {_AGAIN}",
+    "ProtocolError": f"the store closed the connection; {_AGAIN}",
+    "IncompleteRead": f"the connection broke in the middle; {_AGAIN}",
+    "ProxyError": "the proxy does not answer; check HTTP_PROXY and HTTPS_PROXY",
+    "SSLError": "the TLS connection failed; check REQUESTS_CA_BUNDLE, and whether the endpoint "
+    "begins with http:// or https://",
+    "ClientAuthenticationError": f"no credentials were found; {_LOGIN}",
+    "CredentialUnavailableError": f"no credentials were found; {_LOGIN}",
+}
+_DENIED_SENTENCES = (_ROLE,)
+_NAME_CODES = (
+    "ContainerNotFound",
+    "InvalidResourceName",
+    "OutOfRangeInput",
+    "InvalidUri",
+    "ResourceNotFound",
+    "404",
+)
+"Codes about the one name of the request. Any other code may concern all names."
+_EXPIRED_CODES = ("InvalidAuthenticationInfo", "401")
+_DAMAGED_ON_THE_WAY = ("Md5Mismatch", "UnreadableAnswer", "BrokenBody")
+_TEMPORARY_STATUS = (408, 425, 429)
+_PERMANENT_STATUS = (501, 507)  # not implemented; full
+
+
+class AzureError(Exception):
+    """Azure has refused a request, or its answer cannot be used.
+
+    `code` is Azure's error code, the status if there is no code, or a word of this package
+    (`DamagedBody`). `status` is the HTTP status.
+    """
+
+    def __init__(self, code: str, status: int) -> None:
+        super().__init__(f"{code} ({status})")
+        self.code = code
+        self.status = status
+
+
+@cache
+def error_classes() -> tuple[type[Exception], ...]:
+    """Return the classes of errors that a request may raise: of the store, of requests, of a broken
+    body, of the login.
+    """
+    import azure.core.exceptions
+    from requests import RequestException
+    from urllib3.exceptions import HTTPError
+
+    return AzureError, RequestException, HTTPError, azure.core.exceptions.AzureError
+
+
+def is_answer(error: Exception) -> bool:
+    """Return whether the store has answered with this error."""
+    return isinstance(error, AzureError)
+
+
+def is_temporary(error: Exception) -> bool:
+    """Return whether the same request may succeed later: the connection broke, or the store is in
+    trouble.
+    """
+    from requests import ConnectionError, Timeout
+    from requests.exceptions import ChunkedEncodingError, ContentDecodingError, SSLError
+    from urllib3.exceptions import HTTPError
+
+    if isinstance(error, AzureError):
+        return error.code in _DAMAGED_ON_THE_WAY or _is_temporary_status(error.status)
+    broken = (ConnectionError, Timeout, ChunkedEncodingError, ContentDecodingError, HTTPError)
+    return isinstance(error, broken) and not isinstance(error, SSLError)
+
+
+def _is_temporary_status(status: int) -> bool:
+    return status in _TEMPORARY_STATUS or (status >= 500 and status not in _PERMANENT_STATUS)
+
+
+def has_expired(error: Exception) -> bool:
+    """Return whether the token of a login has expired, so that a new one may help."""
+    return error_name(error) in _EXPIRED_CODES
+
+
+def error_name(error: Exception) -> str:
+    """Return the store's code for an error, such as `BlobNotFound`. For a failed connection, return
+    the name of its innermost reason, such as `NameResolutionError`.
+    """
+    if isinstance(error, AzureError):
+        return error.code
+    # requests' ConnectionError contains urllib3's MaxRetryError, which has a reason.
+    inner = error.args[0] if error.args else None
+    reason = getattr(inner, "reason", None)
+    for each in (reason, error):
+        if each is not None and type(each).__name__ in _SENTENCES:
+            return type(each).__name__
+    return type(error).__name__
+
+
+def explain(error: Exception) -> str:
+    """Return what has failed and what to do, for the user: `access denied; give ...`."""
+    name = error_name(error)
+    if name in _SENTENCES:
+        return _SENTENCES[name]
+    if isinstance(error, AzureError):
+        if _is_temporary_status(error.status):
+            return f"the store is overloaded or down ({name}); {_LATER}"
+        if str(error.status) in _SENTENCES:
+            return f"{_SENTENCES[str(error.status)]} ({name})"
+    return f"the request failed ({name}); look up this code in Azure's list of blob error codes"
+
+
+def find_kind(error: Exception) -> type[Unreachable]:
+    """Return the class of the error for the user."""
+    if error_name(error) in _NAME_CODES:
+        return NoSuchPlace
+    return Denied if explain(error).startswith(_DENIED_SENTENCES) else Unreachable
