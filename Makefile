@@ -111,7 +111,7 @@ test-ray: venv .venv/.ray ## the tests on a real Ray cluster of three nodes on t
 test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
 	$(BIN)/python -m pytest tests/foundry
 
-TODAY_TESTS := encode_* tokenizer_* kinds_* conversion_chats conversion_images mix_checks mix_lock
+TODAY_TESTS := encode_* tokenizer_* kinds_* conversion_chats conversion_images mix_checks mix_lock storage_hub
 TODAY_TORCH := callbacks_tally callbacks_trainers load_rows load_lock load_loader load_resume load_vision kinds_prove_processor tokenizers transformers_five
 # Of the slow files among these a test or two.
 TODAY_ONLY := rows or lock or loader or trainer or batch_is or equal_or or tokenizers or five

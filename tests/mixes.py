@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -141,6 +142,17 @@ def train_mix(
 
 
 mdsmix_loader = partial(train_mix, "mdsmix")
+
+
+@built_later
+def with_remote(home: Path, remote: str) -> Mix:
+    """Return a mix of one stream, whose section in the YAML names another remote than the folder
+    that was opened.
+    """
+    mix = text_loader()(home)
+    section = deepcopy(mix.train.section)
+    section["dataset"]["streams"]["web"]["remote"] = remote
+    return replace(mix, train=replace(mix.train, section=section))
 
 
 def text_loader(*streams: PublishedStream, **keys: Any) -> BuildMix:

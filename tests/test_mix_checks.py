@@ -72,6 +72,7 @@ from tests.mixes import (
     with_fields,
     with_local_section,
     with_mask_token,
+    with_remote,
     with_shard_bytes,
     with_tokenizer_card,
     with_tokenizer_notes,
@@ -93,8 +94,6 @@ RAW_WITH_ID = PublishedStream(
 WITHOUT_EOS = PublishedStream("web", CONCAT, {"tokens": [5] * LENGTH}, {"card": {"add_eos": False}})
 LENGTH_4 = CHAT(card={"target_prompts": "length>=4"})
 COMPACT = CHAT(card={"compact": True})
-PARTS = {"reasoning": False, "calls": True, "answer": True}
-NO_REASONING = CHAT(card=MESSAGES_CARD | {"train_parts": PARTS})
 PROCESSOR = {"processor": "./none"}
 SAME_FOLDER = with_local_section(
     lambda local: {"local": local.replace("again", "web"), "split": "train"}, "again"
@@ -244,14 +243,6 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
     ),
     "targets-wider": (finetuning_loader(target_responses="all"), finetuning_loader()),
     "targets-packed": (mdsmix_loader(PACKS, target_responses="all"), mdsmix_loader(PACKS)),
-    "targets-parts": (
-        finetuning_loader(NO_REASONING, target_prompts="length>=99"),
-        finetuning_loader(NO_REASONING),
-    ),
-    "parts-differ": (
-        finetuning_loader(CHAT(card=MESSAGES_CARD), NO_REASONING("other")),
-        finetuning_loader(NO_REASONING, NO_REASONING("other")),
-    ),
     "targets-compact": (
         finetuning_loader(COMPACT, target_prompts="all"),
         finetuning_loader(COMPACT),
@@ -353,6 +344,10 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
     "split-inherited": (text_loader(WITHOUT_SPLIT, split="train"), text_loader(split="train")),
     "local-duplicate": (text_loader(WEB, SAME_FOLDER), text_loader(WEB, WEB("again"))),
     "remote-file": (text_loader(FILE_URL), text_loader(CACHED)),
+    "remote-hub-bucket": (
+        with_remote("hf://buckets/org/name/web"),
+        with_remote("hf://datasets/org/name/web"),
+    ),
     "local-unset": (text_loader(UNCACHED), text_loader()),
     "cache-limit-local": (text_loader(cache_limit="1gb"), text_loader(CACHED, cache_limit="1gb")),
     "length-invalid": (text_loader(max_seq_len=...), text_loader()),

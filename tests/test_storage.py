@@ -124,7 +124,7 @@ REFUSED = {
     "C:/data/x": "such as /mnt/c/data/x",
     "C:\\data": "such as /mnt/c/data",
     "dbfs:/Volumes/a/b/c": "or write ./dbfs:/Volumes/a/b/c if it is a local path",
-    "oci://bucket/x": "/container/key, and reads hf://datasets/org/name/file; copy the data to one of these",
+    "oci://bucket/x": "/container/key, hf://buckets/org/name/key, and reads hf://datasets/org/name/file; copy the data to one of these",
     "gs:/bucket/x": "did you mean gs://bucket/x?",
     "gcs://bucket/x": "did you mean gs://bucket/x?",
     "s3:bucket/x": "did you mean s3://bucket/x? Or write ./s3:bucket/x if it is a local path",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from huggingface_hub import HfFileSystem, constants
+from huggingface_hub import HfApi, HfFileSystem, constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from mdsmix.errors import RecipeError, Unreachable
@@ -152,6 +154,16 @@ def test_a_replaced_file_is_refused_and_of_a_parquet_file_only_ranges_are_read(
     monkeypatch.setattr(type(file), "stat", lambda self: stat)
     with pytest.raises(Unreachable, match=REPLACED):
         file.fetch()
+
+
+def test_a_release_without_buckets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of buckets are in tests/today, where they exist."""
+    monkeypatch.delattr(HfApi, "batch_bucket_files", raising=False)
+    version = re.escape(huggingface_hub.__version__)
+    message = rf"needs huggingface-hub 1\.10 or later, and {version} is installed: "
+    for act in (locate("hf://buckets/org/name/a").stat, locate("hf://buckets/org/name/a").open):
+        with pytest.raises(Unreachable, match=message):
+            act()
 
 
 def test_missing_files_wrong_urls_and_failures_are_one_sentence(tmp_path: Path, hub: Hub) -> None:

@@ -21,7 +21,7 @@ from mdsmix.kinds.reasons import list_bad_reasons
 from mdsmix.mix.check import list_checks
 from mdsmix.mix.checks.publication import FAULT_CHECKS
 from mdsmix.record import FILTERED
-from mdsmix.storage import azure_errors, gcs_errors, local, s3_errors
+from mdsmix.storage import azure_errors, gcs_errors, hub_errors, local, s3_errors
 
 ROOT = Path(__file__).parents[2]
 GAP = "…"
@@ -263,10 +263,6 @@ FIXES = {
     "or `tokenizer.template`.",
     "not_prefix_stable": "`rewritten_history: last` or `each` keeps rows of such conversations.",
     "untrained_in_prompt": "`target_prompts: none`.",
-    "parts_not_found": "Change the record or the template; without `train_parts` the record can be "
-    "trained whole.",
-    "ends_untrained": "`pack: true`, or train the last part of answers too.",
-    "split_answer": "`target_responses: all`, or `pack: true`.",
     "tools_not_printed": "Use a tokenizer whose template prints tools, or leave `source.tools` "
     "out.",
     "image_not_found": "Set `images.root` to the folder that the paths begin at.",
@@ -293,6 +289,7 @@ STORE_ERRORS = {
     "s3": s3_errors._SENTENCES,
     "gcs": gcs_errors._SENTENCES,
     "azure": azure_errors._SENTENCES,
+    "hub": hub_errors._SENTENCES,
     "local": local._REASONS,
 }
 "Store, as troubles.md names it -> the code of an error -> what a sentence on it ends with."

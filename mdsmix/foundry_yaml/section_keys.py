@@ -217,6 +217,27 @@ def remote_file(loader: LoaderSection, stream: StreamSection) -> Findings:
         )
 
 
+@CHECKS.loader_section(
+    "error",
+    "Streaming takes hf://buckets/ORG/NAME for the data set ORG/NAME, and fails or reads another "
+    "stream.",
+)
+def remote_hub_bucket(loader: LoaderSection) -> Findings:
+    """Find a remote in a storage bucket of the Hugging Face hub. Streaming's downloader skips the
+    part `buckets` of the path (`HFDownloader` of 0.12 and 0.13).
+    """
+    for stream in loader.stream_sections:
+        remote = str(stream.settings.get("remote") or "")
+        if remote.startswith("hf://buckets/"):
+            owner, _, place = remote.removeprefix("hf://buckets/").partition("/")
+            yield Finding(
+                f"the remote of {stream.name} is {remote}, in a storage bucket of the hub.",
+                f"write s3://{place}, with S3_ENDPOINT_URL=https://s3.hf.co/{owner}; or copy the "
+                "stream to each node with `hf buckets sync`, and set local in place of remote.",
+                [stream.name],
+            )
+
+
 @CHECKS.stream_section(
     "warning",
     "Streaming caches the stream in the temporary folder, and refuses this folder when the run "

@@ -329,12 +329,10 @@ def make_names_unique(drafts: Iterable[Draft]) -> None:
 HEAD = (
     "# By mdsmix init, from the first records. Every key is explained in docs/recipe.md of mdsmix."
 )
-REPEAT_KEY = (
-    "# mix: {{{first}: {{repeat: 2}}}}    # how often an epoch draws a stream; once by default"
-)
-RESPONSES_KEY = (
+MORE_KEYS = (
+    "# mix: {{{first}: {{repeat: 2}}}}    # how often an epoch draws a stream; once by default\n"
     "# target_responses: all    # trains every answer of a conversation; by default only the last, "
-    "as LLM-Foundry does"
+    "as LLM-Foundry does\n"
 )
 PROCESSOR_KEY = (
     "# processor: ./model    # the model's folder or hub name: decides how many tokens images "
@@ -346,8 +344,6 @@ WHY = {
     "budget": "the tokens of an epoch; `sample: budget` converts each stream's share of it",
     "absolute": "percentages are of the whole budget, and may sum to less than 100 if a source is "
     "missing",
-    "target_responses": "answers of which only some characters are trained need it; every answer "
-    "of a conversation is then trained",
     "format": "by its first bytes",
     "split_by": "what is a document: file, line or paragraph",
     "where": "answers that this field marks as false are not trained",
@@ -393,9 +389,7 @@ def format_recipe(
         lines += [prefix + line for line in _stream_lines(draft)]
     # Keys that a user may want to add.
     if accepted and not shares and not loader:
-        lines.append(REPEAT_KEY.format(first=accepted[0].name))
-        if "target_responses" not in keys:
-            lines.append(RESPONSES_KEY)
+        lines.append(MORE_KEYS.format(first=accepted[0].name))
     if any(draft.guess.shape.image_fields for draft in accepted):
         lines.append(PROCESSOR_KEY)
     return "\n".join(lines).rstrip() + "\n"

@@ -172,7 +172,8 @@ class Recipe:
     remote: str | None = None
     """`s3://bucket/prefix`, `gs://bucket/prefix` or `azure://HOST/container/prefix`
     ([the host](publishing.md#azure-blob-storage)): streams are published there and streamed from
-    there.
+    there. To a bucket of the hub, `hf://buckets/org/name`, they are only
+    [published](publishing.md#buckets-of-the-hugging-face-hub).
     """
     local: str | None = None
     """Without a remote the folder where streams are published; with one the training node's cache,

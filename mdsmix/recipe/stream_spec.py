@@ -75,7 +75,8 @@ class SourceSpec:
 
     path: list[str] = key(MISSING, "paths", "file", "files", "glob", "url", "data")
     """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://`, `gs://`
-    or `azure://` URL, `hf://datasets/org/name/...`, or a list of these ([formats](data.md)).
+    or `azure://` URL, `hf://datasets/org/name/...`, `hf://buckets/org/name/...`, or a list of
+    these ([formats](data.md)).
     """
     text: str | None = key(None, "content", "document", "body")
     "Pretraining: the field with the document."

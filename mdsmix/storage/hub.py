@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import flatten_error
+from mdsmix.storage.hub_errors import error_classes
 from mdsmix.storage.location import CHANGED, NO_LIMIT, Listing, Location, Stat
 
 _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
@@ -146,8 +147,7 @@ def _make_stat(info: Mapping[str, Any]) -> Stat:
 def _explained(url: str) -> Iterator[None]:
     """Turn errors that huggingface_hub raises in the `with` block into Unreachable.
 
-    FileNotFoundError is not changed. Base classes are caught, because the classes of
-    huggingface_hub differ between releases.
+    FileNotFoundError is not changed.
 
     Args:
         url: the file or folder, which the message names.
@@ -156,7 +156,7 @@ def _explained(url: str) -> Iterator[None]:
         yield
     except (Unreachable, FileNotFoundError):
         raise
-    except (OSError, ValueError) as error:  # base classes of all errors of huggingface_hub
+    except error_classes() as error:
         raise Unreachable(
             f"{url} cannot be read from the hub ({type(error).__name__}): "
             f"{flatten_error(error)[:300]}; check the file's name, the login (HF_TOKEN), the "

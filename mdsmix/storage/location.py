@@ -81,7 +81,7 @@ class Location(ABC):
 
     path: str
     """Absolute on a disk; `bucket/key` in a bucket; `datasets/org/name@revision/folder/file` on the
-    hub.
+    hub, and `org/name/key` in a bucket of the hub.
     """
 
     @classmethod

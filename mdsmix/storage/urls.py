@@ -12,11 +12,12 @@ from mdsmix.errors import RecipeError
 from mdsmix.storage.azure import AzurePath
 from mdsmix.storage.gcs import GCSPath
 from mdsmix.storage.hub import HubPath
+from mdsmix.storage.hub_buckets import HubBucketPath
 from mdsmix.storage.local import LocalPath
 from mdsmix.storage.location import Location
 from mdsmix.storage.s3 import S3Path
 
-STORES: tuple[type[Location], ...] = (S3Path, GCSPath, AzurePath, HubPath)
+STORES: tuple[type[Location], ...] = (S3Path, GCSPath, AzurePath, HubBucketPath, HubPath)
 """The stores that mdsmix opens. A URL belongs to the first store whose scheme begins it, so a store
 with a longer scheme (`hf://buckets/`) comes before one with a shorter (`hf://`).
 """
@@ -58,7 +59,7 @@ def locate(url: str | os.PathLike[str]) -> Location:
     Args:
         url: `s3://bucket/key`, `gs://bucket/key`,
             `azure://account.blob.core.windows.net/container/key`, `hf://datasets/org/name/file`,
-            `file:///folder/file`, or an absolute or relative path.
+            `hf://buckets/org/name/key`, `file:///folder/file`, or an absolute or relative path.
 
     Raises RecipeError for any other URL.
     """
