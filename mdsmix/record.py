@@ -67,6 +67,29 @@ class Pair(NamedTuple):
     response: str
 
 
+class Span(NamedTuple):
+    """Some characters of an answer's content, and their loss weight."""
+
+    start: int
+    "The position of the first character, from 0. Characters are those of a Python string."
+    end: int
+    "The position after the last character."
+    weight: float = 1.0
+
+
+class AnswerLoss(NamedTuple):
+    """The marks of an answer that is not trained as a whole with the loss weight 1."""
+
+    spans: tuple[Span, ...] | None = None
+    """The characters of the content that are trained, ascending and without overlap; all others
+    are not trained. None: the record names no characters, and the whole answer is trained.
+    """
+    weight: float = 1.0
+    """The loss weight of the answer. If it has spans, of what the template prints after the
+    content, such as `<|im_end|>`.
+    """
+
+
 class Conversation(NamedTuple):
     """Messages for a chat template, with the conversation's tools and images."""
 
@@ -88,6 +111,10 @@ class Conversation(NamedTuple):
     variables: Mapping[str, Any] | None = None
     """The variables that the record gives to the chat template (`chat_template_kwargs`), such as
     `{"enable_thinking": True}`; None if it gives none.
+    """
+    losses: Sequence[AnswerLoss | None] | None = None
+    """For each message its marks of characters and weights; None for a message that is trained as
+    a whole, or not at all (`trained`). None: the record has no such marks.
     """
 
     @property
@@ -144,12 +171,14 @@ def canonical(record: Record) -> bytes:
     """
     content: Any = list(record) if isinstance(record, tuple) else record
     if isinstance(record, Conversation):
-        # Fields 2, 3 and 4 are tools, images and variables. An empty list of tools counts as None;
-        # unused fields at the end are left out.
+        # Fields 2 to 5 are tools, images, variables and losses. An empty list of tools counts as
+        # None; unused fields at the end are left out.
         content[2] = record.tools or None
-        if not record.variables:
-            first_unused = 4 if record.images else 3
-            del content[first_unused:]
+        used = [3]  # how many fields are used, by each of the last three
+        used += [4] if record.images else []
+        used += [5] if record.variables else []
+        used += [6] if record.losses else []
+        del content[max(used) :]
     try:
         return orjson.dumps(content, _image_hash, orjson.OPT_SORT_KEYS)
     except TypeError:

@@ -19,7 +19,9 @@ import pytest
 from mdsmix.encode.template_rules import TEMPLATE_RULES
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.pretraining import Pretraining
+from mdsmix.record import RecordRefused
 from mdsmix.shapes import SHAPES
+from mdsmix.shapes.conversation_rules import read_marks
 from mdsmix.sources import SourceFile
 from mdsmix.sources.format import Format
 from mdsmix.sources.jsonl import Jsonl
@@ -191,6 +193,43 @@ def test_only_streams_with_unread_extras_are_converted_again(
     assert "rows-outdated" not in run_ok("check", recipe).out
     assert not any(outcome.done for outcome in run_recipe(recipe))
     run_ok("convert", recipe, "--reencode", "--only", "masked")
+    assert not any(outcome.done for outcome in run_recipe(recipe))
+
+
+def test_only_streams_with_refused_marks_are_converted_again(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records with `train_detail` were refused as bad_weight; a stream without such a record, and
+    one with another bad mark, stay.
+    """
+    question = {"role": "user", "content": "?"}
+    answer = {"role": "assistant", "content": "so"}
+    detail = [{"begin_offset": 0, "end_offset": 0, "train": True}]
+    answers = {"plain": {}, "marked": {"train_detail": detail}, "bad": {"weight": "x"}}
+    streams = {}
+    for name, keys in answers.items():
+        records = [{"messages": [question, answer]}, {"messages": [question, answer | keys]}]
+        write_jsonl(tmp_path / f"{name}.jsonl", records)
+        source = {"path": f"{name}.jsonl", "shape": "openai"}
+        streams[name] = {"kind": "finetuning", "source": source}
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
+
+    def refuse_marks(raw: Any, messages: Any, leading: int = 0) -> Any:
+        if any("train_detail" in message for message in messages):
+            raise RecordRefused("bad_weight")
+        return read_marks(raw, messages, leading)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mdsmix.shapes.conversation_rules.read_marks", refuse_marks)
+        run_recipe(recipe)
+    (line,) = [line for line in run_ok("check", recipe).out.splitlines() if "rows-outdated" in line]
+    assert "the rule record.marks was version 1" in line
+    assert streams_in(line) == ["marked"]
+    converted = {outcome.stream: outcome.done for outcome in run_recipe(recipe)}
+    assert converted == {"plain": 0, "marked": 1, "bad": 0}
+    assert manifest_of(tmp_path / "out/marked/train").rules["record.marks"] == 2
+    assert manifest_of(tmp_path / "out/marked/train").records.written == 2
+    assert "rows-outdated" not in run_ok("check", recipe).out
     assert not any(outcome.done for outcome in run_recipe(recipe))
 
 

@@ -15,7 +15,7 @@ import pytest
 from mdsmix.conversion.job import make_job
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
-from mdsmix.record import Conversation, Document, Pair
+from mdsmix.record import AnswerLoss, Conversation, Document, Pair, Span
 from mdsmix.shapes import Shape, functions
 from mdsmix.shapes.functions import FunctionName, find_function, function_shape
 from mdsmix.shapes.prompt import Prompt
@@ -121,11 +121,24 @@ def test_results_follow_the_rules_of_the_plain_shapes(home: Project) -> None:
     answer = {"role": "assistant", "content": "b"}
     named = {"messages": [user | {"name": "Ann"}, answer]}
     flagged = Conversation([user, answer], [False, True])
+
+    def with_losses(*losses: AnswerLoss) -> Conversation:
+        return Conversation([user, answer], losses=[None, *losses])
+
     for shape, returned, expected in (
         (conversation, {"messages": [answer]}, "too_few_messages"),
         (conversation, {"messages": [user, user]}, "repeated_role"),
         (conversation, named, "bad_message_keys"),
         (conversation, flagged, flagged),
+        (
+            conversation,
+            with_losses(AnswerLoss((Span(0, 1),))),
+            with_losses(AnswerLoss((Span(0, 1),))),
+        ),
+        (conversation, with_losses(AnswerLoss((Span(0, 2),))), "bad_span"),
+        (conversation, with_losses(AnswerLoss((Span(1, 1),))), "bad_span"),
+        (conversation, with_losses(AnswerLoss(None, 0.5)), "bad_span"),
+        (conversation, with_losses(), "bad_span"),
         (pair, Pair("a", 1), "field_not_text"),  # type: ignore[arg-type]
         (pair, Document("a"), "function_gave_other"),
     ):

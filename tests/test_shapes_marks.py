@@ -121,7 +121,7 @@ def test_a_list_of_marks_has_an_entry_for_each_message_or_each_answer(shape: str
     assert read(shape, record).trained is None
     assert read(shape, record | {"loss_mask": [1, 1, 1, 1]}) == "trained_prompt"
     for marks in ([0, 0.5], [0, "1"], [[0], 1]):
-        assert read(shape, record | {"loss_mask": marks}) == "bad_weight"
+        assert read(shape, record | {"loss_mask": marks}) == "bad_mark"
     for marks, entries in (([0], 1), ([0, 0, 1], 3), ([], 0), (1, 0), ("x", 0)):
         reason = read(shape, record | {"loss_mask": marks})
         assert reason == "bad_loss_mask"
@@ -132,10 +132,10 @@ def test_marks_that_disagree_make_a_bad_record() -> None:
     marked: Any = {"messages": [QUESTION, ANSWER | {"weight": 1}]}
     for mark in ({"training": False}, {"mine": 0}):
         twice_marked = {"messages": [QUESTION, ANSWER | {"weight": 1} | mark]}
-        assert read("openai", twice_marked, train_mark="mine") == "bad_weight"
-    assert read("openai", marked | {"loss_mask": [0, 0]}) == "bad_weight"
+        assert read("openai", twice_marked, train_mark="mine") == "bad_mark"
+    assert read("openai", marked | {"loss_mask": [0, 0]}) == "bad_mark"
     two_lists = marked | {"loss_mask": [1], "mine": [0]}
-    assert read("openai", two_lists, train_mark="mine") == "bad_weight"
+    assert read("openai", two_lists, train_mark="mine") == "bad_mark"
     assert read("openai", marked | {"loss_mask": [1]}).trained is None
 
 

@@ -30,6 +30,11 @@ def calling_message(arguments: Any = "{}", **keys: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": calls} | keys
 
 
+def span_entry(begin: Any, end: Any, train: Any = True) -> dict[str, Any]:
+    """Return an entry of axolotl's `train_detail`; `end` is the last character."""
+    return {"begin_offset": begin, "end_offset": end, "train": train}
+
+
 def sharegpt_item(role: Any, value: Any) -> dict[str, Any]:
     return {"from": role, "value": value}
 
@@ -41,18 +46,44 @@ CALLED = [
     *(sharegpt_item("observation", "x"), ANSWER_ITEM),
 ]
 PARTS: list[Any] = [
-    *([{"type": "image_url", "image_url": "x"}], [{"type": "text", "text": "a", "weight": 0}]),
+    *([{"type": "image_url", "image_url": "x"}], [{"type": "text", "text": "a", "color": 0}]),
     *([{"type": "text", "text": 3}], [{"type": ["text"], "text": "a"}], None),
 ]
 FLAGS = (
     {"weight": 0.5},
     {"weight": "1"},
     {"weight": 1, "train": False},
-    {"train_detail": [{"begin_offset": 0}]},
+    {"loss": True, "loss_scale": 0.5},
+    {"content": [{"type": "text", "text": "a", "weight": 0.5}]},
+    {"content": [{"type": "text", "text": "a", "weight": 1, "train": False}]},
 )
+SPANS = (
+    3,
+    ["0-4"],
+    [{"begin_offset": 0}],
+    [span_entry(0, 4) | {"weight": 1}],
+    [span_entry("0", 4)],
+    [span_entry(True, 4)],
+    [span_entry(0, 1.5)],
+    [span_entry(0, float("inf"))],
+    [span_entry(-1, 4)],
+    [span_entry(4, 3)],
+    [span_entry(0, len(ANSWER["content"]))],
+    [span_entry(0, 4, train="yes")],
+    [span_entry(0, 4, train=None)],
+    [span_entry(0, 4), span_entry(4, 6, train=False)],
+)
+"Values of `train_detail` that are not ranges of the answer."
 FAULTY_MESSAGES: dict[str, list[list[Any]]] = {
-    "bad_weight": [[QUESTION, ANSWER | flags] for flags in FLAGS],
-    "trained_prompt": [[QUESTION | {"weight": 1}, ANSWER]],
+    "bad_span": [[QUESTION, ANSWER | {"train_detail": detail}] for detail in SPANS],
+    "span_with_calls": [
+        [QUESTION, calling_message("{}", content="a", train_detail=[span_entry(0, 0)]), ANSWER],
+    ],
+    "bad_mark": [[QUESTION, ANSWER | flags] for flags in FLAGS],
+    "trained_prompt": [
+        [QUESTION | {"weight": 1}, ANSWER],
+        [QUESTION | {"train_detail": [span_entry(0, 0)]}, ANSWER],
+    ],
     "arguments_not_json": [[QUESTION, calling_message(text)] for text in ("{", "[1]", '"{}"')],
     "bad_tool_call": [
         [QUESTION, calling_message("{}", tool_calls=calls)] for calls in ([{"id": "c1"}], "f()")

@@ -46,7 +46,7 @@ from mdsmix.encode.backends import find_known_difference
 from mdsmix.errors import RecipeError
 from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.kinds.recipe_changes import SAMPLE, compare_encodings, compare_sources
-from mdsmix.kinds.rules import compare_rules, find_extras_rule
+from mdsmix.kinds.rules import compare_rules, find_record_rules
 from mdsmix.messages import Say, join_names, plural
 from mdsmix.processor.card import open_processor
 from mdsmix.recipe import Recipe, StreamSpec
@@ -321,8 +321,8 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Rec
     refuse_replacing(job, old, draft.files, options.reencode, recipe)
     job = with_date(job, old.encoding.date_string if old else None)
     if old:
-        # This rule (on fields such as `loss_mask`) counts only if it changes the published stream.
-        rules = job.encoding.rules | find_extras_rule(old, job.stream.shape)
+        # These rules (such as that on `loss_mask`) count only if they change the published stream.
+        rules = job.encoding.rules | find_record_rules(old, job.stream.shape)
         job = job.with_settings(rules=rules)
     job = replace(
         job,

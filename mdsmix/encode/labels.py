@@ -87,12 +87,20 @@ class Turns:
 
     @staticmethod
     def concat(parts: Sequence[Turns]) -> Turns:
-        """Return the samples of all parts, in order. There is at least one part, and either all
-        parts have marks or none has.
+        """Return the samples of all parts, in order. There is at least one part. If a part has
+        marks, the tokens of parts without marks get the weight 1.
         """
         marks = None
-        if parts[0].marks is not None:
-            marks = np.concatenate([part.marks for part in parts])
+        with_marks = [part.marks for part in parts if part.marks is not None]
+        if with_marks:
+            ones = np.zeros(1, with_marks[0].dtype)
+            ones["weight"] = 1
+            marks = np.concatenate(
+                [
+                    np.repeat(ones, len(part.ids.values)) if part.marks is None else part.marks
+                    for part in parts
+                ]
+            )
         return Turns(
             Ragged.concat([part.ids for part in parts]),
             np.concatenate([part.counts for part in parts]),

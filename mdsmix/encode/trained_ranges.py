@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.encode.answer_parts import PARTS
+from mdsmix.encode.answer_spans import WeightedRange
 from mdsmix.encode.backends import Backend, Unequal
 from mdsmix.encode.labels import USABLE, Flags, Lengths, Turns, find_empty_sides
 from mdsmix.ragged import Ragged
@@ -53,6 +54,26 @@ class MarkedRange(NamedTuple):
     "The part of the answer that these characters belong to: its place in PARTS, from 1."
     weight: float
     "0 if the characters are not trained, otherwise 1."
+
+
+def multiply_weights(
+    ranges: Sequence[MarkedRange], weighed: Sequence[WeightedRange]
+) -> list[MarkedRange]:
+    """Return the ranges of a response, cut at the ends of the other ranges, with the product of
+    both weights. Both lists cover the response, in order and without gaps.
+    """
+    cut = list[MarkedRange]()
+    others = iter(weighed)
+    other = next(others, None)
+    for start, stop, part, weight in ranges:
+        while other and other.start < stop:
+            piece_start = max(start, other.start)
+            piece_stop = min(stop, other.stop)
+            cut.append(MarkedRange(piece_start, piece_stop, part, weight * other.weight))
+            if other.stop > stop:
+                break
+            other = next(others, None)
+    return cut
 
 
 def mark_tokens(
@@ -167,6 +188,15 @@ def count_parts(turns: Turns) -> dict[str, int]:
     is_response = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
     counts = np.bincount(turns.marks["part"][is_response], minlength=len(PARTS) + 1)
     return {part: int(count) for part, count in zip(PARTS, counts[1:], strict=True) if count}
+
+
+def count_untrained(turns: Turns) -> int:
+    """Return how many tokens of responses have marks that do not train them."""
+    if turns.marks is None:
+        return 0
+    lengths = turns.ids.lengths
+    is_response = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    return int(np.count_nonzero(is_response & (turns.marks["weight"] == 0)))
 
 
 class SplitAnswers(NamedTuple):

@@ -329,10 +329,12 @@ def make_names_unique(drafts: Iterable[Draft]) -> None:
 HEAD = (
     "# By mdsmix init, from the first records. Every key is explained in docs/recipe.md of mdsmix."
 )
-MORE_KEYS = (
-    "# mix: {{{first}: {{repeat: 2}}}}    # how often an epoch draws a stream; once by default\n"
+REPEAT_KEY = (
+    "# mix: {{{first}: {{repeat: 2}}}}    # how often an epoch draws a stream; once by default"
+)
+RESPONSES_KEY = (
     "# target_responses: all    # trains every answer of a conversation; by default only the last, "
-    "as LLM-Foundry does\n"
+    "as LLM-Foundry does"
 )
 PROCESSOR_KEY = (
     "# processor: ./model    # the model's folder or hub name: decides how many tokens images "
@@ -344,6 +346,8 @@ WHY = {
     "budget": "the tokens of an epoch; `sample: budget` converts each stream's share of it",
     "absolute": "percentages are of the whole budget, and may sum to less than 100 if a source is "
     "missing",
+    "target_responses": "answers of which only some characters are trained need it; every answer "
+    "of a conversation is then trained",
     "format": "by its first bytes",
     "split_by": "what is a document: file, line or paragraph",
     "where": "answers that this field marks as false are not trained",
@@ -389,7 +393,9 @@ def format_recipe(
         lines += [prefix + line for line in _stream_lines(draft)]
     # Keys that a user may want to add.
     if accepted and not shares and not loader:
-        lines.append(MORE_KEYS.format(first=accepted[0].name))
+        lines.append(REPEAT_KEY.format(first=accepted[0].name))
+        if "target_responses" not in keys:
+            lines.append(RESPONSES_KEY)
     if any(draft.guess.shape.image_fields for draft in accepted):
         lines.append(PROCESSOR_KEY)
     return "\n".join(lines).rstrip() + "\n"

@@ -126,6 +126,8 @@ def write_first_recipe(
         keys["tokenizer"] = {"name": keys["tokenizer"], "kwargs": {"padding_side": "left"}}
     if budget:
         keys |= {"budget": budget, "absolute": True}
+    if any(draft.guess.with_spans for draft in drafts):
+        keys["target_responses"] = "all"
     _fit_short_texts(drafts, length.tokens, opened)
     try_all(keys, drafts, opened, folder)
     # Collect the messages and write the text.

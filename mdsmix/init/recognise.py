@@ -63,6 +63,8 @@ class Guess:
     "The images of the records that the shape reads."
     marked: int = 0
     "Records that mark answers as trained or not."
+    with_spans: int = 0
+    "Records that mark characters of answers (`train_detail`)."
 
     @property
     def is_right(self) -> bool:
@@ -248,6 +250,7 @@ def try_shape(
         reasons=reasons,
         pictures=tuple(pictures),
         marked=len(marked),
+        with_spans=len([result for result in results if getattr(result, "losses", None)]),
     )
 
 

@@ -178,6 +178,11 @@ def _note_trial(draft: Draft, template_error: str) -> None:
             f"{plural(draft.guess.marked, 'record')} of these mark which answers are trained: "
             "`target_responses: all` trains every marked answer, `last` only the last marked answer"
         )
+    if draft.guess.with_spans:
+        draft.notes.append(
+            f"{plural(draft.guess.with_spans, 'record')} of these mark the characters of answers "
+            "that are trained"
+        )
     if _is_too_many(tried.bad, draft) or not tried.written:
         error = f"; the chat template: {template_error}" if template_error else ""
         fix = OTHER_TEMPLATE if TOOLS_NOT_PRINTED in tried.quarantined else FIX

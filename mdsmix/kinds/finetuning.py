@@ -17,7 +17,12 @@ import numpy as np
 
 from mdsmix.encode.encoded import Encoded, lay_out_documents, lay_out_pairs, lay_out_turns
 from mdsmix.encode.labels import USABLE, Flags, Labels, Lengths, Targets, Turns, keep_first_turns
-from mdsmix.encode.trained_ranges import SPLIT_REASONS, count_parts, split_answers
+from mdsmix.encode.trained_ranges import (
+    SPLIT_REASONS,
+    count_parts,
+    count_untrained,
+    split_answers,
+)
 from mdsmix.kinds.kind import Kind, packed_columns
 from mdsmix.kinds.turn_rows import TurnRows, tokenize_pairs
 from mdsmix.ragged import Ragged
@@ -151,6 +156,13 @@ class Finetuning(Kind):
                 totals,
                 truncated_rows=int(np.count_nonzero(shortened_by)),
                 truncated_tokens=int(shortened_by.sum()) + encoded.totals.truncated_tokens,
+            )
+        if rows.has_spans is not None:
+            is_marked = rows.has_spans & keep
+            totals = replace(
+                totals,
+                span_records=len({*positions[is_marked].tolist()}),
+                span_untrained=count_untrained(whole_turns.take(is_marked)),
             )
         if rows.left_out_turns is not None:
             totals = replace(totals, left_out_turns=int(rows.left_out_turns[keep].sum()))

@@ -170,6 +170,9 @@ def drop_turns(conversation: Conversation, cut: int) -> Conversation:
         flags = conversation.trained
         kept_flags = [*flags[:system_end], *flags[cut:]]
         trained = None if all(kept_flags) else kept_flags
+    losses = conversation.losses
+    if losses is not None:
+        losses = [*losses[:system_end], *losses[cut:]]
     first_image = _count_images(messages[:system_end])
     end_image = first_image + _count_images(messages[dropped])
     images = conversation.images
@@ -177,6 +180,7 @@ def drop_turns(conversation: Conversation, cut: int) -> Conversation:
         messages=[*messages[:system_end], *messages[cut:]],
         trained=trained,
         images=[*images[:first_image], *images[end_image:]],
+        losses=losses if losses and any(losses) else None,
     )
 
 

@@ -28,6 +28,12 @@ EXTRAS_VERSION = 2
 """Version 1 of this rule ignored the extras of records, such as `loss_mask`. The rule is for the
 shapes whose own version was not increased when extras were first read.
 """
+MARKS_RULE = "record.marks"
+MARKS_VERSION = 2
+"""Version 1 of this rule refused `train_detail`, `loss_scale` and loss weights, as `bad_weight`.
+"""
+MARKS_REASON_1 = "bad_weight"
+"The reason code of records that version 1 of MARKS_RULE refused. Version 2 has other codes."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,24 +76,32 @@ def list_raised_rules(
     return raised
 
 
-def find_extras_rule(manifest: Manifest, shape: Shape | None) -> dict[str, int]:
-    """Return `{"record.extras": 2}` if version 2 of this rule gives a published stream other rows
-    than version 1, or the stream was made under version 2; otherwise {}.
+def find_record_rules(manifest: Manifest, shape: Shape | None) -> dict[str, int]:
+    """Return the version of each rule that gives a published stream other rows than version 1, or
+    under whose version 2 the stream was made: `{"record.extras": 2}`. These rules are on contents
+    of records that no key of the recipe names.
 
-    Version 1 ignored the extras of records: fields such as `loss_mask`, which change what is
-    trained although no key of the recipe names them. Version 2 reads them. So the rule matters to a
-    stream whose manifest counts extras among the fields that were not read.
+    Version 1 of `record.extras` ignored the extras of records: fields such as `loss_mask`, which
+    change what is trained. Version 2 reads them. So the rule matters to a stream whose manifest
+    counts extras among the fields that were not read.
+
+    Version 1 of `record.marks` refused marks of characters and loss weights. So the rule matters to
+    a stream whose manifest counts records that were refused for them.
 
     Args:
         manifest: the manifest of the published stream.
         shape: the shape of the stream's records; None if the records have several shapes.
     """
+    rules = dict[str, int]()
     # Fields that were decoded and not used, and columns of Parquet that were not even decoded.
     unread = {*manifest.records.unread, *manifest.records.unseen}
     has_unread_extras = shape is not None and not unread.isdisjoint(shape.extras)
     if has_unread_extras or EXTRAS_RULE in manifest.encoding.rules:
-        return {EXTRAS_RULE: EXTRAS_VERSION}
-    return {}
+        rules[EXTRAS_RULE] = EXTRAS_VERSION
+    has_refused_marks = MARKS_REASON_1 in manifest.records.quarantined
+    if has_refused_marks or MARKS_RULE in manifest.encoding.rules:
+        rules[MARKS_RULE] = MARKS_VERSION
+    return rules
 
 
 def list_raised_formats(paths: Iterable[str]) -> dict[str, int]:

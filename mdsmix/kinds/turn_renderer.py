@@ -18,6 +18,7 @@ import numpy as np
 
 from mdsmix.encode import forms
 from mdsmix.encode.answer_parts import PARTS, PARTS_REASONS, PartRange, find_parts
+from mdsmix.encode.answer_spans import match_answers, weigh_responses
 from mdsmix.encode.backends import Backend, make_token_search
 from mdsmix.encode.chat import (
     ChatTemplate,
@@ -30,7 +31,7 @@ from mdsmix.encode.chat import (
 )
 from mdsmix.encode.control_words import ControlWords, open_control_words
 from mdsmix.encode.labels import Turns
-from mdsmix.encode.trained_ranges import MarkedRange, mark_tokens
+from mdsmix.encode.trained_ranges import MarkedRange, mark_tokens, multiply_weights
 from mdsmix.kinds.turn_rows import PLACEHOLDERS, TurnRows, count_placeholders
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.extras import VARIABLES
@@ -48,8 +49,16 @@ TEMPLATE_REASONS = {
         "detail shows both texts where they differ."
     ),
     "untrained_in_prompt": (
-        "A prompt contains an answer that is marked as not trained, but target_prompts in the "
-        "recipe trains prompts."
+        "A prompt contains an answer, or characters of an answer, that are marked as not trained, "
+        "but target_prompts in the recipe trains prompts."
+    ),
+    "span_in_encoder": (
+        "Only some characters of an answer are trained, but the recipe sets decoder_only_format: "
+        "false, so an encoder would read the others."
+    ),
+    "span_not_printed": (
+        "The chat template prints an answer with train_detail in another way than the record has "
+        "it, so that its characters are not found; the detail gives the message's position."
     ),
     "tools_not_printed": (
         "The conversation has tools, calls or results, but the chat template prints none of them."
@@ -140,6 +149,8 @@ class TurnRenderer:
         # Render each conversation. A turn is a prompt and a response, both strings.
         rendered = list[Sequence[Turn]]()
         ranges = list[Sequence[MarkedRange]]()  # of each response; only with `has_marks`
+        has_spans = any(conversation.losses for conversation in conversations)
+        has_marks = has_spans or bool(self.encoding.train_parts)
         positions = list[int]()
         rejected = dict[int, str]()
         unread = Counter[str]()
@@ -154,7 +165,7 @@ class TurnRenderer:
                 # Refuse the conversation if a prompt or a response ends inside a control token.
                 for row in rows:
                     self.words.refuse_split([*chain.from_iterable(row)])
-                marked = self.mark_rows(conversation, rows) if self.has_marks else []
+                marked = self.mark_rows(conversation, rows) if has_marks else []
             except RecordRefused as refused:
                 rejected[position] = refused.why
             else:
@@ -165,8 +176,12 @@ class TurnRenderer:
         texts = [*chain.from_iterable(chain.from_iterable(rendered))]
         ids = self.backend.encode(texts, match_special=True)
         turns_of_rows = Turns(ids, np.array([len(row) for row in rendered], np.int64))
-        if self.has_marks:
+        if has_marks:
             turns_of_rows = mark_tokens(turns_of_rows, texts[1::2], ranges, self.backend)
+        with_spans = None
+        if has_spans:
+            flags = [bool(conversations[position].losses) for position in positions]
+            with_spans = np.array(flags, bool)
         whole_texts = (conversation.all_text for conversation in conversations)
         return TurnRows(
             turns=turns_of_rows,
@@ -176,6 +191,7 @@ class TurnRenderer:
             placeholders=count_placeholders([suspicious], whole_texts),
             unread=unread,
             images=[conversations[position].images for position in positions],
+            has_spans=with_spans,
         )
 
     def render_together(self, conversations: Sequence[Conversation]) -> list[Sequence[Turn] | None]:
@@ -243,32 +259,47 @@ class TurnRenderer:
             self.prepare(conversation, unread)
         return {*unread}
 
-    @property
-    def has_marks(self) -> bool:
-        """Whether only some tokens of an answer may be trained (`mark_rows`)."""
-        return bool(self.encoding.train_parts)
-
     def mark_rows(
         self, conversation: Conversation, rows: Sequence[Sequence[Turn]]
     ) -> list[list[MarkedRange]]:
         """Return the ranges of each response of a conversation's rows, with their marks: which part
-        of the answer a range belongs to, and whether it is trained.
+        of the answer a range belongs to, and whether it is trained. Characters are trained if both
+        the recipe's `train_parts` and the record's spans train them.
 
-        Raises RecordRefused (parts_not_found) if the parts of an answer cannot be found.
+        Raises RecordRefused if the parts or the spans of an answer cannot be found
+        (parts_not_found, span_not_printed), or the run would train the characters that the record
+        does not train (untrained_in_prompt, span_in_encoder).
 
         Args:
             conversation: the record.
             rows: its rows, each a list of turns.
         """
+        responses = [response for row in rows for _, response in row]
+        ranges = [[MarkedRange(0, len(response), 0, 1.0)] for response in responses]
+        if self.encoding.train_parts:
+            ranges = self._mark_parts(conversation, rows)
+        if conversation.losses:
+            if self.encoding.target_prompts != "none":
+                raise RecordRefused("untrained_in_prompt")
+            if not self.encoding.decoder_only_format:
+                raise RecordRefused("span_in_encoder")
+            weighed = weigh_responses(
+                conversation, rows, lambda marked: self.rows_of(marked, Counter())
+            )
+            pairs = zip(ranges, chain.from_iterable(weighed), strict=True)
+            ranges = [multiply_weights(*pair) for pair in pairs]
+        return ranges
+
+    def _mark_parts(
+        self, conversation: Conversation, rows: Sequence[Sequence[Turn]]
+    ) -> list[list[MarkedRange]]:
+        """Return the parts of each response of a conversation's rows, with the weights that
+        `train_parts` gives them. The arguments are those of `mark_rows`.
+        """
         template, prepared = self.prepare(conversation, Counter())
-        answers = find_trained_answers(prepared)
         ranges = list[list[MarkedRange]]()
-        for number, row in enumerate(rows):
-            # Each row ends with a trained answer: the last row with the last trained answer, the
-            # row before it with the trained answer before it, and so on. A row of several turns has
-            # all answers.
-            end = len(answers) - (len(rows) - 1 - number)
-            for answer, (prompt, response) in zip(answers[end - len(row) : end], row, strict=True):
+        for row, answers in zip(rows, match_answers(prepared, rows), strict=True):
+            for answer, (prompt, response) in zip(answers, row, strict=True):
                 parts = find_parts(template, prepared, answer, prompt, response)
                 ranges.append([self._mark_part(found) for found in parts])
         return ranges

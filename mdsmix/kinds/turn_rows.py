@@ -15,7 +15,7 @@ import numpy as np
 
 from mdsmix.encode.backends import Backend, encode_texts
 from mdsmix.encode.encoded import add_special_tokens
-from mdsmix.encode.labels import Lengths, Turns
+from mdsmix.encode.labels import Flags, Lengths, Turns
 from mdsmix.ragged import Ragged
 from mdsmix.record import Pair
 from mdsmix.shapes.extras import FILLED_IN
@@ -53,6 +53,10 @@ class TurnRows:
     "Field that the chat template does not print -> number of records that have it."
     images: Sequence[Sequence[Any]] = ()
     "The images of each row's record."
+    has_spans: Flags | None = None
+    """bool [rows]: whether the record of each row marks characters of answers; None if no record
+    does.
+    """
     whole_lengths: Lengths | None = None
     """int64 [rows]: the tokens of each row before `too_long: last_turns` shortened some of them;
     None if no row was shortened.

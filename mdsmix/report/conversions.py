@@ -305,6 +305,12 @@ def _notes_on_samples(manifest: Manifest) -> Iterator[str]:
         yield f"WARNING: {NO_TEMPLATE}"
     yield from list_untrained_tokens(manifest)
     yield from _notes_on_parts(manifest)
+    totals = manifest.totals
+    if totals.span_records:
+        yield (
+            f"in {plural(totals.span_records, 'record')}, marks train only some characters of an "
+            f"answer: {plural(totals.span_untrained, 'token')} of answers are not trained"
+        )
     rewritten = manifest.records.quarantined.get("not_prefix_stable")
     if rewritten:
         remedy = "the record's detail shows both texts"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mdsmix.record import Message, RecordRefused
 
@@ -37,6 +37,53 @@ def join_parts(parts: Sequence[Any]) -> str:
     Raises RecordRefused (content_not_text) if a part is not text.
     """
     return "".join(map(_text_of_part, parts))
+
+
+class MarkedText(NamedTuple):
+    """The joined texts of a content's parts, and which of the characters are trained."""
+
+    text: str
+    detail: list[Message] | None
+    "A list as in axolotl's `train_detail`; None if no part has a mark."
+
+
+PART_MARKS = ("train", "weight")
+"Keys of a part of text that say whether it is trained, as in axolotl."
+
+
+def join_marked_parts(parts: Sequence[Any]) -> MarkedText:
+    """Return the joined texts of a content's parts, which may have marks: `[{"type": "text",
+    "text": "Hi", "train": false}]`. A part without a mark is trained.
+
+    Raises RecordRefused (content_not_text) if a part is not text.
+    Raises RecordRefused (bad_mark) if a mark is not true, false, 1 or 0, or two marks of a part
+    differ.
+    """
+    if not any(map(has_part_marks, parts)):
+        return MarkedText(join_parts(parts), None)
+    texts = list[str]()
+    detail = list[Message]()
+    position = 0
+    for part in parts:
+        is_object = isinstance(part, Mapping)
+        marks = [part[key] for key in PART_MARKS if is_object and part.get(key) is not None]
+        if any(mark not in (0, 1) or mark != marks[0] for mark in marks):
+            raise RecordRefused("bad_mark")
+        if is_object:
+            part = {key: part[key] for key in part if key not in PART_MARKS}
+        text = _text_of_part(part)
+        texts.append(text)
+        if text:
+            end = position + len(text)
+            entry = {"begin_offset": position, "end_offset": end - 1, "train": all(marks)}
+            detail.append(entry)
+            position = end
+    return MarkedText("".join(texts), detail)
+
+
+def has_part_marks(part: Any) -> bool:
+    """Check whether a part of a content says whether it is trained."""
+    return isinstance(part, Mapping) and any(part.get(key) is not None for key in PART_MARKS)
 
 
 def _text_of_part(part: Any) -> str:

@@ -8,13 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from mdsmix.json_values import read_exactly
-from mdsmix.record import Conversation, Message, RecordRefused, RichConversation, is_encodable
+from mdsmix.record import (
+    AnswerLoss,
+    Conversation,
+    Message,
+    RecordRefused,
+    RichConversation,
+    is_encodable,
+)
 from mdsmix.shapes.shape import RawRecord
+from mdsmix.shapes.spans import DETAIL, SPAN_REASONS, read_spans
 
 CONVERSATION_REASONS = {
+    **SPAN_REASONS,
     "messages_not_a_list": "The messages are not a list.",
     "no_messages": "The list of messages is empty.",
     "too_few_messages": "There is only one message.",
@@ -36,10 +45,9 @@ CONVERSATION_REASONS = {
         "check this."
     ),
     "trained_prompt": "A message that is not the assistant's is marked as trained.",
-    "bad_weight": (
+    "bad_mark": (
         "A mark of a message (train, weight, loss, loss_weight, loss_mask, ...) is not true, "
-        "false, 1 or 0; or two marks of the message differ; or only a part of the message is "
-        "weighted."
+        "false, 1 or 0; or two marks of the message differ."
     ),
     "bad_loss_mask": (
         "The record's loss_mask is not a list with one entry for each message or for each answer; "
@@ -59,6 +67,7 @@ CONVERSATION_REASONS = {
 TRAIN_KEYS = (
     *("train", "weight", "loss", "loss_weight"),  # axolotl, OpenAI, ms-swift, LLaMA-Factory
     *("loss_mask", "step_loss_mask", "training", "trainable"),
+    "loss_scale",  # ms-swift
 )
 "Marks: keys of a message whose values (true or 1, false or 0) decide whether it is trained."
 MASK = "loss_mask"
@@ -67,11 +76,7 @@ answer.
 """
 MARK = "train_mark"
 "The recipe's option that names one more mark: a key of messages, or a field with a list of marks."
-PARTLY_KEYS = ("train_detail", "loss_scale")
-"""Keys that select only a part of a message for training, or give a part another weight. The labels
-of LLM-Foundry's loader cannot express this.
-"""
-FLAGS = frozenset((*TRAIN_KEYS, *PARTLY_KEYS))
+FLAGS = frozenset((*TRAIN_KEYS, DETAIL))
 "All keys of messages that only concern training. They are removed before a template sees them."
 GREETS = "starts_with_assistant"
 "The reason code of a conversation that begins with a greeting of the assistant's."
@@ -112,7 +117,8 @@ def make_conversation(
     Raises RecordRefused if the messages together break a rule, such as the order of roles.
     """
     # Read the marks, and put calls and tools into the form of chat templates.
-    trained = read_trained(raw, messages, leading)
+    marks = read_marks(raw, messages, leading)
+    trained = marks.trained
     cleaned = [
         _normalize_own_tools(message) if "tools" in message else message
         for message in remove_marks(raw, messages)
@@ -121,6 +127,8 @@ def make_conversation(
     cleaned, trained = _join_parallel_calls(cleaned, trained)
     if raw.merges:
         cleaned, trained = merge_messages(cleaned, trained)
+    if marks.losses and len(cleaned) != len(messages):
+        raise RecordRefused("merged_spans")
     # Check the answers and the order of roles.
     for message in cleaned:
         is_empty = not (message.get("content") or message.get("tool_calls"))
@@ -144,7 +152,8 @@ def make_conversation(
         for message in cleaned
     )
     record_type = RichConversation if is_rich else Conversation
-    conversation = record_type(cleaned, None if all(trained) else trained, tools)
+    trained_or_none = None if all(trained) else trained
+    conversation = record_type(cleaned, trained_or_none, tools, losses=marks.losses)
     if not is_encodable(conversation.all_text):
         raise RecordRefused("lone_surrogate")
     return conversation
@@ -171,10 +180,19 @@ def check_roles(roles: tuple[Any, ...], repeatable: str = "") -> str | None:
     return GREETS if roles[0] == "assistant" else None
 
 
-def read_trained(raw: RawRecord, messages: Sequence[Message], leading: int = 0) -> list[bool]:
-    """Return a flag for each message: whether it may be used for training. Marks decide this: keys
-    of the message, such as `"weight": 0`, and the record's list of marks, such as `loss_mask`. A
-    message without marks may be used.
+class Marks(NamedTuple):
+    """The marks of a record's messages."""
+
+    trained: list[bool]
+    "A flag for each message: whether it may be used for training."
+    losses: list[AnswerLoss | None] | None
+    "`Conversation.losses`"
+
+
+def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) -> Marks:
+    """Return which messages may be used for training, and of which answers only some characters.
+    Marks decide this: keys of the message, such as `"weight": 0` or `train_detail`, and the
+    record's list of marks, such as `loss_mask`. A message without marks may be used.
 
     Args:
         raw: the record.
@@ -183,20 +201,33 @@ def read_trained(raw: RawRecord, messages: Sequence[Message], leading: int = 0) 
             not from the list of messages.
 
     Raises RecordRefused:
-        bad_weight: a mark is neither true nor false, or two marks of a message differ.
+        bad_mark: a mark is neither true nor false, or two marks of a message differ.
         bad_loss_mask: the list does not have one entry for each message or answer.
         trained_prompt: a message that is not the assistant's is marked for training.
+        bad_span, span_with_calls: by `read_spans`.
     """
     keys = (*TRAIN_KEYS, raw.options[MARK]) if MARK in raw.options else TRAIN_KEYS
     listed_marks = _read_listed_marks(raw, messages, leading)
-    if listed_marks:
-        return [
-            _is_trained(message, keys, mark)
-            for message, mark in zip(messages, listed_marks, strict=True)
-        ]
     # Most messages have no key that concerns training: these may be used.
     flags = _flag_keys(raw)
-    return [flags.isdisjoint(message) or _is_trained(message, keys) for message in messages]
+    if not listed_marks and all(map(flags.isdisjoint, messages)):
+        return Marks([True] * len(messages), None)
+    trained = list[bool]()
+    losses = list[AnswerLoss | None]()
+    for position, message in enumerate(messages):
+        marks = [message[key] for key in keys if message.get(key) is not None]
+        if listed_marks and listed_marks[position] is not None:
+            marks.append(listed_marks[position])
+        is_trained = _is_trained(message, marks)
+        losses.append(_read_loss(message) if is_trained else None)
+        trained.append(is_trained)
+    return Marks(trained, losses if any(losses) else None)
+
+
+def _read_loss(message: Message) -> AnswerLoss | None:
+    """Return the characters of a trained message that are trained; None if all are."""
+    spans = read_spans(message)
+    return AnswerLoss(spans) if spans else None
 
 
 def remove_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
@@ -225,7 +256,7 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
     The list is in the field `loss_mask`, or in the field that the recipe names as `train_mark`. It
     has one entry for each message or for each answer.
 
-    Raises RecordRefused (bad_weight) if the record has both lists and they differ.
+    Raises RecordRefused (bad_mark) if the record has both lists and they differ.
     Raises RecordRefused (bad_loss_mask) if the list has another number of entries.
 
     Args:
@@ -238,7 +269,7 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
     if not lists:
         return []
     if lists[-1] != lists[0]:
-        raise RecordRefused("bad_weight")
+        raise RecordRefused("bad_mark")
     marks = lists[0]  # all lists are equal
     entries = len(marks) if isinstance(marks, list) else -1  # -1 differs from all lengths below
     count = len(messages)
@@ -256,31 +287,31 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
     )
 
 
-def _is_trained(message: Message, keys: Sequence[str], listed_mark: Any = None) -> bool:
-    """Check whether a message may be used for training. A mark is a key of the message, such as
-    `"weight": 0`, or its entry in a list of the record. A message may be used if all its marks are
-    true or 1, or if it has none.
+def _is_trained(message: Message, marks: Sequence[Any]) -> bool:
+    """Check whether a message may be used for training: if all its marks are true or 1, or if it
+    has none. A message whose `train_detail` trains no character may not be used.
 
-    Raises RecordRefused (bad_weight) if a mark is neither true nor false, or two marks differ, or
-    the message is marked only in part.
+    Raises RecordRefused (bad_mark) if a mark is neither true nor false, or two marks differ.
     Raises RecordRefused (trained_prompt) if a message that is not the assistant's is marked for
     training.
 
     Args:
         message: the message.
-        keys: the keys of messages that are marks.
-        listed_mark: the message's entry in the record's list of marks; None if it has none.
+        marks: the values of its marks, such as the value of its key `weight`, and its entry in the
+            record's list of marks.
     """
-    marks = [message[key] for key in keys if message.get(key) is not None]
-    if listed_mark is not None:
-        marks.append(listed_mark)
-    is_partly_trained = any(message.get(key) is not None for key in PARTLY_KEYS)
-    has_bad_mark = any(mark not in (0, 1) or mark != marks[0] for mark in marks)
-    if is_partly_trained or has_bad_mark:
-        raise RecordRefused("bad_weight")
-    if any(marks) and message["role"] != "assistant":
+    if any(mark not in (0, 1) or mark != marks[0] for mark in marks):
+        raise RecordRefused("bad_mark")
+    is_trained = all(marks)
+    spans = read_spans(message)
+    if spans is not None:
+        # In axolotl an empty list trains nothing, but a mark of the whole message overrides it.
+        is_overridden = message[DETAIL] == [] and bool(marks)
+        is_trained = is_trained and (bool(spans) or is_overridden)
+    is_marked = bool(marks) or spans is not None
+    if is_marked and is_trained and message["role"] != "assistant":
         raise RecordRefused("trained_prompt")
-    return all(marks)
+    return is_trained
 
 
 def read_messages(raw: RawRecord, key: str) -> list[Any]:

@@ -43,6 +43,7 @@ from mdsmix.shapes.messages import MESSAGES, OPENAI
 from mdsmix.shapes.preference import PREFERENCE, PREFERENCE_OPENAI
 from mdsmix.shapes.prompt import PROMPT
 from mdsmix.shapes.shape import RawRecord, Shape
+from mdsmix.shapes.spans import check_losses
 from mdsmix.shapes.texts import PROMPT_RESPONSE, TEXT
 
 FUNCTION_REASONS = {
@@ -449,4 +450,6 @@ def _read_answer(answer: Any, gives: str) -> Any:
     record = shape.parse(RawRecord(tree, fields, {}))
     if isinstance(answer, Conversation):
         record = record._replace(trained=answer.trained, variables=answer.variables)
+        if answer.losses:
+            record = record._replace(losses=check_losses(answer.losses, record.messages))
     return record

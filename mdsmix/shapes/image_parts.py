@@ -29,7 +29,7 @@ import orjson
 
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.schema import shorten_value
-from mdsmix.shapes.content_parts import TEXTS, join_parts
+from mdsmix.shapes.content_parts import PART_MARKS, TEXTS, has_part_marks, join_parts
 from mdsmix.shapes.fields import parse_field
 from mdsmix.shapes.shape import RawRecord, Shape
 
@@ -167,13 +167,7 @@ def place_images(conversation: Conversation, images: Sequence[Image], mark: str)
         message | {"content": _split_at_marks(text, mark)} if mark in text else message
         for message, text in zip(conversation.messages, texts, strict=True)
     ]
-    return RichConversation(
-        messages,
-        trained=conversation.trained,
-        tools=conversation.tools,
-        images=images,
-        variables=conversation.variables,
-    )
+    return RichConversation(*conversation._replace(messages=messages, images=images))
 
 
 def _split_at_marks(text: str, mark: str) -> list[dict[str, str]]:
@@ -355,6 +349,8 @@ def _flatten_message(message: Any, images: list[Any]) -> Any:
         if isinstance(message.get(key), list):
             parts = [_mark_part(part, images) for part in message[key]]
             is_text = all(isinstance(part, dict) and part.get("type") in TEXTS for part in parts)
+            # Parts that say whether they are trained stay parts, for the shape to read.
+            is_text = is_text and not any(map(has_part_marks, parts))
             message = message | {key: join_parts(parts) if is_text else parts}
     return message
 
@@ -400,5 +396,6 @@ def _mark_part(part: Any, images: list[Any]) -> Any:
         images.append(part)
         return {"type": "text", "text": MARK}
     if part.get("type") in TEXTS:
-        return {"type": "text", "text": part.get("text", part.get("value"))}
+        marks = {key: part[key] for key in PART_MARKS if part.get(key) is not None}
+        return {"type": "text", "text": part.get("text", part.get("value"))} | marks
     return {key: value for key, value in part.items() if value is not None}

@@ -25,6 +25,7 @@ from mdsmix.record import Conversation, Message, RecordRefused, is_encodable
 from mdsmix.shapes.content_parts import (
     convert_anthropic,
     has_anthropic_parts,
+    join_marked_parts,
     join_parts,
     result_to_text,
 )
@@ -38,12 +39,13 @@ from mdsmix.shapes.conversation_rules import (
     make_conversation,
     merge_messages,
     parse_calls,
+    read_marks,
     read_messages,
-    read_trained,
     remove_marks,
 )
 from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, NAMES, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
+from mdsmix.shapes.spans import DETAIL
 
 
 def parse_messages(raw: RawRecord) -> Conversation:
@@ -61,7 +63,7 @@ def parse_messages(raw: RawRecord) -> Conversation:
             raise RecordRefused("unknown_role")
         if type(message["content"]) is not str:
             raise RecordRefused("content_not_text")
-    trained = read_trained(raw, messages)
+    trained = read_marks(raw, messages).trained
     if mark:
         messages = remove_marks(raw, messages)
     if raw.merges:
@@ -186,8 +188,12 @@ def _parse_message(item: Any) -> Message:
         content = result_to_text(content)
         message["content"] = content
     elif isinstance(content, list):
-        content = join_parts(content)
+        content, detail = join_marked_parts(content)
         message["content"] = content
+        if detail is not None:
+            if message.get(DETAIL) is not None:
+                raise RecordRefused("bad_span", why="train_detail, and marks of the parts")
+            message[DETAIL] = detail
     # A system message may have only tools.
     if content is None and message["role"] == "system" and message.get("tools"):
         content = ""

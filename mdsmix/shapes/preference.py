@@ -19,18 +19,19 @@ answer that is compared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from mdsmix.record import Conversation, Message, Pair, RecordRefused
+from mdsmix.record import AnswerLoss, Conversation, Message, Pair, RecordRefused
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
     MARK,
     MASK,
     copy_nested,
     make_conversation,
+    read_marks,
     read_messages,
-    read_trained,
     remove_marks,
 )
 from mdsmix.shapes.extras import EXTRAS_REASONS, OBJECTS, VARIABLES, with_extras
@@ -139,10 +140,11 @@ def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversati
     # Remove the marks. Messages without roles are refused by `parse_messages`.
     have_roles = all(isinstance(message, dict) and "role" in message for message in messages)
     if have_roles:
-        flags = read_trained(record, messages)
-        is_answer_untrained = bool(flags) and not flags[-1]
+        marks = read_marks(record, messages)
+        is_answer_untrained = bool(marks.trained) and not marks.trained[-1]
         if is_answer_untrained:
             raise RecordRefused("nothing_trained")
+        _refuse_losses(marks.losses)
         record = record._replace(record={"messages": remove_marks(record, messages)})
     return parse_messages(record)
 
@@ -261,7 +263,17 @@ def _check_half(conversation: Conversation) -> Conversation:
     """
     if conversation.trained and not conversation.trained[-1]:
         raise RecordRefused("nothing_trained")
+    _refuse_losses(conversation.losses)
     return conversation
+
+
+def _refuse_losses(losses: Sequence[AnswerLoss | None] | None) -> None:
+    """Raise RecordRefused (bad_span) if marks name characters of the answer of a preference, whose
+    loss is of the whole answer. Marks of earlier answers change nothing, since they are prompt.
+    """
+    if losses and losses[-1]:
+        why = "the loss of a preference is of whole answers, and cannot leave out characters"
+        raise RecordRefused("bad_span", why=why)
 
 
 def parse_preference_sharegpt(raw: RawRecord) -> Preference:

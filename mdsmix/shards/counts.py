@@ -132,6 +132,10 @@ class Totals(Counts):
     """Tokens after the last trained token of samples. They give no loss, and are not stored. Only
     with train_parts.
     """
+    span_records: int = 0
+    "Records that mark characters of an answer (`train_detail`)."
+    span_untrained: int = 0
+    "Tokens of answers that are not trained, in rows of such records, before truncation."
     largest_id: int = -1
     longest: int = 0
     "Tokens of the longest sample."

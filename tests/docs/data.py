@@ -116,6 +116,13 @@ def thoughts() -> None:
     _write("thoughts.jsonl", [json.loads(shown)])
 
 
+def mistakes() -> None:
+    """The conversation of the page, with a `train_detail`."""
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text("utf-8")
+    (shown,) = re.findall(r"\$ cat mistakes\.jsonl.*\n((?:[ {].*\n)+)", page)
+    _write("mistakes.jsonl", [json.loads(shown)])
+
+
 def few() -> None:
     """demo/train.yaml of 32 samples an epoch, for those who read all of it."""
     recipe = yaml.safe_load(Path("yamls/demo.yaml").read_text())

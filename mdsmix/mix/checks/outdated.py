@@ -7,7 +7,7 @@ from contextlib import suppress
 from mdsmix.errors import Damaged
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds.encodings import find_raised_rules
-from mdsmix.kinds.rules import compare_rules, find_extras_rule, list_raised_formats
+from mdsmix.kinds.rules import compare_rules, find_record_rules, list_raised_formats
 from mdsmix.mix.checks.tokenizers import find_conversion_tokenizer
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.shapes import find_shape
@@ -33,7 +33,7 @@ def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     encoding = manifest.encoding
     # The rules of the kind and template, of the source formats, and of extra columns.
     rules_today = find_raised_rules(encoding, tokenizer) | _format_rules_of(stream, manifest)
-    rules_today |= find_extras_rule(manifest, find_shape(encoding.shape, encoding.fields))
+    rules_today |= find_record_rules(manifest, find_shape(encoding.shape, encoding.fields))
     for change in compare_rules(manifest.rules, rules_today):
         note = ""
         if change.rule.startswith("template.") and tokenizer is None:

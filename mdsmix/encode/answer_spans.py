@@ -1,0 +1,241 @@
+"""Finds the characters of an answer that a record marks (`Conversation.losses`) in the text that
+the chat template prints for the answer.
+
+A template may strip a content, cut its reasoning out, or print it between other texts. So the
+places are not computed, but proved: a character of Unicode's private use area, of which the
+conversation has none, is put at each end of a span, and the conversation is rendered again. The
+places are right if the text without these characters is the text that was rendered before, and
+each of them is in it once and in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mdsmix.encode.chat import Turn, find_trained_answers
+from mdsmix.record import AnswerLoss, Conversation, RecordRefused
+
+Rows = Sequence[Sequence[Turn]]
+"The rows of a conversation, each a list of prompts and responses."
+_PRIVATE = range(0xF0000, 0xFFFFE)
+"The code points of a private use area, which no alphabet and hardly a text uses."
+
+
+class WeightedRange(NamedTuple):
+    """Characters of a response, and their loss weight."""
+
+    start: int
+    stop: int
+    weight: float
+
+
+def weigh_responses(
+    conversation: Conversation, rows: Rows, render: Callable[[Conversation], Rows]
+) -> list[list[list[WeightedRange]]]:
+    """Return for each row, and each of its responses, ranges that cover the response from its
+    beginning to its end, with their loss weights. A response without marks is one range of the
+    weight 1.
+
+    If an answer has spans, these characters of its content are trained, and what the template
+    prints after the content. Other characters of the content and everything before it, such as
+    reasoning, have the weight 0, as in axolotl.
+
+    Raises RecordRefused (span_not_printed) if the template does not print the content of an answer
+    with spans as it is.
+
+    Args:
+        conversation: the record, with marks (`losses`).
+        rows: the rows that `render` returned for it.
+        render: returns the rows of a conversation.
+    """
+    losses = conversation.losses or [None] * len(conversation.messages)
+    edges = _EdgeFinder(conversation, rows, render).find()
+    weighed = list[list[list[WeightedRange]]]()
+    for row, answers in zip(rows, match_answers(conversation, rows), strict=True):
+        weighed_row = list[list[WeightedRange]]()
+        for (_, response), answer in zip(row, answers, strict=True):
+            loss = losses[answer] or AnswerLoss()
+            weighed_row.append(_weigh_response(response, loss, edges.get(answer, {})))
+        weighed.append(weighed_row)
+    return weighed
+
+
+def match_answers(conversation: Conversation, rows: Rows) -> Iterator[Sequence[int]]:
+    """Yield for each row the positions of the answers whose texts are its responses.
+
+    The last row ends with the last trained answer, the row before it with the trained answer before
+    it, and so on. A row of several turns has the answers before it too.
+    """
+    answers = find_trained_answers(conversation)
+    for number, row in enumerate(rows):
+        end = len(answers) - len(rows) + number + 1
+        yield answers[end - len(row) : end]
+
+
+def _weigh_response(response: str, loss: AnswerLoss, edges: Edges) -> list[WeightedRange]:
+    """Return ranges with weights that cover a response.
+
+    Args:
+        response: the text.
+        loss: the marks of the answer.
+        edges: the places of the end of the content and of the ends of each span in the response;
+            empty if the answer has no spans.
+    """
+    if loss.spans is None:
+        return [WeightedRange(0, len(response), loss.weight)]
+    ranges = list[WeightedRange]()
+    position = 0
+    for span in loss.spans:
+        start = edges.get(span.start, 0)  # only the beginning of a content may be missing
+        ranges.append(WeightedRange(position, start, 0.0))
+        ranges.append(WeightedRange(start, edges[span.end], span.weight))
+        position = edges[span.end]
+    content_end = edges[max(edges)]
+    ranges.append(WeightedRange(position, content_end, 0.0))
+    ranges.append(WeightedRange(content_end, len(response), loss.weight))
+    return [piece for piece in ranges if piece.start < piece.stop]
+
+
+Edges = Mapping[int, int]
+"""An offset in the content of an answer (the end of the content, or an end of a span) -> another
+offset: of the same place in the response, or of the place in the content for the private character.
+"""
+
+
+@dataclass
+class _EdgeFinder:
+    """Finds the ends of spans in the responses of a conversation."""
+
+    conversation: Conversation
+    rows: Rows
+    render: Callable[[Conversation], Rows]
+
+    def find(self) -> dict[int, Edges]:
+        """Return for each answer with spans that is a response of a row: the places of the end of
+        its content and of the ends of each of its spans in the response.
+
+        Raises RecordRefused (span_not_printed) if such a place is not found.
+        """
+        losses = self.conversation.losses or ()
+        wanted = dict[int, list[int]]()
+        for answers in match_answers(self.conversation, self.rows):
+            for answer in answers:
+                loss = losses[answer]
+                if loss is None or loss.spans is None:
+                    continue
+                content = self.conversation.messages[answer].get("content")
+                if not isinstance(content, str):
+                    raise RecordRefused("span_not_printed", why="the answer has images")
+                ends = {end for span in loss.spans for end in (span.start, span.end)}
+                wanted[answer] = sorted({len(content), *ends})
+        if not wanted:
+            return {}
+        # Usually all ends are found as they are, by one rendering.
+        edges = self.prove(
+            {answer: {offset: offset for offset in offsets} for answer, offsets in wanted.items()}
+        )
+        if edges is None:
+            edges = self.prove({answer: self.move(answer, wanted[answer]) for answer in wanted})
+        if edges is None:
+            raise RecordRefused("span_not_printed", message=min(wanted))
+        return edges
+
+    def move(self, answer: int, offsets: Sequence[int]) -> Edges:
+        """Return for each of the offsets in an answer's content the place at which a private
+        character changes nothing else in the text: the offset, or an end of the white space around
+        it. A template that strips white space does not strip it after a private character.
+
+        The beginning of a content may be left out: it is the beginning of the response. Qwen 3's
+        template drops what is before a `<think>` in the content, and prints a tag of its own.
+
+        Raises RecordRefused (span_not_printed) if an offset has no such place.
+        """
+        message = self.conversation.messages[answer]
+        content = message["content"]
+        # Other keys, such as reasoning_content, may be printed before the content.
+        has_only_content = message.keys() == {"role", "content"}
+        places = dict[int, int]()
+        for offset in offsets:
+            space_end = len(content) - len(content[offset:].lstrip())
+            space_start = len(content[:offset].rstrip())
+            for place in (offset, space_end, space_start):
+                if self.prove({answer: {offset: place}}):
+                    places[offset] = place
+                    break
+            if offset not in places and not (offset == 0 and has_only_content):
+                raise RecordRefused("span_not_printed", message=answer, offset=offset)
+        return places
+
+    def prove(self, places: Mapping[int, Edges]) -> dict[int, Edges] | None:
+        """Return for each answer the places in its response. Return None if a rendering with
+        private characters differs from `rows` in more than these characters, or does not have each
+        of them once and in order.
+
+        Args:
+            places: position of an answer -> the places in its content for the private characters,
+                in order.
+        """
+        unused = _unused_characters(self.conversation)
+        messages = [*self.conversation.messages]
+        characters = dict[int, dict[int, str]]()
+        for answer, place_of in places.items():
+            characters[answer] = {offset: next(unused) for offset in place_of}
+            content = messages[answer]["content"]
+            pieces = list[str]()
+            position = 0
+            for offset, place in place_of.items():
+                pieces += [content[position:place], characters[answer][offset]]
+                position = place
+            pieces.append(content[position:])
+            messages[answer] = messages[answer] | {"content": "".join(pieces)}
+        try:
+            marked_rows = self.render(self.conversation._replace(messages=messages))
+        except RecordRefused:
+            return None
+        removed = "".join("".join(of_one.values()) for of_one in characters.values())
+        removal = str.maketrans("", "", removed)
+        without = [
+            [(prompt.translate(removal), response.translate(removal)) for prompt, response in row]
+            for row in marked_rows
+        ]
+        if without != [[*row] for row in self.rows]:
+            return None
+        edges = dict[int, Edges]()
+        for row, answers in zip(
+            marked_rows, match_answers(self.conversation, self.rows), strict=True
+        ):
+            for (_, response), answer in zip(row, answers, strict=True):
+                if answer in characters:
+                    found = _read_edges(response, characters[answer])
+                    if found is None:
+                        return None
+                    edges[answer] = found
+        return edges
+
+
+def _read_edges(response: str, characters: Mapping[int, str]) -> Edges | None:
+    """Return for each private character its place in the response without these characters. Return
+    None if one of them is not in the response once, or they are not in order.
+
+    Args:
+        response: the text with the private characters.
+        characters: offset in the content, ascending -> its private character.
+    """
+    edges = dict[int, int]()
+    for number, (offset, character) in enumerate(characters.items()):
+        if response.count(character) != 1:
+            return None
+        edges[offset] = response.index(character) - number  # `number` of them are before it
+    is_in_order = [*edges.values()] == sorted(edges.values())
+    return edges if is_in_order else None
+
+
+def _unused_characters(conversation: Conversation) -> Iterator[str]:
+    """Yield private characters that are in no text of a conversation."""
+    used = {*conversation.all_text}
+    for code in _PRIVATE:
+        if chr(code) not in used:
+            yield chr(code)
+    raise RecordRefused("span_not_printed", why="the record has too many spans")

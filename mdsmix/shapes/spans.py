@@ -1,0 +1,143 @@
+"""Reads which characters of an answer are trained: axolotl's key `train_detail` of a message, a
+list such as `[{"begin_offset": 0, "end_offset": 4, "train": true}]`.
+
+Offsets count the characters of the message's content, as in a Python string, from 0. The character
+at `end_offset` is part of the range. Characters that no entry names are not trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from mdsmix.record import AnswerLoss, Message, RecordRefused, Span
+
+DETAIL = "train_detail"
+"The key of a message with the list of ranges."
+DETAIL_KEYS = frozenset({"begin_offset", "end_offset", "train"})
+SPAN_REASONS = {
+    "bad_span": (
+        "A message's train_detail is not a list of {begin_offset, end_offset, train} with ranges "
+        "inside the content, of which end_offset is the last character, or entries that overlap "
+        "differ; the detail says why."
+    ),
+    "span_with_calls": (
+        "A message with train_detail calls tools: train_detail names characters of the content, "
+        "and cannot name those of a call."
+    ),
+    "merged_spans": (
+        "A record with train_detail or loss weights has messages that would be merged, which "
+        "moves the characters."
+    ),
+}
+"Reason codes of records with such marks -> their explanations."
+
+
+def read_spans(message: Message, key: str = DETAIL) -> tuple[Span, ...] | None:
+    """Return the characters of a message's content that are trained, ascending and without overlap;
+    (): no character. Return None if the message has no list of ranges.
+
+    Raises RecordRefused (bad_span) if an entry of the list is not valid.
+    Raises RecordRefused (span_with_calls) if the message has calls.
+
+    Args:
+        message: the message.
+        key: the key with the list of ranges.
+    """
+    entries = message.get(key)
+    if entries is None:
+        return None
+    if not isinstance(entries, list):
+        raise RecordRefused("bad_span", why=f"{key} is not a list")
+    if entries and message.get("tool_calls"):
+        raise RecordRefused("span_with_calls")
+    length = len(message.get("content") or "")
+    spans = [_read_entry(entry, number, length) for number, entry in enumerate(entries)]
+    spans.sort()
+    for earlier, later in pairwise(spans):
+        if later.start < earlier.end and later.weight != earlier.weight:
+            why = f"two entries differ on the character at offset {later.start}"
+            raise RecordRefused("bad_span", why=why)
+    return join_spans([span for span in spans if span.weight])
+
+
+def _read_entry(entry: Any, number: int, length: int) -> Span:
+    """Return an entry of `train_detail` as a span, with the weight 0 if it is not trained.
+
+    Args:
+        entry: the entry.
+        number: its position in the list, for the detail of a reason code.
+        length: the characters of the content.
+    """
+    if not isinstance(entry, Mapping) or entry.keys() != DETAIL_KEYS:
+        keys = ", ".join(sorted(DETAIL_KEYS))
+        raise RecordRefused("bad_span", why=f"entry {number} has not the keys {keys}")
+    begin = entry["begin_offset"]
+    end = entry["end_offset"]
+    train = entry["train"]
+    if not (_is_whole(begin) and _is_whole(end)):
+        raise RecordRefused("bad_span", why=f"an offset of entry {number} is not a whole number")
+    if not 0 <= begin <= end:
+        raise RecordRefused("bad_span", why=f"entry {number} ends before it begins, or before 0")
+    if end >= length:
+        why = (
+            f"end_offset of entry {number} is {int(end)}, but the last character of the content is "
+            f"at offset {length - 1}; end_offset is the last character, not the one after it"
+        )
+        raise RecordRefused("bad_span", why=why)
+    if train not in (0, 1):
+        raise RecordRefused("bad_span", why=f"train of entry {number} is not true or false")
+    return Span(int(begin), int(end) + 1, float(train))
+
+
+def _is_whole(offset: Any) -> bool:
+    """Check whether a value is a whole number. A table with nulls in a column of numbers turns 0
+    into 0.0.
+    """
+    return type(offset) is int or (type(offset) is float and offset.is_integer())
+
+
+def check_losses(
+    losses: Sequence[AnswerLoss | None], messages: Sequence[Message]
+) -> Sequence[AnswerLoss | None]:
+    """Return the losses that a user's function gives to a conversation.
+
+    Raises RecordRefused (bad_span) if there is not one for each message, or spans are not ascending
+    ranges of their content with the weight 1.
+
+    Args:
+        losses: `Conversation.losses`.
+        messages: the messages of the conversation.
+    """
+    if len(losses) != len(messages):
+        why = f"there are {len(losses)} losses of {len(messages)} messages"
+        raise RecordRefused("bad_span", why=why)
+    for number, (loss, message) in enumerate(zip(losses, messages, strict=True)):
+        if loss is None:
+            continue
+        spans = loss.spans or ()
+        if spans and message.get("tool_calls"):
+            raise RecordRefused("span_with_calls")
+        edges = [edge for span in spans for edge in (span.start, span.end)]
+        content = message.get("content") or ""
+        is_inside = [0, *edges, len(content)] == sorted([0, *edges, len(content)])
+        has_spans = loss.spans is None or all(span.start < span.end for span in spans)
+        has_weights = loss.weight == 1 and all(span.weight == 1 for span in spans)
+        if not (is_inside and has_spans and has_weights):
+            raise RecordRefused("bad_span", why=f"the losses of message {number} are not valid")
+    return losses
+
+
+def join_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Return spans, which are ordered by their start, with those of one weight joined that overlap
+    or follow each other directly.
+    """
+    joined = list[Span]()
+    for span in spans:
+        if joined and span.start <= joined[-1].end and span.weight == joined[-1].weight:
+            end = max(span.end, joined[-1].end)
+            joined[-1] = joined[-1]._replace(end=end)
+        else:
+            joined.append(span)
+    return tuple(joined)
