@@ -21,6 +21,7 @@ from tests.converting import (
     pairs,
     read_samples,
     run_recipe,
+    write_jsonl,
     write_recipe,
 )
 from tests.corpus import write_corpus
@@ -62,8 +63,11 @@ class Streams:
 
 
 PLAIN = ("concat", "document", "packed_documents")
-FINETUNING = ("pairs", "conversations", "every_answer", "packed_pairs", "packed_chats")
-PACKED = ("packed_documents", "packed_pairs", "packed_chats")
+FINETUNING = (
+    *("pairs", "conversations", "every_answer", "answer_parts"),
+    *("packed_pairs", "packed_chats", "packed_parts"),
+)
+PACKED = ("packed_documents", "packed_pairs", "packed_chats", "packed_parts")
 
 
 def publish_every_kind(folder: Path, tokenizer: Path) -> Streams:
@@ -93,12 +97,35 @@ def publish_every_kind(folder: Path, tokenizer: Path) -> Streams:
         **shared, **targets,
     )  # fmt: skip
     run_recipe(everything)
+    _publish_answer_parts(folder, tokenizer, shared)
     return Streams(recipe, _publish_preferences(folder, tokenizer))
 
 
-def _publish_preferences(folder: Path, tokenizer: Path) -> Path:
-    from tests.converting import write_jsonl
+def _publish_answer_parts(folder: Path, tokenizer: Path, shared: dict[str, Any]) -> None:
+    """Convert conversations whose answers are trained without their reasoning."""
+    home = folder / "thinking"
+    records = []
+    for number in range(30):
+        messages = []
+        for turn in range(1 + number % 3):
+            thought = f"<think>{'hm ' * (number % 5)}</think>"
+            messages.append({"role": "user", "content": f"Number {turn}?"})
+            messages.append({"role": "assistant", "content": f"{thought}It is {number}."})
+        records.append({"messages": messages})
+    source = write_jsonl(home / "a.jsonl", records)
+    parts = {"reasoning": False}
+    streams = {
+        "answer_parts": chats(source, train_parts=parts),
+        "packed_parts": chats(source, train_parts=parts, pack=True),
+    }
+    recipe = write_recipe(
+        home, tokenizer, streams=streams, local=str(folder / "out"), target_responses="all",
+        **shared,
+    )  # fmt: skip
+    run_recipe(recipe)
 
+
+def _publish_preferences(folder: Path, tokenizer: Path) -> Path:
     records = []
     for number in range(20):
         # The answers of every third preference do not fit.

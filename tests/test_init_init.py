@@ -286,3 +286,23 @@ def test_records_of_anthropic_become_a_recipe(home: Path, tmp_path: Path) -> Non
     assert '"parameters": {"type": "object"}' in shown
     assert "Add." in shown
     assert "⟦5" in shown
+
+
+def test_reasoning_and_calls_can_be_left_untrained(home: Path, tokenizer_folder: Path) -> None:
+    """A comment counts the records that have them, and shows the key that `convert` takes."""
+    thought = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nYes."}
+    records = [{"messages": [MESSAGES[0], thought]}] * 2 + [{"messages": MESSAGES}] * 7
+    write_jsonl(home / "thoughts.jsonl", records)
+    _, text = write_recipe(tokenizer_folder, "thoughts.jsonl")
+    comment = (
+        "    # 2 records with reasoning in the answers, which are trained; to leave them untrained: "
+        "`train_parts: {reasoning: false}`\n"
+    )
+    assert comment in text
+    key = comment.strip().partition("`")[2].strip("`")
+    Path("recipe.yaml").write_text(text.replace(comment, f"    {key}\n"))
+    run_ok("convert", "recipe.yaml")
+    totals = manifest_of("mix/thoughts/train").totals
+    assert totals.answer_parts["reasoning"] > 0
+    write_jsonl(home / "plain.jsonl", [{"messages": MESSAGES}])
+    assert "train_parts" not in init(tokenizer_folder, "plain.jsonl").out

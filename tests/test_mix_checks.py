@@ -94,6 +94,8 @@ RAW_WITH_ID = PublishedStream(
 WITHOUT_EOS = PublishedStream("web", CONCAT, {"tokens": [5] * LENGTH}, {"card": {"add_eos": False}})
 LENGTH_4 = CHAT(card={"target_prompts": "length>=4"})
 COMPACT = CHAT(card={"compact": True})
+PARTS = {"reasoning": False, "calls": True, "answer": True}
+NO_REASONING = CHAT(card=MESSAGES_CARD | {"train_parts": PARTS})
 PROCESSOR = {"processor": "./none"}
 SAME_FOLDER = with_local_section(
     lambda local: {"local": local.replace("again", "web"), "split": "train"}, "again"
@@ -243,6 +245,14 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
     ),
     "targets-wider": (finetuning_loader(target_responses="all"), finetuning_loader()),
     "targets-packed": (mdsmix_loader(PACKS, target_responses="all"), mdsmix_loader(PACKS)),
+    "targets-parts": (
+        finetuning_loader(NO_REASONING, target_prompts="length>=99"),
+        finetuning_loader(NO_REASONING),
+    ),
+    "parts-differ": (
+        finetuning_loader(CHAT(card=MESSAGES_CARD), NO_REASONING("other")),
+        finetuning_loader(NO_REASONING, NO_REASONING("other")),
+    ),
     "targets-compact": (
         finetuning_loader(COMPACT, target_prompts="all"),
         finetuning_loader(COMPACT),

@@ -61,9 +61,11 @@ CHANGES = [
     Change("streams.chat.consecutive_roles=merge", {"chat", "chat-eval"}, "consecutive_roles was not set and is merge"),
     Change("streams.chat.columns=compact", {"chat", "chat-eval"}, "compact was false and is true"),
     Change("streams.chat.rewritten_history=last", {"chat", "chat-eval"}, "was reject and is last"),
+    Change("streams.chat.train_parts={reasoning: false}", {"chat", "chat-eval"}, "train_parts.reasoning was not set and is false"),
     Change("streams.chat.holdout=40%", {"chat", "chat-eval"}, "holdout was 1/4 and is 2/5"),
     Change("streams.chat.source.shape=openai", {"chat", "chat-eval"}, "source.shape was not set and is openai"),
     # No row depends on these.
+    Change("streams.chat.train_parts={reasoning: true}", set()),
     Change("compression=zstd", set()),
     Change("max_bad=50%", set()),
     Change("train_loader.name=mdsmix", set()),

@@ -263,6 +263,10 @@ FIXES = {
     "or `tokenizer.template`.",
     "not_prefix_stable": "`rewritten_history: last` or `each` keeps rows of such conversations.",
     "untrained_in_prompt": "`target_prompts: none`.",
+    "parts_not_found": "Change the record or the template; without `train_parts` the record can be "
+    "trained whole.",
+    "ends_untrained": "`pack: true`, or train the last part of answers too.",
+    "split_answer": "`target_responses: all`, or `pack: true`.",
     "tools_not_printed": "Use a tokenizer whose template prints tools, or leave `source.tools` "
     "out.",
     "image_not_found": "Set `images.root` to the folder that the paths begin at.",

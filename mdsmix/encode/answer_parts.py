@@ -309,6 +309,22 @@ def _find_border(found: PartRange, following: PartRange, response: str) -> int:
     return found.stop
 
 
+def list_parts(conversation: Conversation) -> set[str]:
+    """Return which of `reasoning` and `calls` the answers of a record seem to have, whatever a chat
+    template makes of them.
+    """
+    parts = set[str]()
+    for message in conversation.messages:
+        if message["role"] != "assistant":
+            continue
+        if message.get("tool_calls"):
+            parts.add("calls")
+        has_key = any(message.get(key) for key in REASONING_KEYS)
+        if has_key or THINK_END in _join_texts(message.get("content")):
+            parts.add("reasoning")
+    return parts
+
+
 def require_findable_parts(template: ChatTemplate) -> None:
     """Check that the parts of answers can be found in what a template prints.
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mdsmix.encode.answer_parts import list_parts
 from mdsmix.init.data_files import FirstRecords
 from mdsmix.init.foreign_forms import find_foreign_form
 from mdsmix.kinds import KINDS, Kind
@@ -65,6 +66,8 @@ class Guess:
     "Records that mark answers as trained or not."
     with_spans: int = 0
     "Records that mark characters of answers (`train_detail`)."
+    parts: Mapping[str, int] = field(default_factory=dict)
+    "`reasoning` and `calls` -> records whose answers have that part."
 
     @property
     def is_right(self) -> bool:
@@ -241,6 +244,10 @@ def try_shape(
     for result in results:
         pictures += getattr(result, "images", ())
     marked = [result for result in results if getattr(result, "trained", None) is not None]
+    parts = Counter[str]()
+    for result in results:
+        if isinstance(result, Conversation):
+            parts.update(list_parts(result))
     return Guess(
         head=head,
         shape=shape,
@@ -251,6 +258,7 @@ def try_shape(
         pictures=tuple(pictures),
         marked=len(marked),
         with_spans=len([result for result in results if getattr(result, "losses", None)]),
+        parts=parts,
     )
 
 

@@ -183,6 +183,15 @@ def _note_trial(draft: Draft, template_error: str) -> None:
             f"{plural(draft.guess.with_spans, 'record')} of these mark the characters of answers "
             "that are trained"
         )
+    if draft.guess.parts:
+        parts = [
+            f"{plural(count, 'record')} with {part}" for part, count in draft.guess.parts.items()
+        ]
+        unwanted = ", ".join(f"{part}: false" for part in draft.guess.parts)
+        draft.notes.append(
+            f"{' and '.join(parts)} in the answers, which are trained; to leave them untrained: "
+            f"`train_parts: {{{unwanted}}}`"
+        )
     if _is_too_many(tried.bad, draft) or not tried.written:
         error = f"; the chat template: {template_error}" if template_error else ""
         fix = OTHER_TEMPLATE if TOOLS_NOT_PRINTED in tried.quarantined else FIX

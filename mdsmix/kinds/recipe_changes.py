@@ -116,6 +116,12 @@ def list_recipe_keys(encoding: Encoding) -> dict[str, Any]:
                 settings |= {
                     f"tokenizer.template.{name}": setting for name, setting in value.items()
                 }
+            case "train_parts":
+                settings |= {
+                    f"train_parts.{part}": False
+                    for part, is_trained in value.items()
+                    if not is_trained
+                }
             case "stop_ids":
                 settings[STOPS] = value
             case "max_gen_len":

@@ -23,10 +23,11 @@ from mdsmix.encode import backends
 from mdsmix.encode.backends import Fastokens, Reference, open_backend
 from mdsmix.errors import MdsmixError
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.record import Conversation
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from tests.converting import chats, run_ok, tokens, write_jsonl, write_recipe
 from tests.converting import read_samples as samples_of
-from tests.styles import to_lists
+from tests.styles import GPT_OSS, open_chats, to_lists
 from tests.test_encode_word_form import PIECES, SCHEMES, make_metaspace
 
 ROOT = Path(__file__).parents[2]
@@ -175,6 +176,39 @@ def test_a_conversation_is_the_text_of_its_template(name: str, tmp_path: Path) -
     ids = tokens(row)
     assert ids == printed[: len(ids)]
     assert open_reference(name).decode(printed[len(ids) :]).strip() == ""
+
+
+TRAINED = {
+    "qwen3": "\n\nIt is 4.<|im_end|>\n",
+    # Without a token `</think>`, the token `>\n\n` belongs to the thought.
+    "llama3_1": "It is 4.<|eot_id|>",
+    "deepseek_v3": "It is 4.<｜end▁of▁sentence｜>",
+    "gemma3": "\n\nIt is 4.<end_of_turn>\n",
+    "gptoss": "<|start|>assistant<|channel|>final<|message|>\n\nIt is 4.<|return|>",
+}
+"Tokenizer -> the trained text of an answer whose reasoning is not trained."
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_reasoning_is_left_untrained(name: str) -> None:
+    """The trained tokens, decoded by transformers; all tokens of the row are the same as without
+    train_parts.
+    """
+    tokenizer = open_by_name(name)
+    template = tokenizer.chat_template or GPT_OSS
+    thought = {"content": "<think>\nTwo and two.\n</think>\n\nIt is 4."}
+    conversation = Conversation([TURNS[0], TURNS[1] | thought])
+    rows = list[list[dict[str, list[int]]]]()
+    for parts in ({}, {"reasoning": False, "calls": True, "answer": True}):
+        encoder = open_chats(
+            tokenizer, template, tokenizer.template_variables, train_parts=parts, max_seq_len=500,
+            special_tokens_in_text="allow", backend=open_backend(tokenizer),
+        )  # fmt: skip
+        encoded = encoder.encode([conversation])
+        rows.append(json.loads(bytes(next(iter(encoded.columns["turns"].slices())))))
+    (whole,), (split,) = rows
+    assert open_reference(name).decode(split["labels"]) == TRAINED[name]
+    assert whole["input_ids"] + whole["labels"] == split["input_ids"] + split["labels"]
 
 
 @pytest.mark.parametrize("environment", [".venv-foundry", ".venv-today"])

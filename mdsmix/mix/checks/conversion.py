@@ -14,9 +14,10 @@ from typing import NamedTuple
 from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
+from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import targets_of
 from mdsmix.kinds.prove_processor import FIX_UNEQUAL, find_difference, make_stored_row
-from mdsmix.messages import format_yaml_value
+from mdsmix.messages import format_yaml_value, join_names
 from mdsmix.mix.checks.columns import find_layout
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.processor.card import open_processor
@@ -77,6 +78,12 @@ def decoder_only(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "targets-packed",
 )
 @CHECKS.stream(
+    "error",
+    "Parts of answers that are not trained (train_parts) are stored as prompts: this policy would "
+    "train them, or only the last piece of an answer.",
+    "targets-parts",
+)
+@CHECKS.stream(
     "warning",
     "Samples that only this policy can train on were dropped when converting, so they are missing.",
     "targets-wider",
@@ -127,9 +134,41 @@ def _compare_targets(encoding: Encoding, policies: Targets) -> str | None:
     if encoding.compact:
         return "targets-compact"
     trains_fewer_responses = not is_same and policies.target_responses == "last"
+    trains_prompts = policies.target_prompts != "none"
+    if encoding.train_parts and (trains_prompts or trains_fewer_responses):
+        return "targets-parts"
     if least_now > least_converted or trains_fewer_responses:
         return "targets-narrower"
     return "targets-wider"
+
+
+@CHECKS.mix(
+    "note",
+    "The model learns to write a part of an answer, such as its reasoning, from some streams of "
+    "conversations and not from others.",
+)
+def parts_differ(mix: Mix) -> Findings:
+    """Find streams of conversations in which another choice of parts of an answer is trained
+    (`train_parts`) than in other streams of the mix.
+    """
+    untrained_in = dict[str, list[StreamInMix]]()
+    for stream in mix.train.streams:
+        encoding = stream.encoding
+        if encoding and stream.has_targets and kind_of(encoding).has_template:
+            parts = [part for part, is_trained in encoding.train_parts.items() if not is_trained]
+            untrained_in.setdefault(join_names(parts) or "no part", []).append(stream)
+    if len(untrained_in) < 2:
+        return
+    groups = [
+        f"{parts} in {join_names([stream.name for stream in streams])}"
+        for parts, streams in untrained_in.items()
+    ]
+    yield Finding(
+        f"{{streams}}: other parts of answers are left untrained: {'; '.join(groups)}.",
+        "OK if intended, for example if only some streams have reasoning. Otherwise set the same "
+        "train_parts for these streams, and convert again.",
+        stream_names([stream for streams in untrained_in.values() for stream in streams]),
+    )
 
 
 @CHECKS.stream(
