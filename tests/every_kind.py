@@ -47,6 +47,8 @@ class Streams:
     recipe: Path
     preferences: Path
     "The recipe of the preferences, which need a loader of their own."
+    unpaired: Path
+    "The recipe of the unpaired preferences."
 
     @cached_property
     def out(self) -> Path:
@@ -98,7 +100,9 @@ def publish_every_kind(folder: Path, tokenizer: Path) -> Streams:
     )  # fmt: skip
     run_recipe(everything)
     _publish_answer_parts(folder, tokenizer, shared)
-    return Streams(recipe, _publish_preferences(folder, tokenizer))
+    return Streams(
+        recipe, _publish_preferences(folder, tokenizer), _publish_unpaired(folder, tokenizer)
+    )
 
 
 def _publish_answer_parts(folder: Path, tokenizer: Path, shared: dict[str, Any]) -> None:
@@ -151,6 +155,30 @@ def _publish_preferences(folder: Path, tokenizer: Path) -> Path:
     return recipe
 
 
+def make_unpaired_records() -> list[dict[str, Any]]:
+    """Return unpaired preferences of texts, of which every third does not fit into a row."""
+    return [
+        {
+            "prompt": f"Question {number}?" * (1 + number % 4),
+            "completion": " yes" * (1 + 30 * (number % 3)),
+            "label": number % 4 > 0,
+        }
+        for number in range(20)
+    ]
+
+
+def _publish_unpaired(folder: Path, tokenizer: Path) -> Path:
+    home = folder / "labelled"
+    source = {"path": str(write_jsonl(home / "a.jsonl", make_unpaired_records()))}
+    source |= {field: field for field in ("prompt", "completion", "label")}
+    recipe = write_recipe(
+        home, tokenizer, streams={"unpaired": {"kind": "preference", "source": source}},
+        max_seq_len=ROW, local=str(folder / "out"), train_loader={"name": "unpaired_preference"},
+    )  # fmt: skip
+    run_recipe(recipe)
+    return recipe
+
+
 def expected_rows(url: Path) -> list[Row]:
     """Return the rows of a stream by mdsmix's own loader. It needs torch."""
     from mdsmix.load.training_rows import RowRules, TokenIds, make_training_row
@@ -182,4 +210,14 @@ def expected_preferences(url: Path) -> list[Mapping[str, Any]]:
         rows.append(
             {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected} | rewards
         )
+    return rows
+
+
+def expected_unpaired(url: Path) -> list[Mapping[str, Any]]:
+    """Return the unpaired preferences of a stream, by the names of TRL's columns."""
+    rows = []
+    for sample in read_samples(url):
+        prompt, completion = (sample[name].tolist() for name in ("prompt_ids", "completion_ids"))
+        label = bool(sample["label"])
+        rows.append({"prompt_ids": prompt, "completion_ids": completion, "label": label})
     return rows

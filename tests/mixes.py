@@ -295,6 +295,20 @@ def prompt_streams(tokens: int = 5, padding_side: str = "left", **dataset: Any) 
     return with_fields(mix, run_tokenizer=tokenizer)
 
 
+def labelled_streams(*labels: dict[str, int]) -> BuildMix:
+    """Return a mix with a stream of unpaired preferences for each argument, with these counts of
+    labels.
+    """
+    streams = list[PublishedStream]()
+    for number, counts in enumerate(labels):
+        ids = dict.fromkeys(("prompt_ids", "completion_ids"), np.array([5, 6], np.int32))
+        card = {"kind": "preference", "loader": "unpaired_preference", "totals": {"labels": counts}}
+        columns = dict.fromkeys(ids, "ndarray:int32") | {"label": "int8"}
+        row = ids | {"label": np.int8(1)}
+        streams.append(PublishedStream(f"s{number}", columns, row, {"card": card}))
+    return train_mix("unpaired_preference", *streams)
+
+
 def encoder_decoder(max_seq_len: int, longest: int, cut_rows: int = 0) -> BuildMix:
     """Return a mix for rows of LENGTH, with a stream for encoder-decoder models.
 

@@ -214,6 +214,11 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "prompt",
         {"prompt": "prompt", "verified_answer": "reward_model.ground_truth"},
     ),
+    "trl's unpaired preferences": (
+        {"prompt": "a", "completion": "b", "label": True},
+        "unpaired_preference",
+        {"prompt": "prompt", "completion": "completion", "label": "label"},
+    ),
     "gsm8k": (
         {"question": "q", "answer": "a"},
         "prompt_response",
@@ -253,10 +258,10 @@ def test_prompts_with_another_text_are_not_recognised() -> None:
 
 
 def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
-    """Unpaired preferences (KTO) have `label: false` for answers that people did not want."""
-    kto = [{"prompt": f"q{n}", "completion": f"a{n}", "label": n % 3 > 0} for n in range(9)]
+    """Only TRL's names are those of unpaired preferences, which are a kind of their own."""
+    kto = [{"prompt": f"q{n}", "response": f"a{n}", "label": n % 3 > 0} for n in range(9)]
     classes = [{"prompt": "q", "completion": "a", "label": n} for n in range(9)]
-    good = [{"prompt": "q", "completion": "a", "label": True}] * 9
+    good = [{"prompt": "q", "response": "a", "label": True}] * 9
     for records, where in ((kto, "label"), (classes, None), (good, None)):
         write_jsonl(tmp_path / "a.jsonl", records)
         notices: list[Any] = []

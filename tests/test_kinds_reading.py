@@ -31,6 +31,7 @@ from mdsmix.shapes.condition import parse_where
 from mdsmix.shapes.image_parts import with_images
 from mdsmix.shapes.preference import Preference
 from mdsmix.shapes.prompt import Prompt
+from mdsmix.shapes.unpaired_preference import UnpairedPreference
 from mdsmix.tokenizer.card import Tokenizer
 from tests.converting import documents, write_recipe
 from tests.styles import to_lists
@@ -229,7 +230,12 @@ def test_a_recipe_resolves_to_the_kind_that_its_published_stream_has(
     tmp_path: Path, lettered: Tokenizer
 ) -> None:
     """Whatever the shape. Workers get the encoding and resolve it again."""
-    words = {Document: "pretraining", Preference: "preference", Prompt: "prompt"}
+    words = {
+        Document: "pretraining",
+        Preference: "preference",
+        UnpairedPreference: "preference",
+        Prompt: "prompt",
+    }
     for shape in SHAPES.values():
         if shape.has_images:
             continue
@@ -242,6 +248,8 @@ def test_a_recipe_resolves_to_the_kind_that_its_published_stream_has(
             "prompt": {"name": "prompt", "dataset": {"max_gen_len": 8}},
         }
         loader = loaders.get(stream["kind"], {"name": "finetuning"})
+        if shape.gives is UnpairedPreference:
+            loader = {"name": "unpaired_preference"}
         recipe = open_streams(tmp_path, {"s": stream}, train_loader=loader, max_seq_len=64)
         resolved = resolve_stream(recipe, recipe.streams["s"], lettered)
         assert type(kind_of(resolved.encoding)) is type(resolved.kind), shape.name

@@ -56,6 +56,7 @@ from tests.mixes import (
     evaluations,
     finetuning_loader,
     foundry_turns,
+    labelled_streams,
     lone_evaluation,
     lone_local_stream,
     mdsmix_loader,
@@ -170,6 +171,10 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
     "id-vocabulary": (
         text_loader(with_totals(WEB, largest_id=512)),
         text_loader(with_totals(WEB, largest_id=511)),
+    ),
+    "labels-alike": (
+        labelled_streams({"true": 3, "false": 0}, {"true": 1, "false": 0}),
+        labelled_streams({"true": 3, "false": 0}, {"true": 0, "false": 2}),
     ),
     "prompt-cut": (prompt_streams(tokens=6), prompt_streams(tokens=5)),
     "rows-too-long": (text_loader(max_seq_len=LENGTH - 1), text_loader()),

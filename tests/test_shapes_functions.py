@@ -19,6 +19,7 @@ from mdsmix.record import AnswerLoss, Conversation, Document, Pair, Span
 from mdsmix.shapes import Shape, functions
 from mdsmix.shapes.functions import FunctionName, find_function, function_shape
 from mdsmix.shapes.prompt import Prompt
+from mdsmix.shapes.unpaired_preference import UnpairedPreference
 from mdsmix.tokenizer.card import open_tokenizer
 from tests.converting import Project, mdsmix, read_quarantined, read_samples
 from tests.styles import make_dialogue
@@ -80,12 +81,15 @@ EXPRESSIONS = [
     ("conversation", f'{{"messages": {MESSAGES}}}'),
     ("conversation", f'{{"messages": {MESSAGES}, "tools": None}}'),
     ("prompt", '{"prompt": q, "verified_answer": a}'),
+    ("unpaired_preference", '{"prompt": q, "completion": a, "label": True}'),
+    ("pair", '{"prompt": q, "completion": a, "label": True}'),
 ]
 EXPECTED: dict[str, Callable[..., Any]] = {
     "pair": Pair,
     "conversation": lambda *texts: Conversation(make_dialogue(*texts)),
     "document": lambda q, a: Document(q + a),
     "prompt": Prompt,
+    "unpaired_preference": lambda q, a: UnpairedPreference(Pair(q, a), True),
 }
 
 

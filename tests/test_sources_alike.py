@@ -143,6 +143,16 @@ CELLS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
         {"instruction": "i", "input": "more", "verified_answer": "right"},
         st.fixed_dictionaries({"i": TEXT, "more": EMPTY, "right": TEXT}),
     ),
+    "unpaired_preference": (
+        {"prompt": "p", "completion": "c", "label": "good"},
+        st.fixed_dictionaries(
+            {
+                "p": talk("role", "content", "user"),
+                "c": talk("role", "content", "assistant"),
+                "good": st.booleans(),
+            }
+        ),
+    ),
     "preference_alpaca": (
         {"instruction": "i", "input": "more", "chosen": "c", "rejected": "r"},
         st.fixed_dictionaries({"i": TEXT, "more": EMPTY, "c": TEXT, "r": TEXT}),

@@ -214,6 +214,7 @@ TESTS_OF_SEVERAL = {
     "with_torch/test_golden_rows": "kinds encode",
     "with_torch/test_preferences": "kinds shapes",
     "with_torch/test_prompts": "kinds shapes",
+    "with_torch/test_unpaired_preferences": "kinds shapes",
     "with_torch/test_starters": "cli",
     "with_torch/test_tokenizers": "tokenizer encode",
     "with_torch/test_transformers_five": "tokenizer processor",

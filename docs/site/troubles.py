@@ -284,6 +284,8 @@ FIXES = {
     "`source.verified_answer`.",
     "bad_answer": "Correct the answer, or leave `verified_answer` out.",
     "tools_of_text": "Write the prompt as messages, or leave `source.tools` out.",
+    "bad_label": "Correct the label, or leave the record out by `where`.",
+    "several_completions": "Move all but the last message to `prompt`.",
     "bad_reward": "Correct the reward, or leave `chosen_reward` and `rejected_reward` out.",
 }
 "Reason code -> the fix, if it is not to correct the record or to leave it out."

@@ -291,6 +291,7 @@ def _scale_totals(kind: Kind, totals: Totals, index: Index, scale: float) -> Tot
     """
     counts = {key: round(scale * getattr(totals, key)) for key in SCALED}
     counts["samples"] = index.samples
+    labels = {label: round(scale * count) for label, count in totals.labels.items()}
     if kind.gets_eos:
         counts["given_eos"] = min(counts["given_eos"], index.samples)
         counts["not_given_eos"] = index.samples - counts["given_eos"]
@@ -300,4 +301,4 @@ def _scale_totals(kind: Kind, totals: Totals, index: Index, scale: float) -> Tot
         counts["tokens"] = index.samples * width
         counts["loss_tokens"] = index.samples * (width - 1)
         totals = replace(totals, longest=width, lengths={})
-    return replace(totals, **counts)
+    return replace(totals, labels=labels, **counts)

@@ -10,7 +10,8 @@ A row of text or of prompts and responses has these columns, each a list with a 
 
 Rows of a packed stream have `seq_lengths` (int32) too: the length of each document, as TRL names
 it. A preference has TRL's columns `prompt_ids`, `chosen_ids` and `rejected_ids`, and the rewards if
-the stream stores them.
+the stream stores them. An unpaired preference has TRL's columns `prompt_ids`, `completion_ids` and
+`label` (bool).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mdsmix.exporting.stream_rows import (
     Counts,
     count_preferences,
     count_rows,
+    count_unpaired,
     find_documents,
     make_labels,
     make_position_ids,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from mdsmix.exporting.stream_rows import ExportedStream
-    from mdsmix.shards.token_ids import PreferenceRows, TrainedRows
+    from mdsmix.shards.token_ids import PreferenceRows, TrainedRows, UnpairedRows
 
 COMPRESSION = "zstd"
 
@@ -54,9 +56,10 @@ class Parquet(FileWriter):
 
     def notes(self) -> Iterator[str]:
         longest = self.stream.manifest.encoding.max_seq_len
-        if self.stream.has_preferences:
+        if self.stream.has_preferences or self.stream.has_unpaired:
+            trainer = "KTOTrainer" if self.stream.has_unpaired else "DPOTrainer"
             yield (
-                "preferences: TRL's DPOTrainer tokenizes texts itself; docs/exporting.md has the "
+                f"preferences: TRL's {trainer} tokenizes texts itself; docs/exporting.md has the "
                 "lines with which it trains these ids"
             )
             return
@@ -90,6 +93,9 @@ class Parquet(FileWriter):
         if self.stream.has_preferences:
             for preferences in self.stream.read_preferences(shard, samples):
                 yield count_preferences(preferences), make_preference_table(preferences)
+        elif self.stream.has_unpaired:
+            for unpaired in self.stream.read_unpaired(shard, samples):
+                yield count_unpaired(unpaired), make_unpaired_table(unpaired)
         else:
             for rows in self.stream.read_rows(shard, samples):
                 yield count_rows(rows), make_row_table(rows, is_packed=self.stream.is_packed)
@@ -127,6 +133,19 @@ def make_preference_table(preferences: PreferenceRows) -> pyarrow.Table:
     for name, rewards in preferences.rewards.items():
         columns[name] = pa.array(rewards)
     return pa.table(columns)
+
+
+def make_unpaired_table(rows: UnpairedRows) -> pyarrow.Table:
+    """Return a table with a row for each unpaired preference, in TRL's columns."""
+    import pyarrow as pa
+
+    return pa.table(
+        {
+            "prompt_ids": make_lists(rows.prompts.values, rows.prompts.offsets),
+            "completion_ids": make_lists(rows.completions.values, rows.completions.offsets),
+            "label": pa.array(rows.labels),
+        }
+    )
 
 
 def make_lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pyarrow.ListArray:

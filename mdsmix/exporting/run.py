@@ -27,6 +27,7 @@ from mdsmix.exporting.journal import (
     lock_folder,
     read_journal,
 )
+from mdsmix.exporting.parquet import Parquet
 from mdsmix.exporting.stream_rows import Counts, ExportedStream, read_shards
 from mdsmix.exporting.writer import UNFINISHED, Piece, Writer, has_files
 from mdsmix.foundry_yaml.findings import Finding
@@ -110,7 +111,7 @@ def refuse_streams(streams: Sequence[ExportedStream], writer: type[Writer]) -> N
     """Raise RecipeError if the format cannot contain a stream, with a sentence for each."""
     errors = list[MdsmixError]()
     for stream in streams:
-        reason = _refuse_kind(stream) or writer.find_refusal(stream)
+        reason = _refuse_kind(stream, writer) or writer.find_refusal(stream)
         if not stream.manifest.totals.samples:
             reason = "has no samples: convert it again, or export the other streams (--only)."
         if reason:
@@ -119,8 +120,10 @@ def refuse_streams(streams: Sequence[ExportedStream], writer: type[Writer]) -> N
         raise join_errors(errors)
 
 
-def _refuse_kind(stream: ExportedStream) -> str:
-    """Return why no format can contain a stream of this kind; "" if some can."""
+def _refuse_kind(stream: ExportedStream, writer: type[Writer]) -> str:
+    """Return why the format cannot contain a stream of this kind; "" if it may."""
+    if stream.has_unpaired and writer is not Parquet:
+        return "has unpaired preferences, whose labels only Parquet contains: use --to parquet."
     if stream.has_prompts:
         return (
             "has prompts, which trainers of reinforcement learning, such as TRL and verl, read as "

@@ -29,10 +29,13 @@ from mdsmix.shards.token_ids import (
     IGNORED_LABEL,
     PREFERENCE_COLUMNS,
     PROMPT_COLUMNS,
+    UNPAIRED_COLUMNS,
     PreferenceRows,
     TrainedRows,
+    UnpairedRows,
     decode_preferences,
     decode_tokens,
+    decode_unpaired,
     find_id_columns,
 )
 
@@ -98,6 +101,11 @@ class ExportedStream:
         return find_id_columns(self.stream.columns) == PREFERENCE_COLUMNS
 
     @property
+    def has_unpaired(self) -> bool:
+        """Whether the samples are unpaired preferences: a prompt, a completion and a label."""
+        return find_id_columns(self.stream.columns) == UNPAIRED_COLUMNS
+
+    @property
     def has_prompts(self) -> bool:
         return find_id_columns(self.stream.columns) == PROMPT_COLUMNS
 
@@ -153,6 +161,14 @@ class ExportedStream:
             for batch in _split_samples(samples):
                 yield decode_preferences(shard, batch)
 
+    def read_unpaired(self, shard: Shard, samples: Ragged) -> Iterator[UnpairedRows]:
+        """Yield the unpaired preferences of a shard, some at a time. The arguments and errors are
+        those of `read_rows`.
+        """
+        with open_shard(self.stream.folder, shard):
+            for batch in _split_samples(samples):
+                yield decode_unpaired(shard, batch)
+
 
 def _split_samples(samples: Ragged) -> Iterator[Ragged]:
     """Yield the samples in batches of about BATCH_BYTES, in their order."""
@@ -202,6 +218,14 @@ def count_preferences(rows: PreferenceRows) -> Counts:
     answers = len(rows.chosen.values) + len(rows.rejected.values)
     return Counts(
         samples=len(rows.prompts), tokens=2 * len(rows.prompts.values) + answers, trained=answers
+    )
+
+
+def count_unpaired(rows: UnpairedRows) -> Counts:
+    """Count unpaired preferences: the tokens of completions are trained."""
+    trained = len(rows.completions.values)
+    return Counts(
+        samples=len(rows.prompts), tokens=len(rows.prompts.values) + trained, trained=trained
     )
 
 

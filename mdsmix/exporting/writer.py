@@ -74,7 +74,7 @@ class Writer(ABC):
     def find_refusal(cls, stream: ExportedStream) -> str:
         """Return why the format cannot contain the stream, and what to do instead: the end of a
         sentence that begins with the stream's name. Return "" if it can. Streams of images and
-        of prompts are refused for all formats.
+        of prompts are refused for all formats, and unpaired preferences for all but Parquet.
         """
 
     def notes(self) -> Iterator[str]:

@@ -247,6 +247,8 @@ class ExtraLoader:
     """
     batch: Callable[[BatchRules, Sequence[Any]], dict[str, Any]]
     "(rules, rows) -> a batch: arrays, and lists of strings."
+    pads_to_longest: bool = False
+    "Whether batches are as wide as their longest row, and not max_seq_len tokens."
     multiple: int = 1
     "The loader takes only a max_seq_len that is a multiple of this."
 

@@ -372,7 +372,7 @@ def format_recipe(
     # So all streams have the loader of the first.
     loader = drafts[0].guess.kind.loader
     if loader:
-        records = f"{drafts[0].guess.kind.word}s"
+        records = drafts[0].guess.kind.name.replace("_", " ")
         comment = f"the loader of {loader.whose}, which reads only {records}"
         section: dict[str, Any] = {"name": loader.name}
         if loader.needs:

@@ -1,5 +1,5 @@
 """The base class of all kinds of stream. A kind is everything that differs between pretraining
-text, pairs, conversations, images, preferences and prompts.
+text, pairs, conversations, images, preferences, unpaired preferences and prompts.
 
 The recipe's `kind:` is pretraining, finetuning, preference or prompt. This word and the shape of
 the records (such as `Pair`) decide which subclass of Kind a stream gets. Other packages call the
@@ -50,8 +50,8 @@ True)`.
 
 class Kind(ABC):
     """A kind of stream: everything that depends on whether its records are texts, pairs,
-    conversations, conversations with images, preferences or prompts. Each of these six is a
-    subclass.
+    conversations, conversations with images, preferences, unpaired preferences or prompts. Each of
+    these seven is a subclass.
 
     The class methods check recipes. An object belongs to one stream, and is made from the stream's
     settings (Encoding). Only an object that `open` returned can encode records, because it has a
@@ -67,7 +67,9 @@ class Kind(ABC):
     the same records. Subclasses inherit the version.
     """
     reads: ClassVar[type]
-    "The type of its records: Document, Pair, Conversation, Preference or Prompt."
+    """The type of its records: Document, Pair, Conversation, Preference, UnpairedPreference or
+    Prompt.
+    """
     window_bytes: ClassVar[int] = WINDOW_BYTES
     "Uncompressed source bytes of a work unit, the part of a source that one task converts."
     key_groups: ClassVar[tuple[str, ...]] = ()
@@ -133,8 +135,9 @@ class Kind(ABC):
         if not is_suitable:
             loaders = own_loader if own_loader else "text, finetuning or mdsmix"
             yield (
-                f"kind: {cls.word} is read only by train_loader.name: {loaders}, but the recipe's "
-                f"train_loader.name is {recipe.loader}: change kind or train_loader.name."
+                f"kind: {cls.word} ({cls.name.replace('_', ' ')}) is read only by "
+                f"train_loader.name: {loaders}, but the recipe's train_loader.name is "
+                f"{recipe.loader}: change kind or train_loader.name."
             )
         fault = cls.loader.fault(recipe.max_seq_len) if cls.loader else ""
         if fault:
@@ -243,7 +246,7 @@ class Kind(ABC):
 
     def finish_rows(self, tokens: Tokens, eos: int | None) -> TrainedRows:
         """Return stored samples as the loader gives them to a decoder-only model: with the EOS that
-        it appends, and cut to max_seq_len. Not for preferences and prompts, which are not rows.
+        it appends, and cut to max_seq_len. Not for kinds with a loader of their own.
 
         Args:
             tokens: the token ids of n stored samples.

@@ -14,6 +14,7 @@ from mdsmix.kinds.pictured import ConversationsWithImages
 from mdsmix.kinds.preferences import Preferences
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.kinds.prompts import Prompts
+from mdsmix.kinds.unpaired_preferences import UnpairedPreferences
 
 KINDS: list[type[Kind]] = [
     Pretraining,
@@ -22,6 +23,7 @@ KINDS: list[type[Kind]] = [
     ConversationsWithImages,
     Preferences,
     Prompts,
+    UnpairedPreferences,
 ]
 EXTRA_LOADERS: Mapping[str, ExtraLoader] = {
     kind.loader.name: kind.loader for kind in KINDS if kind.loader

@@ -92,6 +92,7 @@ PROMPT_LOADER = ExtraLoader(
     keys=DATASET_KEYS | {MAX_GEN_LEN: AT_LEAST_ONE},
     needs={MAX_GEN_LEN: lambda max_seq_len: max(1, max_seq_len // 2)},
     pads_left=True,
+    pads_to_longest=True,
     columns=dict.fromkeys(PROMPT_COLUMNS, "bytes"),
     row=make_row,
     batch=make_batch,

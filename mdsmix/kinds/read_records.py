@@ -23,6 +23,7 @@ from mdsmix.shapes.fields import find_value, make_deriver
 from mdsmix.shapes.image_parts import NOTHING
 from mdsmix.shapes.preference import Preference
 from mdsmix.shapes.prompt import Prompt
+from mdsmix.shapes.unpaired_preference import UnpairedPreference
 from mdsmix.shards.manifest import Encoding
 from mdsmix.storage import Location
 from mdsmix.tokenizer.card import Tokenizer
@@ -275,7 +276,7 @@ class RecordReader:
 def _conversation_of(result: Any, key: str) -> Any:
     """Return the conversation whose messages are in a field of the record. This is what the shape
     made of the record, except that a preference has two conversations, one for each answer, and a
-    prompt contains one.
+    prompt or an unpaired preference contains one.
 
     Args:
         result: what the shape made of the record.
@@ -283,6 +284,8 @@ def _conversation_of(result: Any, key: str) -> Any:
     """
     if isinstance(result, Prompt):
         return result.prompt
+    if isinstance(result, UnpairedPreference):
+        return result.answer
     if not isinstance(result, Preference):
         return result
     return result.rejected if key == "rejected" else result.chosen

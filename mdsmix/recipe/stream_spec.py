@@ -18,7 +18,7 @@ FIELDS = (
     *("text", "prompt", "response", "completion", "messages", "tools", "conversations"),
     *("conversation", "texts"),
     *("instruction", "input", "output", "history", "system"),
-    *("chosen", "rejected", "chosen_reward", "rejected_reward", "verified_answer"),
+    *("chosen", "rejected", "chosen_reward", "rejected_reward", "label", "verified_answer"),
 )
 "The keys of a source that name fields of a record."
 
@@ -88,7 +88,7 @@ class SourceSpec:
     "Finetuning: the field with a pair's response."
     completion: str | None = None
     """Finetuning: TRL's field with the messages that follow the messages of `prompt`. Name a field
-    with a text by `response` instead.
+    with a text by `response` instead. Preference: the answer of an unpaired preference.
     """
     messages: str | None = key(None, "chat", "turns")
     "Finetuning: the field with a list of `{role, content}`."
@@ -122,6 +122,10 @@ class SourceSpec:
     """
     rejected_reward: str | None = None
     "Preference: the field with the reward of the worse answer."
+    label: str | None = None
+    """Preference: the field that says whether a `completion` is desirable, true or false, 1 or 0
+    ([unpaired preferences](data.md#unpaired-preferences)).
+    """
     verified_answer: str | None = key(None, "ground_truth", "solution")
     """Prompt: the field with the answer that is known to be right, a text or a number, such as
     `reward_model.ground_truth`.
@@ -131,10 +135,13 @@ class SourceSpec:
     a [function](data.md#a-function-of-ones-own) that reads it, `my_shapes.py:read` or
     `package.module:read`.
     """
-    gives: Literal["document", "pair", "conversation", "preference", "prompt"] | None = None
+    gives: (
+        Literal["document", "pair", "conversation", "preference", "unpaired_preference", "prompt"]
+        | None
+    ) = None
     """The result of the function in `shape`: `document` for pretraining, `pair` or `conversation`
-    for finetuning, `preference` or `prompt`. Without it: a document, a pair, a preference or a
-    prompt, following `kind`.
+    for finetuning, `preference` or `unpaired_preference`, or `prompt`. Without it: a document, a
+    pair, a preference or a prompt, following `kind`.
     """
     joined_by: str = "\n"
     """Alpaca: the text between instruction and input. LLaMA-Factory and ms-swift write a line

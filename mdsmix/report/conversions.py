@@ -6,7 +6,7 @@ the samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -311,6 +311,7 @@ def _notes_on_samples(manifest: Manifest) -> Iterator[str]:
             f"in {plural(totals.span_records, 'record')}, marks train only some characters of an "
             f"answer: {plural(totals.span_untrained, 'token')} of answers are not trained"
         )
+    yield from _notes_on_labels(totals.labels)
     rewritten = manifest.records.quarantined.get("not_prefix_stable")
     if rewritten:
         remedy = "the record's detail shows both texts"
@@ -323,6 +324,35 @@ def _notes_on_samples(manifest: Manifest) -> Iterator[str]:
             f"{specials:,} records contain the text of a special token; "
             f"special_tokens_in_text: {encoding.special_tokens_in_text}"
         )
+
+
+def _notes_on_labels(labels: Mapping[str, int]) -> Iterator[str]:
+    """Yield a note on how many completions of unpaired preferences are desirable, and the weights
+    of the two labels that balance them.
+
+    The authors of KTO recommend that the desirable completions, times their weight, are 1 to 4/3
+    times the undesirable ones, times theirs.
+
+    Args:
+        labels: `true` and `false` -> completions with this label; empty for other kinds.
+    """
+    if not labels:
+        return
+    desirable = labels["true"]
+    undesirable = labels["false"]
+    counts = f"labels: {desirable:,} true (desirable), {undesirable:,} false"
+    if not desirable or not undesirable:
+        yield f"WARNING: {counts}: KTO compares both, and here are only those of one label"
+        return
+    ratio = desirable / undesirable
+    if 1 <= ratio <= 4 / 3:
+        yield counts
+    elif ratio > 1:
+        least, most = ratio * 3 / 4, ratio
+        yield f"{counts}; KTO balances them with undesirable_weight from {least:.2f} to {most:.2f}"
+    else:
+        least, most = 1 / ratio, 4 / 3 / ratio
+        yield f"{counts}; KTO balances them with desirable_weight from {least:.2f} to {most:.2f}"
 
 
 def _notes_on_parts(manifest: Manifest) -> Iterator[str]:

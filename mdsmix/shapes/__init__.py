@@ -2,8 +2,9 @@
 a prompt into a JSON object.
 
 A shape has a function that reads a decoded record, and returns a `Document`, `Pair`,
-`Conversation`, `Preference` or `Prompt`. The function raises RecordRefused with a reason code if
-the record cannot be read. A new shape is one more file and one line in `SHAPES`.
+`Conversation`, `Preference`, `UnpairedPreference` or `Prompt`. The function raises RecordRefused
+with a reason code if the record cannot be read. A new shape is one more file and one line in
+`SHAPES`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mdsmix.shapes.prompt import PROMPT, PROMPT_ALPACA
 from mdsmix.shapes.shape import Fields, Shape
 from mdsmix.shapes.sharegpt import FINEVISION, LLAVA, QWEN_VL, ROUNDS, SHAREGPT
 from mdsmix.shapes.texts import ALPACA, PROMPT_RESPONSE, TEXT
+from mdsmix.shapes.unpaired_preference import UNPAIRED_PREFERENCE
 
 _ALL = (
     TEXT,
@@ -42,6 +44,7 @@ _ALL = (
     PREFERENCE_SHAREGPT,
     PROMPT,
     PROMPT_ALPACA,
+    UNPAIRED_PREFERENCE,
 )
 SHAPES: dict[str, Shape] = {shape.name: shape for shape in _ALL}
 ENTRY_POINTS = "mdsmix.shapes"

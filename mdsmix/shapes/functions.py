@@ -8,6 +8,7 @@ The function gets a raw record (a dict). It returns a Document, a Pair or a Conv
 - `{"prompt": ..., "response": ...}`, or with `completion` in place of `response`
 - `{"messages": [...]}`, with optional `tools`
 - `{"prompt": ..., "chosen": ..., "rejected": ...}`, a preference
+- `{"prompt": ..., "completion": ..., "label": true}`, an unpaired preference
 - `{"prompt": ...}`, with optional `verified_answer` and `tools`, a prompt
 
 If it returns a string or raises an exception, the record is bad for this reason.
@@ -24,7 +25,7 @@ import ast
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -45,6 +46,7 @@ from mdsmix.shapes.prompt import PROMPT
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.spans import check_losses
 from mdsmix.shapes.texts import PROMPT_RESPONSE, TEXT
+from mdsmix.shapes.unpaired_preference import UNPAIRED_PREFERENCE
 
 FUNCTION_REASONS = {
     "function_refused": "The recipe's function returned a string; the detail contains it.",
@@ -62,6 +64,7 @@ GIVES: dict[str, Shape] = {
     "pair": PROMPT_RESPONSE,
     "document": TEXT,
     "prompt": PROMPT,
+    "unpaired_preference": UNPAIRED_PREFERENCE,
 }
 """Value of a recipe's `source.gives` -> the shape whose rules the results of a function must
 follow. If a function returns a dict, the first of these shapes whose first field is a key of the
@@ -433,8 +436,8 @@ def _read_answer(answer: Any, gives: str) -> Any:
     if not forms:
         raise RecordRefused("function_gave_other", said=type(answer).__name__)
     form = forms[0]
-    # A pair has an answer too, and a prompt has none.
-    if form == "pair" and gives == "prompt" and keys.isdisjoint(("response", "completion")):
+    # A prompt and a completion may also be meant as a prompt alone, or have a label.
+    if form == "pair" and _is_meant(gives, keys):
         form = gives
     if form != gives:
         why = f"a {form} in a stream of {gives}s: write source.gives: {form} for {form}s"
@@ -453,3 +456,16 @@ def _read_answer(answer: Any, gives: str) -> Any:
         if answer.losses:
             record = record._replace(losses=check_losses(answer.losses, record.messages))
     return record
+
+
+def _is_meant(gives: str, keys: Set[str]) -> bool:
+    """Check whether a dict with the key `prompt` is a prompt alone, without an answer, or an
+    unpaired preference, which has a label, in a stream that takes these.
+
+    Args:
+        gives: the type that the stream takes, a key of GIVES.
+        keys: the keys of the dict.
+    """
+    if gives == "prompt":
+        return keys.isdisjoint(("response", "completion"))
+    return gives == "unpaired_preference" and "label" in keys

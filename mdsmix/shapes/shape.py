@@ -106,7 +106,9 @@ class Shape:
     before.
     """
     gives: type
-    "The class of its records: Document, Pair, Conversation, Preference or Prompt."
+    """The class of its records: Document, Pair, Conversation, Preference, UnpairedPreference or
+    Prompt.
+    """
     fields: tuple[str, ...] = ()
     """The keys of `source:` that name its required fields.
 
@@ -170,8 +172,8 @@ class Shape:
         return bool(self.fields) and set(self.fields) <= keys <= self.own_fields.keys()
 
     def read(self, record: Any, fields: Fields, **options: Any) -> Any:
-        """Return the record as a Document, Pair, Conversation, Preference or Prompt (`gives`). If
-        it cannot be read, return a `NoRecord` (a str), which is the reason code.
+        """Return the record as an object of the class `gives`, such as a Document. If it cannot be
+        read, return a `NoRecord` (a str), which is the reason code.
 
         A bare list of messages is read as the record's messages. A list of other objects is refused
         as `json_array`: it is probably a whole file in one array.

@@ -156,6 +156,8 @@ class Totals(Counts):
     """
     documents: int = 0
     "Documents, pairs or conversations in packed rows; 0 for other rows."
+    labels: dict[str, int] = field(default_factory=dict)
+    "Unpaired preferences by their label: `true` are desirable, `false` are not."
     given_eos: int = 0
     """Finetuning samples to which the loader appends EOS: samples that end without EOS and have
     room for it. Packed rows are not counted, since their EOS tokens are stored.
@@ -182,6 +184,16 @@ class Totals(Counts):
         if self.image_tokens:
             more_image_tokens = self.image_tokens - self.images
         return self.tokens - self.cut_tokens + self.given_eos + more_image_tokens
+
+
+def count_labels(labels: NDArray[np.int8]) -> dict[str, int]:
+    """Return how many labels are 1 and how many are 0: {"true": 3, "false": 2}. Return {} if there
+    are no labels.
+    """
+    if not len(labels):
+        return {}
+    desirable = int(np.count_nonzero(labels))
+    return {"true": desirable, "false": len(labels) - desirable}
 
 
 def count_by_length(lengths: NDArray[np.int64]) -> dict[str, int]:

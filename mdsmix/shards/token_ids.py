@@ -39,6 +39,8 @@ PREFERENCE_COLUMNS = ("prompt", "chosen", "rejected")
 """Columns of a preference: int64 ids (little endian) as plain bytes. The columns of the two answers
 do not contain the prompt.
 """
+UNPAIRED_COLUMNS = ("prompt_ids", "completion_ids")
+"Columns of an unpaired preference, beside its label. The completion does not contain the prompt."
 PROMPT_COLUMNS = ("prompt",)
 "Column of a prompt that a model answers: int64 ids (little endian) as plain bytes."
 _BESIDES_PROMPT = frozenset({"verified_answer", "vstar"})
@@ -165,6 +167,12 @@ def _pair_turns(sample: Sample, dtype: str) -> list[Turn]:
     return [Turn(prompt, response)]
 
 
+def _unpaired_turns(sample: Sample, dtype: str) -> list[Turn]:
+    """Return an unpaired preference as one turn: the prompt and its completion."""
+    prompt, completion = (decode_ids(sample[name], dtype) for name in UNPAIRED_COLUMNS)
+    return [Turn(prompt, completion)]
+
+
 def _plain_turns(sample: Sample, dtype: str) -> list[Turn]:
     """Return a row of plain text as a list of one turn with an empty prompt."""
     return [Turn(NO_IDS, decode_ids(sample["tokens"], dtype))]
@@ -184,6 +192,7 @@ LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
     ("tokens",): _plain_turns,
     PACKED_COLUMNS: _packed_turns,
     PREFERENCE_COLUMNS: _preference_turns,
+    UNPAIRED_COLUMNS: _unpaired_turns,
     PROMPT_COLUMNS: _prompt_turns,
 }
 """Names of columns with token ids, in the order in which a loader looks for them -> function that
@@ -322,6 +331,17 @@ class PreferenceRows:
     "Column -> float64 [n]: the rewards of the answers; empty if the stream stores none."
 
 
+@dataclass(frozen=True, slots=True)
+class UnpairedRows:
+    """The token ids and labels of unpaired preferences, one row for each."""
+
+    prompts: Ragged
+    completions: Ragged
+    "The completions, without the prompts."
+    labels: NDArray[np.bool_]
+    "bool [n]: whether each completion is desirable."
+
+
 def find_token_columns(shard: Shard) -> tuple[str, ...]:
     """Return the names of the shard's columns whose ids `decode_tokens` decodes. Return () if there
     are no such columns, or if their encodings do not fix an integer dtype.
@@ -404,6 +424,22 @@ def decode_preferences(shard: Shard, samples: Ragged) -> PreferenceRows:
             rewards[name] = cells.values.view("<f8")
     prompts, chosen, rejected = sides
     return PreferenceRows(prompts, chosen, rejected, rewards)
+
+
+def decode_unpaired(shard: Shard, samples: Ragged) -> UnpairedRows:
+    """Return the ids and labels of samples with the columns of unpaired preferences.
+
+    Raises ValueError or KeyError if the bytes contradict the columns.
+
+    Args:
+        shard: the shard's entry in the index.
+        samples: the bytes of each sample.
+    """
+    columns = dict(split_columns(shard, samples))
+    prompts, completions = (
+        decode_arrays(columns[name], find_codec(shard.columns[name])) for name in UNPAIRED_COLUMNS
+    )
+    return UnpairedRows(prompts, completions, columns["label"].values.view(np.int8) > 0)
 
 
 def _decode_tokens_of_packed_rows(

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import mdsmix
 from mdsmix.errors import RecipeError
 from mdsmix.exporting.writers import WRITERS
+from tests.converting import run_recipe, write_jsonl, write_recipe
 from tests.every_kind import (
     FINETUNING,
     PACKED,
@@ -30,6 +32,8 @@ from tests.every_kind import (
     Row,
     Streams,
     expected_preferences,
+    expected_unpaired,
+    make_unpaired_records,
     publish_every_kind,
 )
 
@@ -39,7 +43,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 CONTENT = {
-    "parquet": (*PLAIN, *FINETUNING, "preferences"),
+    "parquet": (*PLAIN, *FINETUNING, "preferences", "unpaired"),
     "litdata": (*PLAIN, *FINETUNING, "preferences"),
     "megatron": PLAIN,
     "megatron-bridge": PACKED,
@@ -57,7 +61,7 @@ def exported(streams: Streams, tmp_path_factory: pytest.TempPathFactory) -> Mapp
     """(format, stream) -> the folder of its export, for all that a format does not refuse."""
     folders = {}
     for to in WRITERS:
-        for name in (*PLAIN, *FINETUNING, "preferences"):
+        for name in (*PLAIN, *FINETUNING, "preferences", "unpaired"):
             out = tmp_path_factory.mktemp("out")
             try:
                 mdsmix.export(str(streams.url(name)), to=to, out=out, progress=False)
@@ -281,6 +285,133 @@ def test_trl_trains_the_same_preferences(
             mask = [0] * len(row["prompt_ids"]) + [1] * len(answer)
             expected.append((row["prompt_ids"] + answer, mask))
     assert sorted(actual) == sorted(expected)
+
+
+SIZE = 4
+"Rows of a batch of unpaired preferences."
+
+
+def make_kto_trainer(trainer_class: Any, rows: Any, tokenizer_folder: Path, out: Path) -> Any:
+    """Return TRL's trainer of unpaired preferences, or a subclass of it, for these rows."""
+    from trl import KTOConfig
+
+    model, tokenizer = make_model(tokenizer_folder)
+    reference, _ = make_model(tokenizer_folder)
+    arguments = KTOConfig(
+        output_dir=str(out),
+        max_length=ROW,
+        per_device_train_batch_size=SIZE,
+        report_to=[],
+        use_cpu=True,
+        max_steps=1,
+        save_strategy="no",
+    )
+    return trainer_class(
+        model, reference, args=arguments, train_dataset=rows, processing_class=tokenizer
+    )
+
+
+def test_trl_tokenizes_unpaired_preferences_alike(
+    streams: Streams, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """TRL cuts a row only in its collator, and drops a record whose prompt fills a row."""
+    from datasets import Dataset
+    from trl import KTOTrainer
+
+    records = Dataset.from_list(make_unpaired_records())
+    trainer = make_kto_trainer(KTOTrainer, records, tokenizer_folder, tmp_path)
+    theirs = []
+    for row in trainer.train_dataset:
+        room = ROW - len(row["prompt_ids"])
+        theirs.append((row["prompt_ids"], row["completion_ids"][:room], row["label"]))
+    ours = [tuple(row.values()) for row in expected_unpaired(streams.url("unpaired"))]
+    assert theirs == ours
+    assert any(len(prompt) + len(completion) == ROW for prompt, completion, _ in ours)
+
+
+def test_trl_tokenizes_conversations_with_labels_alike(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """TRL adds no EOS after the template's end of an answer, and mdsmix does."""
+    from datasets import Dataset
+    from trl import KTOTrainer
+
+    asked = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "Ann."},
+        {"role": "user", "content": "Sure?"},
+    ]
+    records = [
+        {
+            "prompt": asked[-length:],
+            "completion": [{"role": "assistant", "content": text}],
+            "label": label,
+        }
+        for length, text, label in ((1, "Yes.", True), (4, "No!", False), (1, "Well", False))
+    ]
+    trainer = make_kto_trainer(KTOTrainer, Dataset.from_list(records), tokenizer_folder, tmp_path)
+    source = write_jsonl(tmp_path / "a.jsonl", records)
+    fields = {key: key for key in ("prompt", "completion", "label")}
+    recipe = write_recipe(
+        tmp_path,
+        tokenizer_folder,
+        streams={"kto": {"kind": "preference", "source": {"path": str(source), **fields}}},
+        max_seq_len=ROW,
+        train_loader={"name": "unpaired_preference"},
+    )
+    run_recipe(recipe)
+    ours = expected_unpaired(tmp_path / "out/kto/train")
+    theirs = [
+        {
+            "prompt_ids": row["prompt_ids"],
+            "completion_ids": [*row["completion_ids"], EOS],
+            "label": row["label"],
+        }
+        for row in trainer.train_dataset
+    ]
+    assert theirs == ours
+
+
+def test_trl_trains_exported_unpaired_preferences(
+    streams: Streams, exported: Mapping[Any, Path], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """And mdsmix.load gives the batches that TRL's collator makes of the same rows."""
+    from trl import KTOTrainer
+
+    class TokenizedKTOTrainer(KTOTrainer):
+        """The lines of docs/exporting.md."""
+
+        def _prepare_dataset(self, dataset: Any, tokenizer: Any, args: Any, name: str) -> Any:
+            def pair_with_others(rows: dict[str, Any]) -> dict[str, Any]:
+                completions = rows["completion_ids"]
+                return {"KL_completion_ids": [completions[-1], *completions[:-1]]}
+
+            size = args.per_device_train_batch_size
+            return dataset.map(pair_with_others, batched=True, batch_size=size)
+
+    rows = load_rows(exported["parquet", "unpaired"], tmp_path)
+    with pytest.raises(KeyError, match="chosen"):
+        make_kto_trainer(KTOTrainer, rows, tokenizer_folder, tmp_path)
+    trainer = make_kto_trainer(TokenizedKTOTrainer, rows, tokenizer_folder, tmp_path)
+    assert np.isfinite(trainer.train().training_loss)
+
+    mdsmix.render_yaml(str(streams.unpaired), out=str(tmp_path / "train.yaml"))
+    config = yaml.safe_load((tmp_path / "train.yaml").read_text())
+    config["train_loader"] |= {"num_workers": 0, "drop_last": False}
+    for key in ("prefetch_factor", "persistent_workers"):
+        config["train_loader"].pop(key, None)
+    config["train_loader"]["dataset"]["shuffle"] = False
+    starts = range(0, len(rows), SIZE)
+    collate = trainer.data_collator
+    theirs = [collate([trainer.train_dataset[n] for n in range(i, min(i + SIZE, len(rows)))]) for i in starts]  # fmt: skip
+    ours = list(mdsmix.build_loader(config, SIZE))
+    assert len(ours) == len(theirs) > 3
+    for batch, wanted in zip(ours, theirs, strict=True):
+        assert batch.keys() == wanted.keys()
+        for key, values in wanted.items():
+            assert batch[key].dtype == values.dtype, key
+            assert torch.equal(batch[key], values), key
 
 
 def test_axolotl_takes_the_rows_for_tokenized(exported: Mapping[Any, Path], tmp_path: Path) -> None:

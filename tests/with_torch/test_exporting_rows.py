@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from tests.converting import run_ok
+from tests.converting import mdsmix, run_ok
 from tests.every_kind import (
     FINETUNING,
     PACKED,
@@ -20,6 +20,7 @@ from tests.every_kind import (
     Row,
     Streams,
     expected_preferences,
+    expected_unpaired,
     publish_every_kind,
 )
 
@@ -95,6 +96,21 @@ def test_a_mask_of_megatron_bridge_is_at_the_token_before(
     (path,) = (tmp_path / "out").glob("*.idx.parquet")
     types = {field.name: str(field.type.value_type) for field in parquet.read_schema(path)}
     assert types == {"input_ids": "int32", "loss_mask": "int8", "seq_start_id": "int32"}
+
+
+def test_unpaired_preferences_have_the_columns_of_trl(streams: Streams, tmp_path: Path) -> None:
+    url = streams.url("unpaired")
+    answer = run_ok("export", url, "--to", "parquet", "-o", tmp_path / "out")
+    expected = expected_unpaired(url)
+    assert read_parquet(tmp_path / "out") == expected
+    assert {row["label"] for row in expected} == {True, False}
+    completions = sum(len(row["completion_ids"]) for row in expected)
+    totals = streams.manifest("unpaired").totals
+    assert completions == totals.loss_tokens
+    assert f" {completions:,} " in answer.out
+    for to in ("litdata", "megatron", "megatron-bridge"):
+        refused = mdsmix("export", url, "--to", to, "-o", tmp_path / to)
+        assert (refused.code, "has unpaired preferences" in refused.err) == (2, True), to
 
 
 def test_preferences_have_the_columns_of_trl(streams: Streams, tmp_path: Path) -> None:

@@ -77,6 +77,25 @@ def prompt_cut(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         )
 
 
+@CHECKS.loader(
+    "warning",
+    "KTO compares desirable completions with undesirable ones, and learns little from one label.",
+)
+def labels_alike(mix: Mix, loader: Loader) -> Findings:
+    """Find a loader of unpaired preferences whose streams all have one label."""
+    manifests = [stream.trusted_manifest for stream in loader.streams]
+    counts = [manifest.totals.labels for manifest in manifests if manifest]
+    if len(counts) < len(manifests) or not all(counts):
+        return  # the labels of a stream are unknown, or its samples have none
+    for label in ("true", "false"):
+        if not any(labels[label] for labels in counts):
+            yield Finding(
+                f"no completion of {{loader}} has the label {label}.",
+                f"add completions with the label {label}, or train those of one label as "
+                "finetuning data.",
+            )
+
+
 class Excess(NamedTuple):
     """A report of samples that are longer than a row of the loader."""
 

@@ -14,6 +14,7 @@ from mdsmix.foundry_yaml.section_values import SEPARATORS
 from mdsmix.foundry_yaml.section_values import separator_differs as _separator_differs
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.kind_table import EXTRA_LOADERS
+from mdsmix.kinds.preference_loader import PREFERENCE_LOADER
 from mdsmix.kinds.prompt_loader import PROMPT_LOADER
 from mdsmix.mix.checks.columns import is_plain
 from mdsmix.mix.streams.mix import (
@@ -35,6 +36,13 @@ from mdsmix.tokenizer.published import (
 )
 
 CHECKS = CheckList()
+PAD_EOS_CHECKS = {
+    PREFERENCE_LOADER.name: "pad-eos-preference",
+    PROMPT_LOADER.name: "pad-eos-prompt",
+}
+"""Name of a loader whose batches attend to no token equal to the padding token -> the check that
+reports an EOS that is this token.
+"""
 
 
 def _find_reference(mix: Mix) -> TokenizerCard | None:
@@ -272,11 +280,11 @@ def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     # Without a padding token, loaders of other libraries pad with EOS. The text loader then cannot
     # pad at all, and the finetuning loader masks by length.
     is_text = is_plain(loader, stream)
-    if loader.name in EXTRA_LOADERS:
+    if loader.name in PAD_EOS_CHECKS:
         yield Finding(
             f"the tokenizer's padding token is its EOS, {card.eos_id}.",
             "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token).",
-            id="pad-eos-prompt" if loader.name == PROMPT_LOADER.name else "pad-eos-preference",
+            id=PAD_EOS_CHECKS[loader.name],
         )
     elif card.pad_id is not None and loader.trains and (is_text or stream.has_targets is False):
         yield Finding(

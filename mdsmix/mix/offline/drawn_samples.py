@@ -31,11 +31,18 @@ from mdsmix.mix.offline.mix_plan import Source
 from mdsmix.mix.streams.mix import StreamInMix
 from mdsmix.processor.counts import count_image_tokens
 from mdsmix.ragged import Ragged
-from mdsmix.shards.counts import Totals, count_by_length
+from mdsmix.shapes.unpaired_preference import LABEL
+from mdsmix.shards.counts import Totals, count_by_length, count_labels
 from mdsmix.shards.index import Shard
 from mdsmix.shards.manifest import Manifest, MixedStream
 from mdsmix.shards.shard_samples import open_shard, read_all_samples, split_columns
-from mdsmix.shards.token_ids import Tokens, decode_tokens, has_images
+from mdsmix.shards.token_ids import (
+    UNPAIRED_COLUMNS,
+    Tokens,
+    decode_tokens,
+    find_id_columns,
+    has_images,
+)
 from mdsmix.shards.verification import ReadingWatcher
 
 BLOCK = 1 << 20
@@ -302,6 +309,9 @@ def _count_shard(
         counts = count_samples(tokens, copies, manifest)
         if has_images(shard.columns):
             counts += _count_images(shard, samples, copies, manifest)
+        if find_id_columns(shard.columns) == UNPAIRED_COLUMNS:
+            labels = dict(split_columns(shard, samples))[LABEL].values.view(np.int8)
+            counts = replace(counts, labels=count_labels(np.repeat(labels, copies)))
         return counts
 
 

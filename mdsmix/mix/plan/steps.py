@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from mdsmix.errors import RecipeError
-from mdsmix.kinds.prompt_loader import PROMPT_LOADER
+from mdsmix.kinds.kind_table import EXTRA_LOADERS
 from mdsmix.messages import plural
 from mdsmix.mix.epoch.draws import METHODS, Machines, count_per_device, get_batching_method
 from mdsmix.mix.epoch.figures import StreamInEpoch
@@ -237,8 +237,9 @@ def _find_padding(
         return RowPadding(2 * limit, phrase)
     # LLM-Foundry trims padding to a multiple of 8 tokens.
     multiple = 8 if dataset.get("allow_pad_trimming") else 1
-    is_prompts = loader.name == PROMPT_LOADER.name
-    is_trimmed = loader.is_text or is_prompts or multiple > 1 or bool(dataset.get("pad_to_longest"))
+    extra_loader = EXTRA_LOADERS.get(loader.name)
+    pads_to_longest = extra_loader.pads_to_longest if extra_loader else loader.is_text
+    is_trimmed = pads_to_longest or multiple > 1 or bool(dataset.get("pad_to_longest"))
     weighted_lengths = []
     for stream, figures in zip(loader.streams, streams, strict=True):
         lengths = estimate_lengths(stream, loader)
