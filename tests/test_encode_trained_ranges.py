@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode import backends
 from mdsmix.encode.backends import Reference, Unequal, open_backend
 from mdsmix.encode.labels import USABLE, Labels, Targets, Turns
+from mdsmix.encode.token_spelling import TokenSpans
 from mdsmix.encode.trained_ranges import (
     MARK,
     MarkedRange,
@@ -117,9 +117,9 @@ def test_only_divided_responses_are_located(
 ) -> None:
     located = list[str]()
 
-    def locate(self: Reference, texts: Sequence[str]) -> backends.LocatedIds:
+    def locate(self: Reference, texts: Sequence[str], ids: Ragged) -> TokenSpans:
         located.extend(texts)
-        return original(self, texts)
+        return original(self, texts, ids)
 
     original = Reference.locate
     monkeypatch.setattr(Reference, "locate", locate)

@@ -27,6 +27,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from random import Random
@@ -38,6 +39,7 @@ from numpy.typing import NDArray
 
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.encode import word_form
+from mdsmix.encode.token_spelling import TokenSpans, TokenSpelling
 from mdsmix.encode.word_form import CharacterParts, FirstSpace
 from mdsmix.errors import RecipeError
 from mdsmix.messages import flatten_error
@@ -74,11 +76,17 @@ class Backend(ABC):
                 token; False: it becomes ordinary tokens.
         """
 
-    def locate(self, texts: Sequence[str]) -> LocatedIds:
-        """Return the ids of texts, special tokens matched, with the characters of each token. The
-        reference (Hugging Face `tokenizers`) finds them, at its speed.
+    def locate(self, texts: Sequence[str], ids: Ragged) -> TokenSpans:
+        """Return the characters of each token of texts that were encoded with special tokens
+        matched.
 
-        Raises NotImplementedError if the backend is not, and has not, the reference.
+        Raises NotImplementedError if the backend is not, and has not, the reference (Hugging Face
+        `tokenizers`).
+        Raises Unequal if the reference is asked for a text, and gives other ids.
+
+        Args:
+            texts: the texts.
+            ids: their ids.
         """
         raise NotImplementedError
 
@@ -89,21 +97,6 @@ class Backend(ABC):
         Args:
             stream: the name of the stream.
         """
-
-
-class LocatedIds(NamedTuple):
-    """The ids of texts, and the characters of each token."""
-
-    ids: Ragged
-    "uint32, one row of ids per text."
-    starts: NDArray[np.int64]
-    """int64 [tokens]: the position in its text at which each token begins. The tokens of one
-    character, such as the four bytes of an emoji, all have the position of that character.
-    """
-    ends: NDArray[np.int64]
-    """int64 [tokens]: the position after the last character of each token. Equal to the start for a
-    token without a character, such as a space that the tokenizer puts before a text.
-    """
 
 
 class Unequal(Exception):
@@ -134,29 +127,48 @@ class Reference(Backend):
         from tokenizers import Tokenizer as Model
 
         self.label = f"tokenizers {package_version('tokenizers')}"
-        self._model = Model.from_file(find_joined(tokenizer.path))
+        self._path = find_joined(tokenizer.path)
+        self._model = Model.from_file(self._path)
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         self._model.encode_special_tokens = not match_special
         encodings = self._model.encode_batch_fast(list(texts), add_special_tokens=False)
         return Ragged.from_rows([encoding.ids for encoding in encodings], np.uint32)
 
-    def locate(self, texts: Sequence[str]) -> LocatedIds:
+    @cached_property
+    def _spelling(self) -> TokenSpelling:
+        return TokenSpelling(self._path)
+
+    def locate(self, texts: Sequence[str], ids: Ragged) -> TokenSpans:
+        spans = self._spelling.find_spans(texts, ids)
+        if spans:
+            return spans
+        # Find the texts whose tokens do not spell them.
+        parts = list[TokenSpans]()
+        for number, text in enumerate(texts):
+            spans = self._spelling.find_spans([text], ids.slice(number, number + 1))
+            parts.append(spans or self._locate_by_encoding(text, ids[number]))
+        return TokenSpans(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _locate_by_encoding(self, text: str, ids: NDArray[Any]) -> TokenSpans:
+        """Return the characters of each token of a text by encoding it again.
+
+        Raises Unequal if it gets other ids.
+        """
         model = self._model
         model.encode_special_tokens = False
-        # A post-processor such as Llama 3's trims white space from the positions of a token. It
-        # changes no id, since no special token is added.
+        # A post-processor such as Llama 3's trims white space from the places of tokens. It changes
+        # no id, since no special token is added.
         post_processor = model.post_processor
         model.post_processor = None
         try:
-            encodings = model.encode_batch(list(texts), add_special_tokens=False)
+            encoding = model.encode(text, add_special_tokens=False)
         finally:
             model.post_processor = post_processor
-        ids = Ragged.from_rows([encoding.ids for encoding in encodings], np.uint32)
-        spans = np.array(
-            [span for encoding in encodings for span in encoding.offsets], np.int64
-        ).reshape(-1, 2)
-        return LocatedIds(ids, spans[:, 0], spans[:, 1])
+        if not np.array_equal(encoding.ids, ids):
+            raise Unequal(self.label, text)
+        spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return TokenSpans(spans[:, 0], spans[:, 1])
 
 
 class Fastokens(Backend):
@@ -308,8 +320,11 @@ class CheckedBackend(Backend):
         self.check(excerpts, match_special)
         return ids
 
-    def locate(self, texts: Sequence[str]) -> LocatedIds:
-        return self.reference.locate(texts)
+    def locate(self, texts: Sequence[str], ids: Ragged) -> TokenSpans:
+        try:
+            return self.reference.locate(texts, ids)
+        except Unequal as unequal:
+            raise Unequal(self.label, unequal.text) from None
 
     def check(self, texts: Sequence[str], match_special: bool, ids: Ragged | None = None) -> None:
         """Compare the fast backend's ids of texts with those of the reference (Hugging Face

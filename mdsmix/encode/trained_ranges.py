@@ -4,8 +4,8 @@ LLM-Foundry trains a response as a whole or not at all. So an answer of which on
 becomes several turns: its untrained tokens go to a prompt, its trained tokens to a response. The
 tokens of the row stay the same: an answer is tokenized as a whole, and cut between tokens.
 
-1. `mark_tokens` gives each token of a response a mark, by ranges of characters. Only responses with
-   several ranges are tokenized again, by the reference, which knows the characters of each token.
+1. `mark_tokens` gives each token of a response a mark, by ranges of characters. The characters of
+   tokens are only found for responses with several ranges (`token_spelling.py`).
 2. `split_answers` makes turns of the marked tokens. It does so after whole turns were left out and
    after stop tokens were moved to the ends of answers (`labels.py`), since both need whole answers.
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.answer_parts import PARTS
 from mdsmix.encode.answer_spans import WeightedRange
-from mdsmix.encode.backends import Backend, Unequal
+from mdsmix.encode.backends import Backend
 from mdsmix.encode.labels import USABLE, Flags, Lengths, Turns, find_empty_sides
 from mdsmix.ragged import Ragged
 
@@ -132,12 +132,11 @@ def _mark_divided(
         ranges: the ranges of each response.
         backend: the backend that has made the ids.
     """
-    located = backend.locate([responses[number] for number in divided])
+    ids = turns.ids.take(2 * np.array(divided) + 1)
+    located = backend.locate([responses[number] for number in divided], ids)
     for row, number in enumerate(divided):
         side = 2 * number + 1
-        if not np.array_equal(located.ids[row], turns.ids[side]):
-            raise Unequal(backend.label, responses[number])
-        tokens = slice(*located.ids.offsets[row : row + 2])
+        tokens = slice(*ids.offsets[row : row + 2])
         stops = np.array([stop for _, stop, _, _ in ranges[number]])
         parts = np.array([part for _, _, part, _ in ranges[number]])
         weights = np.array([weight for _, _, _, weight in ranges[number]])
