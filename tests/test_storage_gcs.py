@@ -18,7 +18,7 @@ from google.auth.exceptions import RefreshError, TransportError
 from urllib3.exceptions import ProtocolError
 
 from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
-from mdsmix.storage import Location, gcs_client, locate, retries
+from mdsmix.storage import Location, Stat, gcs_client, locate, retries
 from mdsmix.storage.gcs_client import Session, stat_from
 from mdsmix.storage.gcs_reader import Body
 from tests.clock import Clock
@@ -161,6 +161,17 @@ def test_a_copy_is_continued_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -
     assert {request.url for request in http.requests} == {
         "https://storage.googleapis.com/storage/v1/b/a/o/x%20y/rewriteTo/b/b/o/z"
     }
+
+
+def test_a_read_names_the_generation_and_refuses_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Google refuses the condition, which fake-gcs-server does not know."""
+    http = answer_with(monkeypatch, refusal(412, "conditionNotMet"))
+    file = locate("gs://bucket/x")
+    for read in (lambda: file.open(5, 8, "17"), lambda: file.open_random(Stat(9, "17")).read(2)):
+        with pytest.raises(Unreachable, match="gs://bucket/x was changed while it was being read"):
+            read()
+    assert [request.params["ifGenerationMatch"] for request in http.requests] == ["17", "17"]
+    assert [request.headers["range"] for request in http.requests] == ["bytes=5-7", "bytes=0-8"]
 
 
 def test_times_may_have_a_fraction_or_an_offset() -> None:

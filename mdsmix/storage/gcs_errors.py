@@ -20,8 +20,11 @@ _LOG_IN = (
     "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the "
     "file of a service account"
 )
-_ADDRESS = "set STORAGE_EMULATOR_HOST to an address such as http://localhost:4443, or unset it"
-_NOT_AN_ADDRESS = f"the endpoint does not start with http:// or https://; {_ADDRESS}"
+_ADDRESS = "check the network, and STORAGE_EMULATOR_HOST if it is set"
+_NOT_AN_ADDRESS = (
+    "the endpoint does not start with http:// or https://; set STORAGE_EMULATOR_HOST to an address "
+    "such as http://localhost:4443, or unset it"
+)
 
 NO_BUCKET = "noBucket"
 "The reason, by mdsmix, of a 404 that can only be about the bucket."
@@ -57,10 +60,10 @@ _SENTENCES = {
     "SSLError": "the TLS connection failed; check REQUESTS_CA_BUNDLE, and whether the endpoint "
     "begins with http:// or https://",
     "ProxyError": "the proxy does not answer; check HTTP_PROXY and HTTPS_PROXY",
-    "NewConnectionError": f"nothing answers there; check the network, or {_ADDRESS}",
-    "NameResolutionError": f"the name of the server is not known; check the network, or {_ADDRESS}",
+    "NewConnectionError": f"nothing answers there; {_ADDRESS}",
+    "NameResolutionError": f"the name of the server is not known; {_ADDRESS}",
     "ConnectionError": f"the store closed the connection; {_AGAIN}",
-    "ConnectTimeout": f"nothing answers there in time; check the network, or {_ADDRESS}",
+    "ConnectTimeout": f"nothing answers there in time; {_ADDRESS}",
     "ReadTimeout": f"the store stopped answering; {_AGAIN}",
     "ReadTimeoutError": f"the store stopped answering; {_AGAIN}",
     "Broken": f"the connection broke in the middle; {_AGAIN}",

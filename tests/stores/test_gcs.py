@@ -4,9 +4,11 @@ Streaming on what was published. fake-gcs-server stands in for Google.
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -19,7 +21,7 @@ from tests.converting import Project, read_token_rows, run_ok
 from tests.counting import count_requests
 from tests.fake_gcs import TOKEN, serve_tokens, write_service_account
 from tests.faults import Proxy, Rule
-from tests.stores.servers import GOOGLE
+from tests.stores.servers import GOOGLE, Store
 
 pytestmark = pytest.mark.parametrize("running", [GOOGLE], indirect=True)
 
@@ -76,6 +78,33 @@ batches = [batch["input_ids"].tolist() for batch in build_loader(config, 1)]
 print(json.dumps([rows, [row for batch in batches for row in batch]]))
 """
 "Prints the rows of a rendered YAML as Streaming's own dataset reads them, and as mdsmix's loader."
+
+
+def test_an_object_that_is_stored_compressed_is_read_as_it_is_stored(
+    root: Location, store: Store
+) -> None:
+    """Google would send it decompressed to a client that does not accept gzip."""
+    content = gzip.compress(b"text" * 1000)
+    upload = f"/upload/storage/v1/b/{root.name}/o?uploadType=media&name=x.jsonl.gz"
+    request = urllib.request.Request(
+        f"{store.settings[store.variable]}{upload}&contentEncoding=gzip", content
+    )
+    urllib.request.urlopen(request, timeout=10).close()
+    file = root / "x.jsonl.gz"
+    assert file.stat().size == len(content)
+    assert file.fetch() == (file.stat(), content)
+    assert file.read(3, 9) == content[3:12]
+
+
+def test_an_object_that_marks_a_folder_is_no_file(root: Location, store: Store) -> None:
+    """Google's console writes such objects."""
+    upload = f"/upload/storage/v1/b/{root.name}/o?uploadType=media&name=folder/"
+    request = urllib.request.Request(f"{store.settings[store.variable]}{upload}", b"")
+    urllib.request.urlopen(request, timeout=10).close()
+    (root / "folder/x").write(b"1")
+    assert [name for name, _ in (root / "folder").list()] == ["x"]
+    assert [name for name, _ in root.list(recursive=True)] == ["folder/x"]
+    assert root.entries() == ({}, {"folder"})
 
 
 def test_a_refused_token_is_one_sentence(root: Location, proxy: Proxy) -> None:
