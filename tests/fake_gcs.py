@@ -10,7 +10,7 @@ import contextlib
 import json
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -63,24 +63,30 @@ def write_service_account(path: Path, token_uri: str = "http://127.0.0.1:1/token
 TOKEN = "a-token-of-the-tests"
 
 
-class _TokenServer(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = json.dumps({"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, *words: object) -> None:
-        """Print nothing."""
-
-
 @contextlib.contextmanager
-def serve_tokens() -> Iterator[str]:
+def serve_tokens(refuse: Callable[[], bool] = lambda: False) -> Iterator[str]:
     """Yield the address of a server that gives TOKEN to each service account, until the block
     ends.
+
+    Args:
+        refuse: called at each request; returns whether the server refuses it as that of an account
+            that was deleted.
     """
-    with HTTPServer(("127.0.0.1", 0), _TokenServer) as server:
+
+    class TokenServer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            answer = {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}
+            is_refused = refuse()
+            self.send_response(400 if is_refused else 200)
+            self.send_header("content-type", "application/json")
+            self.end_headers()
+            body = json.dumps({"error": "invalid_grant"} if is_refused else answer)
+            self.wfile.write(body.encode())
+
+        def log_message(self, *words: object) -> None:
+            """Print nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), TokenServer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/token"
         server.shutdown()

@@ -18,7 +18,7 @@ from google.auth.exceptions import RefreshError, TransportError
 from urllib3.exceptions import ProtocolError
 
 from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
-from mdsmix.storage import Location, Stat, gcs_client, locate, retries
+from mdsmix.storage import Location, Stat, gcs, gcs_client, locate, retries
 from mdsmix.storage.gcs_client import Session, stat_from
 from mdsmix.storage.gcs_reader import Body
 from tests.clock import Clock
@@ -150,6 +150,13 @@ def test_conditions_name_generations_and_are_no_errors(monkeypatch: pytest.Monke
     assert json.loads(parts[1].partition(b"\r\n\r\n")[2]) == {"crc32c": CRC32C_OF_NINE}
     assert parts[2].partition(b"\r\n\r\n")[2] == NINE + b"\r\n"
     assert parts[3] == b"--\r\n"
+
+
+def test_the_store_of_google_is_not_tried_for_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
+    http = answer_with(monkeypatch, (500, None))
+    monkeypatch.setattr(gcs, "open_session", gcs_client.open_session)
+    assert locate("gs://bucket/x").try_conditions() is True
+    assert http.requests == []
 
 
 def test_a_copy_is_continued_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

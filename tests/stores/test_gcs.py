@@ -8,15 +8,18 @@ import gzip
 import json
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from urllib3.connection import HTTPConnection
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import read_index
-from mdsmix.storage import Location
+from mdsmix.storage import Location, gcs_client, map_in_batches
+from mdsmix.storage.threads import THREADS
 from tests.converting import Project, read_token_rows, run_ok
 from tests.counting import count_requests
 from tests.fake_gcs import TOKEN, serve_tokens, write_service_account
@@ -43,9 +46,11 @@ def test_each_call_takes_one_request(root: Location, proxy: Proxy) -> None:
     file = root / "a b/ü"
     file.write(b"abc")
     stat = file.stat()
+    assert file.fetch(max_bytes=2) == (stat, b"")
     for call, expected in (
         (file.stat, {"GET": 1}),
         (file.fetch, {"GET": 1}),
+        (lambda: file.fetch(max_bytes=2), {"GET": 1}),
         (file.read, {"GET": 1}),
         (lambda: file.read(1, 1), {"GET": 1}),
         (lambda: file.write(b"abc"), {"PUT": 1}),
@@ -78,6 +83,51 @@ batches = [batch["input_ids"].tolist() for batch in build_loader(config, 1)]
 print(json.dumps([rows, [row for batch in batches for row in batch]]))
 """
 "Prints the rows of a rendered YAML as Streaming's own dataset reads them, and as mdsmix's loader."
+
+
+def test_threads_keep_their_connections_between_batches(
+    root: Location, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = HTTPConnection.connect
+    connected = list[HTTPConnection]()
+
+    def connect_noted(connection: HTTPConnection) -> None:
+        connected.append(connection)
+        connect(connection)
+
+    monkeypatch.setattr(HTTPConnection, "connect", connect_noted)
+    proxy.rules = [Rule("none", times=999, then=lambda: time.sleep(0.01))]
+    file = root / "x"
+    assert list(map_in_batches(lambda number: file.stat(), range(96))) == [None] * 96
+    assert len(connected) == THREADS
+
+
+def test_credentials_that_are_renewed_during_a_run_are_read_again(
+    root: Location, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server of tokens refuses an account, and then the file has another one."""
+    file = tmp_path / "account.json"
+    refused = list[str]()
+
+    def refuse() -> bool:
+        if refused:
+            return False
+        refused.append(file.read_text())
+        write_service_account(file, token_uri)
+        return True
+
+    with serve_tokens(refuse) as token_uri:
+        monkeypatch.setenv(
+            "GOOGLE_APPLICATION_CREDENTIALS", str(write_service_account(file, token_uri))
+        )
+        monkeypatch.delenv("STORAGE_EMULATOR_HOST")  # no credentials are sent to an emulator
+        monkeypatch.setenv("API_ENDPOINT_OVERRIDE", proxy.endpoint)
+        credentials = gcs_client.open_session(root.url).http.credentials
+        (root / "x").write(b"1")
+        assert gcs_client.open_session(root.url).http.credentials is not credentials
+    assert len(refused) == 1
+    (request,) = proxy.requests
+    assert request.headers["authorization"] == f"Bearer {TOKEN}"
 
 
 def test_an_object_that_is_stored_compressed_is_read_as_it_is_stored(
