@@ -102,6 +102,8 @@ REFUSALS: list[tuple[Any, type[Unreachable], bool, str]] = [
     (requests.ReadTimeout("x"), Unreachable, True, "the store stopped answering"),
     (requests.exceptions.SSLError("x"), Unreachable, False, "the TLS connection failed"),
     (requests.exceptions.ProxyError("x"), Unreachable, True, "the proxy does not answer"),
+    (OSError("TLS CA bundle"), Unreachable, False, "a file of TLS certificates is missing"),
+    (ConnectionResetError("x"), Unreachable, True, "the request failed (ConnectionResetError)"),
     (ProtocolError("x"), Unreachable, True, "the connection broke in the middle"),
 ]
 "What a write is answered, the class of the error, whether the write is sent again, and words."
@@ -248,7 +250,7 @@ def test_wrong_credentials_and_addresses_are_explained(
 ) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    for file in (tmp_path / "missing.json", broken):
+    for file in (tmp_path / "missing.json", broken, tmp_path):
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
         with pytest.raises(Unreachable, match="the credentials cannot be used; run `gcloud auth"):
             locate("gs://b/x").read()

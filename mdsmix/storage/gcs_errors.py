@@ -54,11 +54,15 @@ _SENTENCES = {
     "501": "the store cannot do this; use another store",
     DAMAGED: f"the bytes that arrived in the store differ from those that were sent; {_AGAIN}",
     "Damaged": f"the bytes that arrived differ from the stored bytes; {_AGAIN}",
-    "DefaultCredentialsError": f"the credentials cannot be used; {_LOG_IN}",
+    **dict.fromkeys(
+        ("DefaultCredentialsError", "PermissionError", "IsADirectoryError"),
+        f"the credentials cannot be used; {_LOG_IN}",
+    ),
     "RefreshError": f"the credentials have expired or are refused; {_RENEW}",
     "TransportError": "the server that renews the credentials does not answer; check the network",
     "SSLError": "the TLS connection failed; check REQUESTS_CA_BUNDLE, and whether the endpoint "
     "begins with http:// or https://",
+    "OSError": "a file of TLS certificates is missing; check REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE",
     "ProxyError": "the proxy does not answer; check HTTP_PROXY and HTTPS_PROXY",
     "NewConnectionError": f"nothing answers there; {_ADDRESS}",
     "NameResolutionError": f"the name of the server is not known; {_ADDRESS}",
@@ -118,13 +122,13 @@ class Damaged(Exception):
 @cache
 def error_classes() -> tuple[type[Exception], ...]:
     """Return the classes of errors that a request may raise. urllib3's HTTPError is raised if the
-    body of an answer breaks off.
+    body of an answer breaks off. OSError is the base class of requests' errors, and is raised if a
+    file of credentials or certificates cannot be read.
     """
     from google.auth.exceptions import GoogleAuthError
-    from requests import RequestException
     from urllib3.exceptions import HTTPError
 
-    return Refused, Broken, Damaged, GoogleAuthError, RequestException, HTTPError
+    return Refused, Broken, Damaged, GoogleAuthError, OSError, HTTPError
 
 
 def is_answer(error: Exception) -> bool:
@@ -143,9 +147,12 @@ def is_temporary(error: Exception) -> bool:
         return error.reason in _TEMPORARY_REASONS or _has_temporary_status(error)
     if isinstance(error, GoogleAuthError):
         return isinstance(error, TransportError) or bool(getattr(error, "retryable", False))
-    # A wrong address or certificate stays wrong. Any other error is a broken connection.
+    # A wrong address, file or certificate stays wrong. Any other error is a broken connection.
     wrong_address = (exceptions.InvalidURL, exceptions.MissingSchema, exceptions.InvalidSchema)
-    return not isinstance(error, (Damaged, exceptions.SSLError, *wrong_address))
+    if isinstance(error, (Damaged, exceptions.SSLError, *wrong_address)):
+        return False
+    is_of_file = isinstance(error, OSError) and not isinstance(error, ConnectionError)
+    return isinstance(error, exceptions.RequestException) or not is_of_file
 
 
 def _has_temporary_status(error: Refused) -> bool:
