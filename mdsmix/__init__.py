@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from mdsmix.api import (
         check,
+        check_phases,
         convert,
         convert_part,
         export,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
         make_report,
         plan,
         plan_conversion,
+        plan_phases,
+        render_phases,
         render_yaml,
     )
     from mdsmix.errors import MdsmixError
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from mdsmix.load import MixLoader, build_loader
     from mdsmix.recipe import (
         ImagesSpec,
+        PhaseSpec,
         Recipe,
         SourceSpec,
         StreamSpec,
@@ -38,11 +42,14 @@ if TYPE_CHECKING:
         WeightSpec,
     )
     from mdsmix.report.checked_mix import CheckedMix
+    from mdsmix.report.checked_phases import CheckedPhases
     from mdsmix.report.conversions import Conversion, ConvertedPart
     from mdsmix.report.exported_mix import ExportedMix
     from mdsmix.report.inspection import InspectedStream
+    from mdsmix.report.planned_phases import PlannedPhases
     from mdsmix.report.planned_run import PlannedRun
     from mdsmix.report.progress import Progress
+    from mdsmix.report.rendered_phases import RenderedPhases
     from mdsmix.report.rendered_yaml import RenderedYaml
     from mdsmix.report.written_page import ReportPage
 
@@ -50,6 +57,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "check": "api",
+    "check_phases": "api",
     "convert": "api",
     "convert_part": "api",
     "export": "api",
@@ -57,6 +65,8 @@ _HOMES = {
     "make_report": "api",
     "plan": "api",
     "plan_conversion": "api",
+    "plan_phases": "api",
+    "render_phases": "api",
     "render_yaml": "api",
     "MdsmixError": "errors",
     "Finding": "foundry_yaml.findings",
@@ -64,18 +74,22 @@ _HOMES = {
     "MixLoader": "load",
     "build_loader": "load",
     "ImagesSpec": "recipe",
+    "PhaseSpec": "recipe",
     "Recipe": "recipe",
     "SourceSpec": "recipe",
     "StreamSpec": "recipe",
     "TokenizerSpec": "recipe",
     "WeightSpec": "recipe",
     "CheckedMix": "report.checked_mix",
+    "CheckedPhases": "report.checked_phases",
     "Conversion": "report.conversions",
     "ConvertedPart": "report.conversions",
     "ExportedMix": "report.exported_mix",
     "InspectedStream": "report.inspection",
+    "PlannedPhases": "report.planned_phases",
     "PlannedRun": "report.planned_run",
     "Progress": "report.progress",
+    "RenderedPhases": "report.rendered_phases",
     "RenderedYaml": "report.rendered_yaml",
     "ReportPage": "report.written_page",
 }
@@ -83,6 +97,7 @@ _HOMES = {
 
 __all__ = [
     "CheckedMix",
+    "CheckedPhases",
     "Conversion",
     "ConvertedPart",
     "ExportedMix",
@@ -91,9 +106,12 @@ __all__ = [
     "InspectedStream",
     "MdsmixError",
     "MixLoader",
+    "PhaseSpec",
+    "PlannedPhases",
     "PlannedRun",
     "Progress",
     "Recipe",
+    "RenderedPhases",
     "RenderedYaml",
     "ReportPage",
     "SourceSpec",
@@ -103,6 +121,7 @@ __all__ = [
     "__version__",
     "build_loader",
     "check",
+    "check_phases",
     "convert",
     "convert_part",
     "export",
@@ -111,6 +130,8 @@ __all__ = [
     "open_recipe",
     "plan",
     "plan_conversion",
+    "plan_phases",
+    "render_phases",
     "render_yaml",
 ]
 

@@ -17,22 +17,26 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mdsmix.arguments import refuse_wrong_arguments
 from mdsmix.errors import MixRefused, RecipeError
 
 if TYPE_CHECKING:
     from mdsmix.conversion.run import Outcome, OutcomeT, PartOutcome
+    from mdsmix.mix.streams.mix import Mix
     from mdsmix.mix.streams.resolve import MixInput, OwnEvals
     from mdsmix.recipe import Recipe
     from mdsmix.recipe.read import RecipeInput
     from mdsmix.report.checked_mix import CheckedMix
+    from mdsmix.report.checked_phases import CheckedPhases
     from mdsmix.report.conversions import Conversion, ConvertedPart
     from mdsmix.report.exported_mix import ExportedMix
     from mdsmix.report.inspection import InspectedStream
+    from mdsmix.report.planned_phases import PlannedPhases
     from mdsmix.report.planned_run import PlannedRun
     from mdsmix.report.progress import ShowProgress
+    from mdsmix.report.rendered_phases import RenderedPhases
     from mdsmix.report.rendered_yaml import RenderedYaml
     from mdsmix.report.written_page import ReportPage
 
@@ -302,6 +306,45 @@ def check(
     return CheckedMix(findings, opened, compared and compared.table)
 
 
+def check_phases(
+    recipe: RecipeInput,
+    overrides: Sequence[str] = (),
+    *,
+    deep: bool = False,
+    estimate: bool = False,
+    evals: OwnEvals = "look",
+    progress: ShowProgress = True,
+) -> CheckedPhases:
+    """Check each phase of a recipe as its own mix, as `mdsmix check` does.
+
+    Args:
+        recipe: the path of a recipe with phases, or its keys and values.
+        overrides: this and the following arguments have the same meaning in `check`.
+
+    Raises:
+        RecipeError: the recipe or an argument is wrong, or the recipe has no phases.
+        NotPublished: a stream of the recipe is not converted yet.
+        MixRefused: the streams are too small for a phase.
+        Unreachable: a stream cannot be read.
+    """
+    refuse_wrong_arguments(locals())
+    from mdsmix.mix.check import run_checks, verify_streams
+    from mdsmix.mix.streams.resolve import open_phase_mixes
+    from mdsmix.report.checked_mix import CheckedMix
+    from mdsmix.report.checked_phases import CheckedPhases
+    from mdsmix.report.progress import watching
+
+    mixes = open_phase_mixes(recipe, overrides, may_estimate=estimate, own_evals=evals)
+    checked = dict[str, CheckedMix]()
+    for mix in mixes:
+        if deep:
+            with watching(progress) as watcher:
+                mix = verify_streams(mix, watcher)
+        assert mix.phase is not None, "only a recipe with phases is opened"
+        checked[mix.phase.name] = CheckedMix(run_checks(mix), mix)
+    return CheckedPhases(checked)
+
+
 def render_yaml(
     recipe: RecipeInput,
     overrides: Sequence[str] = (),
@@ -337,10 +380,78 @@ def render_yaml(
     >>> print(render_yaml("recipe.yaml").yaml)  # doctest: +SKIP
     """
     refuse_wrong_arguments(locals())
+    options = _RenderOptions(_as_path(into), validate, evals, estimate, callback)
+    paths: dict[str | None, str | None] = {None: _as_path(out or into)}
+    (rendered,) = _render(recipe, overrides, paths, _as_path(out), options).values()
+    return rendered
+
+
+def render_phases(
+    recipe: RecipeInput,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | os.PathLike[str] | None = None,
+    into: str | os.PathLike[str] | None = None,
+    validate: bool = False,
+    evals: OwnEvals = "look",
+    estimate: bool = False,
+    callback: bool = False,
+) -> RenderedPhases:
+    """Check and render each phase of a recipe, as `mdsmix render-yaml` does.
+
+    Args:
+        recipe: the path of a recipe with phases, or its keys and values.
+        overrides: `key=value` each.
+        out: write the YAMLs here, each with its lock: for "train.yaml" and the phase `main` to
+            "train.main.yaml". The default is the name of `into`. Without both nothing is written.
+        into: this and the following arguments have the same meaning in `render_yaml`.
+
+    Raises:
+        RecipeError: the recipe or an argument is wrong, or the recipe has no phases.
+        MixRefused: the streams of a phase may not be mixed; nothing is written.
+        Unreachable: a stream cannot be read, or a file cannot be written.
+    """
+    refuse_wrong_arguments(locals())
+    from mdsmix.report.rendered_phases import RenderedPhases
+
+    target = _as_path(out or into)
+    paths: dict[str | None, str | None] = {}
+    for name in _list_phases(recipe, overrides):
+        paths[name] = _name_phase_file(target, name) if target else None
+    options = _RenderOptions(_as_path(into), validate, evals, estimate, callback)
+    rendered = _render(recipe, overrides, paths, _as_path(out), options)
+    return RenderedPhases(phases={str(name): yaml for name, yaml in rendered.items()})
+
+
+class _RenderOptions(NamedTuple):
+    """Arguments of `render_yaml`."""
+
+    into: str | None
+    validate: bool
+    evals: OwnEvals
+    estimate: bool
+    callback: bool
+
+
+def _render(
+    recipe: RecipeInput,
+    overrides: Sequence[str],
+    paths: Mapping[str | None, str | None],
+    out: str | None,
+    options: _RenderOptions,
+) -> dict[str | None, RenderedYaml]:
+    """Check, render and write the YAML of each phase, or of one mix. Nothing is written if one of
+    them is refused.
+
+    Args:
+        paths: name of a phase, or None for one mix -> the file of its YAML, or None.
+        out: the file that the user named for the YAML.
+    """
     from mdsmix.mix.check import describe_verdict, run_checks
     from mdsmix.mix.lock_check import lock_path, make_lock
     from mdsmix.mix.render.render import (
         fetch_command,
+        list_remarks,
         refuse_recipe,
         render_recipe,
         require_writable,
@@ -350,45 +461,84 @@ def render_yaml(
     from mdsmix.report.checked_mix import CheckedMix
     from mdsmix.report.rendered_yaml import RenderedYaml
 
-    if evals == "drop" and not into:
+    into = options.into
+    if options.evals == "drop" and not into:
         raise RecipeError(
             "--drop-evals removes evaluations from the config of --into, and there is none: name "
             "the config, or remove the evaluation streams from the recipe."
         )
     # Refuse an output file that cannot be written before anything is read.
-    out = os.fspath(out) if out else None
-    into = os.fspath(into) if into else None
-    target = out or into
-    lock_file = lock_path(target) if target else None
-    for file in filter(None, (target, lock_file)):
+    locks = {name: lock_path(target) if target else None for name, target in paths.items()}
+    for file in filter(None, (*paths.values(), *locks.values())):
         require_writable(file)
-    refuse_recipe(out or "", "--out")
+    for file in filter(None, (out, *paths.values())):
+        refuse_recipe(file, "--out" if out else "--into")
     refuse_recipe(into or "", "--into")
-    mix, text = render_recipe(recipe, overrides, into, evals, estimate, callback)
-
-    # Refuse a mix that may not be trained.
-    checked = CheckedMix(run_checks(mix), mix)
-    if checked.is_refused:
-        raise MixRefused(
-            f"{describe_verdict(mix, checked)}; nothing was rendered.", checked=checked
-        )
-
-    # Write the YAML, and its lock next to it.
-    drawn = None
-    if validate:
-        drawn = validate_with_foundry(text, [loader.label for loader in mix.loaders])
-    if target:
-        write_yaml(target, text)
-    if lock_file:
-        write_yaml(lock_file, make_lock(mix).to_bytes().decode())
-    return RenderedYaml(
-        yaml=text,
-        checked=checked,
-        wrote=target,
-        lock=lock_file,
-        drawn=drawn,
-        before_training=fetch_command(mix),
+    phases = render_recipe(
+        recipe,
+        overrides,
+        into,
+        options.evals,
+        options.estimate,
+        options.callback,
+        is_one=None in paths,
     )
+
+    # Refuse mixes that may not be trained.
+    all_checked = [CheckedMix(run_checks(mix), mix) for mix, _ in phases]
+    for checked in all_checked:
+        if checked.is_refused:
+            phase = f"phase {checked.mix.phase.name}: " if checked.mix.phase else ""
+            verdict = describe_verdict(checked.mix, checked)
+            raise MixRefused(f"{phase}{verdict}; nothing was rendered.", checked=checked)
+
+    # Write each YAML, and its lock next to it.
+    rendered = dict[str | None, RenderedYaml]()
+    for (name, target), (mix, text), checked in zip(
+        paths.items(), phases, all_checked, strict=True
+    ):
+        drawn = None
+        if options.validate:
+            drawn = validate_with_foundry(text, [loader.label for loader in mix.loaders])
+        if target:
+            write_yaml(target, text)
+        lock_file = locks[name]
+        if lock_file:
+            write_yaml(lock_file, make_lock(mix).to_bytes().decode())
+        rendered[name] = RenderedYaml(
+            yaml=text,
+            checked=checked,
+            wrote=target,
+            lock=lock_file,
+            drawn=drawn,
+            remarks=list_remarks(mix),
+            before_training=fetch_command(mix),
+        )
+    return rendered
+
+
+def _as_path(path: str | os.PathLike[str] | None) -> str | None:
+    return os.fspath(path) if path else None
+
+
+def _name_phase_file(path: str, phase: str) -> str:
+    """Return the file of a phase's YAML: `train.main.yaml` for `train.yaml` and the phase main."""
+    stem, suffix = os.path.splitext(path)
+    return f"{stem}.{phase}{suffix}"
+
+
+def _list_phases(recipe: RecipeInput, overrides: Sequence[str]) -> list[str]:
+    """Return the names of the phases that a recipe chooses. Raises RecipeError if it has none."""
+    from mdsmix.kinds import open_recipe
+    from mdsmix.recipe.phases import list_chosen_phases
+    from mdsmix.recipe.read import name_recipe
+
+    opened = open_recipe(recipe, overrides)
+    if not opened.phases:
+        raise RecipeError(
+            f"{name_recipe(recipe)} has no phases: add phases, or call the function for one mix."
+        )
+    return list_chosen_phases(opened)
 
 
 def plan(
@@ -425,9 +575,7 @@ def plan(
     47684
     """
     refuse_wrong_arguments(locals())
-    from mdsmix.messages import plural
-    from mdsmix.mix.plan.plan import PlanOptions, find_plan_problems, make_plan, resolve_for_plan
-    from mdsmix.report.checked_mix import CheckedMix
+    from mdsmix.mix.plan.plan import PlanOptions, make_plan, resolve_for_plan
     from mdsmix.report.planned_run import PlannedRun
 
     options = PlanOptions(
@@ -439,15 +587,64 @@ def plan(
         speed=tokens_per_second,
     )
     opened = resolve_for_plan(mix, overrides)
-    errors = find_plan_problems(opened)
+    _refuse_plan(opened)
+    planned = make_plan(opened, options)
+    return PlannedRun(**{item.name: getattr(planned, item.name) for item in fields(planned)})
+
+
+def plan_phases(
+    recipe: RecipeInput,
+    overrides: Sequence[str] = (),
+    *,
+    nodes: int = 1,
+    gpus: int = 8,
+    batch: int | None = None,
+    disk: str | int | None = None,
+    tokens_per_second: float | None = None,
+) -> PlannedPhases:
+    """Forecast a run in phases, as `mdsmix plan` does: the steps and tokens of each phase, and what
+    it draws that earlier phases have drawn.
+
+    Args:
+        recipe: the path of a recipe with phases, converted or not, or its keys and values.
+        overrides: this and the following arguments have the same meaning in `plan`.
+
+    Raises:
+        RecipeError: the recipe or an argument is wrong, or the recipe has no phases.
+        MixRefused: the streams may not be mixed; `checked` of the error has the findings.
+    """
+    refuse_wrong_arguments(locals())
+    from mdsmix.mix.plan.phases_plan import make_phases_plan
+    from mdsmix.mix.plan.plan import PlanOptions, resolve_phases_for_plan
+    from mdsmix.report.planned_phases import PlannedPhases
+
+    options = PlanOptions(
+        nodes=nodes,
+        gpus=gpus,
+        batch=batch,
+        disk=None if disk is None else str(disk),
+        speed=tokens_per_second,
+    )
+    mixes = resolve_phases_for_plan(recipe, overrides)
+    for mix in mixes:
+        _refuse_plan(mix)
+    planned = make_phases_plan(mixes, options)
+    return PlannedPhases(origin=planned.origin, phases=planned.phases)
+
+
+def _refuse_plan(mix: Mix) -> None:
+    """Raise MixRefused if the published streams of a mix have errors."""
+    from mdsmix.messages import plural
+    from mdsmix.mix.plan.plan import find_plan_problems
+    from mdsmix.report.checked_mix import CheckedMix
+
+    errors = find_plan_problems(mix)
     if errors:
         raise MixRefused(
             f"the mix has {plural(len(errors), 'error')}, so it cannot be trained and nothing was "
             "planned.",
-            checked=CheckedMix(errors, opened),
+            checked=CheckedMix(errors, mix),
         )
-    planned = make_plan(opened, options)
-    return PlannedRun(**{item.name: getattr(planned, item.name) for item in fields(planned)})
 
 
 def inspect(

@@ -234,6 +234,24 @@ def test_shares_are_of_the_whole_budget_or_normalised(project: Project) -> None:
     assert_refused(answer, 2, message)
 
 
+def test_a_stream_is_converted_for_its_shares_of_all_phases(mix: Project) -> None:
+    """c4 has a quarter of 3,200 and all of 800 tokens; the book has the rest, but sets no share."""
+    phases = {
+        "main": {"budget": "80%", "mix": {"c4": "25%", "book": {"max_repeat": 9}}},
+        "anneal": {"budget": "20%", "mix": {"c4": {"share": 1}}},
+    }
+    configure(mix, "c4", "book", mix=None, absolute=None, phases=phases, budget="4k tokens")
+    opened = open_recipe(mix.recipe)
+    assert [count_budget_tokens(opened, s) for s in opened.sourced] == [1_600, 2_400]
+    answer = mix.convert("--only", "c4")
+    assert (answer.code, "its share of all phases is 1,600 tokens" in answer.out) == (0, True)
+    manifest = manifest_of(mix.out / "c4" / "train")
+    assert 1_600 <= manifest.totals.seen_tokens < 3_200, "c4 has about 12,000"
+    words = ("budget=null", "phases.main.budget=2M tokens", "phases.anneal.budget=2 passes of c4")
+    message = "the budget is 2 passes of c4: set a budget in tokens"
+    assert_refused(mix.convert(*words), 2, message)
+
+
 REFUSED = {
     "--budget=": "it must be above 0, with its unit",
     "--budget=1M~samples": "the budget is 1,000,000 samples: set a budget in tokens",

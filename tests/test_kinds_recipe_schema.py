@@ -28,6 +28,7 @@ from mdsmix.kinds.recipe_schema import (
 )
 from mdsmix.recipe import (
     ImagesSpec,
+    PhaseSpec,
     Recipe,
     SourceSpec,
     StreamSpec,
@@ -101,6 +102,9 @@ BASES: list[dict[str, Any]] = [
     TOP | {"streams": {"old": {"local": "x"}, "older": {"remote": "s3://b/y"}, "held": {"local": "z", "split": "val"}},
            "mix": {"old": "30%", "older": {"share": "70%"}}, "budget": "2B tokens", "count": "samples"},
     TOP | {"streams": {"old": {"local": "x"}}, "mix": {"old": {"repeat": 2}}},
+    TOP | {"streams": {"old": {"local": "x"}}, "phase": "main",
+           "phases": {"main": {"budget": "2B tokens", "mix": {"old": "100%"}, "shuffle_seed": 1},
+                      "anneal": {"budget": "3 passes of old", "mix": {"old": {"share": 1, "max_repeat": 3}}}}},
 ]  # fmt: skip
 SECTIONS: dict[str, Any] = {
     "": Recipe,
@@ -111,6 +115,8 @@ SECTIONS: dict[str, Any] = {
     "streams.*.images.resize": ResizeSpec,
     "streams.*.images.reencode": ReencodeSpec,
     "mix.*": WeightSpec,
+    "phases.*": PhaseSpec,
+    "phases.*.mix.*": WeightSpec,
 }
 "Keys that lead to a section -> its class; `*` is the name of a stream."
 VALUES: list[Any] = [
@@ -156,9 +162,11 @@ class Change(NamedTuple):
 
 def list_places(tree: Any, place: Place = ()) -> Iterator[Place]:
     """Yield the place of every value of a recipe, and of every key that it could have."""
-    pattern = ".".join(
-        "*" if i == 1 and place[0] != "tokenizer" else str(step) for i, step in enumerate(place)
-    )
+    steps = list(map(str, place))
+    for i in (1, 3):  # the name of a stream or of a phase, and of a stream in a phase
+        if len(steps) > i and place[0] != "tokenizer" and (i == 1 or place[0] == "phases"):
+            steps[i] = "*"
+    pattern = ".".join(steps)
     keys: dict[str | int, Any] = {}
     if isinstance(tree, dict):
         if pattern in SECTIONS:
@@ -195,6 +203,7 @@ UNSAID = {
     "conditions": r"source\.(where|id|\w+): ",
     "functions": r"source\.gives is ",
     "mix": r"mix\.[\w -]+ (names no stream|sets )|mix\.\w+\.share is .* more than the whole|the shares ",
+    "phases": r"phases?\.?[\w-]*\.mix\.[\w -]+ names no|no phase draws|phase is |mix and phases|of the phases|parts of the recipe's|a part of the recipe's",
     "budget": r"absolute: true|budget (counts|is)|count is|is for mixes by share|sample: budget|epoch_size",
     "temperature": r"temperature is",
     "loader": r"loader|decoder_only_format|target_prompts: |train_loader",

@@ -65,7 +65,9 @@ def render(home: Path, into: Path | None = None, **changes: Any) -> tuple[Mix, s
         "mix": {"web": {"repeat": 0.5}},
         "train_loader": {"num_workers": 0, "dataset": {"packing_ratio": 2.0}},
     }
-    return render_recipe(str(write_mix(home, **recipe | changes)), [], str(into) if into else None)
+    recipe_path = str(write_mix(home, **recipe | changes))
+    (rendered,) = render_recipe(recipe_path, [], str(into) if into else None)
+    return rendered
 
 
 def resolve(text: str) -> Any:

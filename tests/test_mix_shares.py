@@ -323,6 +323,7 @@ def test_what_max_repeat_moves_is_told_with_its_numbers(home: Path) -> None:
     assert finding["message"].startswith("; ".join(lines))
     rendered = mdsmix("render-yaml", path)
     assert "1 warning" in rendered.err
+    assert all(f"{line}\n" in rendered.err for line in lines)
     assert all(f"# mdsmix:   {line}" in rendered.out for line in lines)
     planned = orjson.loads(mdsmix("plan", path, "--batch", "8", "--gpus", "1", "--json").out)
     assert planned["notes"][:2] == [*lines]

@@ -18,6 +18,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import Recipe, load_recipe
 from mdsmix.recipe.amounts import read_budget, read_share
+from mdsmix.recipe.phases import list_chosen_phases, make_phase_recipe
 from mdsmix.recipe.rules import find_budget, read_shares
 from mdsmix.recipe.stream_spec import SHAPES_WITH_IMAGES
 from mdsmix.shapes import SHAPES
@@ -267,6 +268,55 @@ REFUSED_SHARES: list[tuple[dict[str, Any], str]] = [
     (_mix(web={"share": 1, "max_repeat": 0}), "mix.web.max_repeat is 0; it must be a number above 0"),
     (_mix(web={"share": 1, "repeat": 1}), "exactly one of repeat, proportion, choose and share"),
 ]  # fmt: skip
+
+
+MAIN = {"budget": "2B tokens", "mix": {"web": "50%", "chat": "30%", "code": "20%"}}
+ANNEAL = {"budget": "1B tokens", "mix": {"code": {"share": 1}}}
+
+
+def _phases(main: Any = (), **others: Any) -> dict[str, Any]:
+    return {"phases": {"main": MAIN | dict(main), **(others or {"anneal": ANNEAL})}}
+
+
+REFUSED_PHASES: list[tuple[dict[str, Any], str]] = [
+    (_phases() | {"phase": "aneal"}, "phase is 'aneal', which is not a phase of the recipe; did you mean anneal?"),
+    (ALL | {"phase": "main"}, "phase is main, but the recipe has no phases: remove phase, or add phases"),
+    (_phases() | ALL, "mix and phases are both set: each phase has a mix of its own, so remove mix"),
+    (_phases() | {"budget": "3B tokens"}, "budget is 3,000,000,000 tokens, but each phase has a budget of its own"),
+    (_phases({"budget": "50%"}), "the recipe has no budget in tokens or samples: add one"),
+    (_phases({"budget": "50%"}) | {"budget": "2 passes of web"}, "the recipe has no budget in tokens or samples: add one"),
+    (_phases({"budget": "50%"}) | {"budget": "2B tokens"}, "the budgets of main are parts of the recipe's budget, and those of anneal are not"),
+    (_phases({"budget": "50%"}, anneal=ANNEAL | {"budget": "1/3"}) | {"budget": "2B tokens"}, "sum to 83.33333333% of the recipe's budget, not to 100%"),
+    (_phases({"budget": "2B"}), "phases.main.budget is '2B'; it must be above 0, with its unit"),
+    (_phases({"budget": "0%"}), "phases.main.budget is '0%'; it must be above 0"),
+    (_phases({"mix": {"wep": "30%"}}), "phases.main.mix.wep names no stream that is trained on; did you mean web?"),
+    (_phases({"mix": {"held": "30%"}}), "phases.main.mix.held names no stream that is trained on; these are"),
+    (_phases({"mix": {}}), "phases.main.mix names no stream, so nothing would be trained"),
+    (_phases({"mix": {"web": {"share": 1}}}), "no phase draws chat: give each stream a share in a phase"),
+    (_phases({"mix": MAIN["mix"] | {"web": "60%"}}), "phases.main: the shares of the mix sum to 110%"),
+    (_phases({"mix": MAIN["mix"] | {"web": {"repeat": 2}}}), "phases.main: mix.web sets repeat, but the recipe sets a share"),
+    (_phases({"max_repeat": 0}), "phases.main.max_repeat is 0; it must be a number above 0"),
+    (_phases({"shuffle_seed": -1}), "phases.main.shuffle_seed is -1; it must be 0 or more"),
+    (_phases({"lr": 1}), "phases.main.lr is not a known key; the keys are budget, mix, max_repeat, shuffle_seed"),
+    (_phases(**{"an/neal": ANNEAL}), "phases.an/neal: this name cannot be used, since it becomes a part of file names"),
+    (_phases() | EPOCH, "phases.main: train_loader.dataset.epoch_size is set, but in a mix by shares"),
+]  # fmt: skip
+
+
+def test_phases_have_budgets_and_mixes_that_fit_together(tmp_path: Path) -> None:
+    for keys, words in REFUSED_PHASES:
+        assert_refused(words, lambda keys=keys: load_mix(tmp_path, **keys))
+    halves = _phases({"budget": "1/3"}, anneal=ANNEAL | {"budget": "2/3"})
+    recipe = load_mix(tmp_path, **halves, budget="2B tokens")
+    whole = [make_phase_recipe(recipe, name) for name in recipe.phases]
+    assert [phase.budget for phase in whole] == ["666666667 tokens", "1333333333 tokens"]
+    assert [list(phase.streams) for phase in whole] == [
+        ["web", "chat", "code", "held"],
+        ["code", "held"],
+    ]
+    assert {phase.loader for phase in whole} == {recipe.loader}, "of all streams, in each phase"
+    one = load_mix(tmp_path, **_phases(), phase="anneal")
+    assert (list_chosen_phases(recipe), list_chosen_phases(one)) == (["main", "anneal"], ["anneal"])
 
 
 def test_a_share_in_percent_needs_no_key(tmp_path: Path) -> None:

@@ -39,7 +39,10 @@ PAGES = [
 ]
 DESCRIBED_ONCE = ("recipe", "overrides", "as_json", "quiet")
 "Parameters of nearly every command, which the head of the page describes."
-MIX_KEYS = ("mix", "budget", "count", "max_repeat", "temperature", "absolute", "train_loader")
+MIX_KEYS = (
+    *("mix", "budget", "count", "max_repeat", "phases", "phase", "temperature", "absolute"),
+    "train_loader",
+)
 "Keys of a recipe that are listed in the section on the mix."
 NOT_CONVERTED_AGAIN = {
     *("Recipe.max_bad", "Recipe.publish", "Recipe.remote", "Recipe.local", "Recipe.shared"),
@@ -49,6 +52,7 @@ NOT_CONVERTED_AGAIN = {
     *(f"Recipe.{name}" for name in MIX_KEYS),
     *("WeightSpec.repeat", "WeightSpec.proportion", "WeightSpec.choose", "WeightSpec.share"),
     "WeightSpec.max_repeat",
+    *("PhaseSpec.budget", "PhaseSpec.mix", "PhaseSpec.max_repeat", "PhaseSpec.shuffle_seed"),
 }
 """Keys that can be changed without converting anything again; tests/test_docs.py compares them with
 the keys of work units.
@@ -58,7 +62,7 @@ SECTIONS = {
     "source": [("SourceSpec", "")],
     "stream": [("StreamSpec", "")],
     "images": [("ImagesSpec", "")],
-    "mix": [("Recipe", ""), ("WeightSpec", "mix.<name>.")],
+    "mix": [("Recipe", ""), ("WeightSpec", "mix.<name>."), ("PhaseSpec", "phases.<name>.")],
 }
 BLOCK = re.compile(r"(<!-- generated: (\w+) ([\w-]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 

@@ -53,15 +53,30 @@ def check(
     Exit code 3: the streams may not be mixed.
     """
     from mdsmix import api
+    from mdsmix.mix.streams.resolve import find_several_phases
     from mdsmix.report.show import print_findings, show
 
+    evals = evals_mode(keep_evals, drop_evals)
+    named = find_several_phases(targets)
+    if named and not (lock or accept_changed):
+        phases = api.check_phases(
+            named.path, named.overrides, deep=deep, estimate=estimate, evals=evals
+        )
+        if as_json:
+            echo_json(phases.to_dict())
+        else:
+            print_findings(phases.findings)
+            show(*phases.summary())
+        if phases.is_refused:
+            raise typer.Exit(MixRefused.exit_code)
+        return
     checked = api.check(
         targets,
         deep=deep,
         estimate=estimate,
         lock=lock,
         accept_changed=accept_changed,
-        evals=evals_mode(keep_evals, drop_evals),
+        evals=evals,
     )
     if as_json:
         echo_json(checked.to_dict())

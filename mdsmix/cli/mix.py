@@ -15,6 +15,7 @@ from mdsmix.cli.options import (
     Overrides,
     Quiet,
     RecipeFile,
+    echo,
 )
 from mdsmix.errors import MixRefused, RecipeError
 
@@ -64,7 +65,7 @@ def mix(
     """
     from mdsmix.kinds import open_recipe
     from mdsmix.mix.check import describe_verdict, is_refused
-    from mdsmix.mix.offline.mix_plan import check_streams, plan_mix
+    from mdsmix.mix.offline.mix_plan import check_streams, describe_repeats, plan_mix
     from mdsmix.mix.offline.mix_streams import mix_offline, refuse_sources
     from mdsmix.mix.streams.resolve import drop_evaluations, make_recipe_mix
     from mdsmix.report.conversions import mixture_table
@@ -92,6 +93,8 @@ def mix(
     if is_refused(findings):
         raise MixRefused(f"{describe_verdict(streams, findings)}; nothing was mixed.")
     plan = plan_mix(streams, loaded.compression, seed)
+    if not quiet:
+        echo(*describe_repeats(plan), err=True)
     with watching(not quiet) as watcher:
         outcome = mix_offline(
             plan,

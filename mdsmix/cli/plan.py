@@ -13,7 +13,7 @@ from mdsmix.cli.options import (
     Gpus,
     Nodes,
 )
-from mdsmix.errors import MixRefused
+from mdsmix.errors import MixRefused, RecipeError
 
 
 def plan(
@@ -58,18 +58,34 @@ def plan(
     survey of their sources.
     """
     from mdsmix import api
+    from mdsmix.mix.streams.resolve import find_several_phases
+    from mdsmix.report.result import Result
     from mdsmix.report.show import print_findings, show
 
+    planned: Result
     try:
-        planned = api.plan(
-            targets,
-            nodes=nodes,
-            gpus=gpus,
-            batch=batch,
-            tokens=tokens,
-            disk=disk,
-            tokens_per_second=speed,
-        )
+        named = find_several_phases(targets)
+        if named:
+            _refuse_tokens(tokens)
+            planned = api.plan_phases(
+                named.path,
+                named.overrides,
+                nodes=nodes,
+                gpus=gpus,
+                batch=batch,
+                disk=disk,
+                tokens_per_second=speed,
+            )
+        else:
+            planned = api.plan(
+                targets,
+                nodes=nodes,
+                gpus=gpus,
+                batch=batch,
+                tokens=tokens,
+                disk=disk,
+                tokens_per_second=speed,
+            )
     except MixRefused as refused:
         if as_json and refused.checked is not None:
             echo_json(refused.checked.to_dict())
@@ -79,3 +95,12 @@ def plan(
         echo_json(planned.to_dict())
     else:
         show(*planned.items())
+
+
+def _refuse_tokens(tokens: str | None) -> None:
+    """Raise RecipeError if --tokens is given for a recipe with phases."""
+    if tokens is not None:
+        raise RecipeError(
+            f"--tokens {tokens} sets the length of a run, but each phase of this recipe has a "
+            "budget: change the budgets, or plan one phase (phase=NAME)."
+        )

@@ -39,7 +39,15 @@ def preview(
         ),
     ] = None,
     batch: GlobalBatch = None,
-    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="The epoch, counted from 0.")] = 0,
+    epoch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="The epoch, counted from 0.",
+            show_default="0, for a phase of a recipe the phase's",
+        ),
+    ] = None,
     from_step: Annotated[
         int,
         typer.Option(
@@ -94,7 +102,7 @@ def preview(
     from mdsmix.report.show import print_findings, show
     from mdsmix.tokenizer.decoder import find_decoder
 
-    if state and (epoch or from_step or seed is not None):
+    if state and (epoch is not None or from_step or seed is not None):
         raise RecipeError(
             "the file of --state contains the epoch, the step and the seed: leave --epoch, "
             "--from-step and --seed out."
@@ -116,6 +124,8 @@ def preview(
             "the recipe has changed since it made these streams, so no batches were shown: run "
             "`mdsmix convert` first, or undo the changes."
         )
+    if epoch is None:
+        epoch = mix.phase.number if mix.phase else 0
     options = PreviewOptions(
         world=make_run_machines(mix, nodes, gpus, batch, workers),
         steps=steps,

@@ -64,7 +64,7 @@ def set_budget_sample(
         return job, None
     return job, BudgetShare(
         tokens=math.ceil(tokens),
-        budget=str(find_budget(recipe)),
+        budget="all phases" if recipe.phases else str(find_budget(recipe)),
         source=source,
         margin=sampling.margin,
         share=sampling.share,

@@ -16,7 +16,7 @@ from typing import Any
 from mdsmix.json_schema import SchemaWriter, allow_interpolation, match_whole
 from mdsmix.kinds.kind_table import DATASET_KEYS_OF, KINDS
 from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
-from mdsmix.recipe.rules import PRETRAINED_FOLDER, STREAM_NAME, TARGET_PROMPTS
+from mdsmix.recipe.rules import PHASE_NAME, PRETRAINED_FOLDER, STREAM_NAME, TARGET_PROMPTS
 from mdsmix.recipe.stream_spec import SOURCED, UNSOURCED
 from mdsmix.schema import get_default, list_fields
 from mdsmix.shapes import SHAPES
@@ -85,6 +85,8 @@ def _added_keywords() -> dict[str, Tree]:
                 "not": {"pattern": match_whole(PRETRAINED_FOLDER.pattern)},
             },
         },
+        "Recipe.phases": {"propertyNames": {"pattern": match_whole(PHASE_NAME.pattern)}},
+        "PhaseSpec.mix": {"minProperties": 1},
         "Recipe.target_prompts": {"pattern": match_whole(TARGET_PROMPTS.pattern)},
         "Recipe.train_loader": {
             "properties": {

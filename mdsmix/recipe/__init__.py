@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from mdsmix.recipe.amounts import read_share
 from mdsmix.recipe.read import load_recipe
-from mdsmix.recipe.spec import MAX_BAD, Recipe, TokenizerSpec, WeightSpec
+from mdsmix.recipe.spec import MAX_BAD, PhaseSpec, Recipe, TokenizerSpec, WeightSpec
 from mdsmix.recipe.stream_spec import ImagesSpec, SourceSpec, StreamSpec
 
 __all__ = [
     "MAX_BAD",
     "ImagesSpec",
+    "PhaseSpec",
     "Recipe",
     "SourceSpec",
     "StreamSpec",

@@ -102,6 +102,20 @@ def read_budget(value: str | int | float) -> Budget:
     )
 
 
+def is_phase_budget(value: str | int | float) -> bool:
+    """Check whether a value is the budget of a phase: a budget, or a share of the recipe's budget
+    above 0 that is written with % or as a ratio. Raises ValueError for a budget of 0.
+    """
+    if is_lone_share(value):
+        return read_share(value) > 0
+    return read_budget(value) is not None
+
+
+def is_lone_share(value: str | int | float) -> bool:
+    """Check whether a value is a share that is written with % or as a ratio: `30%` or `1/3`."""
+    return isinstance(value, str) and LONE_SHARE.fullmatch(value) is not None
+
+
 def add_unit(budget: str) -> str:
     """Add ` tokens` to a budget without a unit: `2B` becomes `2B tokens`."""
     is_bare = re.fullmatch(rf"\s*{NUMBER}\s*[kmbt]?\s*", budget, re.I)

@@ -13,7 +13,8 @@ from fractions import Fraction
 
 from mdsmix.errors import RecipeError
 from mdsmix.messages import join_names, suggest_key
-from mdsmix.recipe.amounts import Budget, read_budget, read_share
+from mdsmix.recipe.amounts import Budget, is_lone_share, read_budget, read_share
+from mdsmix.recipe.phases import make_phase_recipe
 from mdsmix.recipe.spec import Recipe, WeightSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET, UNSOURCED, StreamSpec, find_foreign_keys
 from mdsmix.schema import shorten_value
@@ -21,6 +22,7 @@ from mdsmix.storage import find_key_terminator
 
 TARGET_PROMPTS = re.compile(r"none|all|length>=[1-9]\d*")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+PHASE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 PROCESSOR_FOLDER = re.compile(r"processor-[0-9a-f]{8}")
 PRETRAINED_FOLDER = re.compile(rf"tokenizer-[0-9a-f]{{8}}|{PROCESSOR_FOLDER.pattern}")
 "Names of the folders next to the streams that contain a tokenizer or a processor."
@@ -161,6 +163,83 @@ def add_held_out(recipe: Recipe) -> Recipe:
 
 def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield sentences on `mix` and the keys that go with it."""
+    if recipe.phases:
+        yield from _phase_contradictions(recipe)
+        return
+    if recipe.phase is not None:
+        yield (
+            f"phase is {recipe.phase}, but the recipe has no phases: remove phase, or add phases."
+        )
+    yield from _weight_contradictions(recipe)
+
+
+def _phase_contradictions(recipe: Recipe) -> Iterator[str]:
+    """Yield sentences on phases: the names, budgets and mixes, and keys that they exclude."""
+    if recipe.mix:
+        yield "mix and phases are both set: each phase has a mix of its own, so remove mix."
+    if recipe.phase is not None and recipe.phase not in recipe.phases:
+        similar = suggest_key(recipe.phase, list(recipe.phases), "the phases are")
+        yield f"phase is {recipe.phase!r}, which is not a phase of the recipe; {similar}"
+    yield from _phase_budget_contradictions(recipe)
+    trained = {stream.name for stream in recipe.trained}
+    for name, phase in recipe.phases.items():
+        if not isinstance(name, str) or not PHASE_NAME.fullmatch(name):
+            yield (
+                f"phases.{name}: this name cannot be used, since it becomes a part of file names: "
+                "begin with a letter, and use letters, digits, '_' and '-'."
+            )
+        for stream in phase.mix:
+            if stream not in trained:
+                similar = suggest_key(stream, sorted(trained), "these are")
+                yield (f"phases.{name}.mix.{stream} names no stream that is trained on; {similar}")
+        if not phase.mix:
+            yield f"phases.{name}.mix names no stream, so nothing would be trained: add shares."
+    named = {stream for phase in recipe.phases.values() for stream in phase.mix}
+    if trained - named:
+        yield (
+            f"no phase draws {join_names(sorted(trained - named))}: give each stream a share in a "
+            "phase, or remove the stream."
+        )
+    for name in recipe.phases:
+        for sentence in _weight_contradictions(make_phase_recipe(recipe, name)):
+            yield f"phases.{name}: {sentence}"
+
+
+def _phase_budget_contradictions(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence if the budgets of the phases do not fit the recipe's budget."""
+    shares = {
+        name: read_share(phase.budget)
+        for name, phase in recipe.phases.items()
+        if is_lone_share(phase.budget)
+    }
+    budget = find_budget(recipe)
+    if not shares:
+        if budget is not None:
+            yield (
+                f"budget is {budget}, but each phase has a budget of its own: remove budget, or "
+                "write the budgets of the phases as parts of it, such as 10%."
+            )
+        return
+    if budget is None or budget.unit is None:
+        name = next(iter(shares))
+        yield (
+            f"phases.{name}.budget is {recipe.phases[name].budget}, a part of the recipe's budget, "
+            "but the recipe has no budget in tokens or samples: add one, for example budget: 2B "
+            "tokens."
+        )
+    elif len(shares) < len(recipe.phases):
+        others = [name for name in recipe.phases if name not in shares]
+        yield (
+            f"the budgets of {join_names(list(shares))} are parts of the recipe's budget, and "
+            f"those of {join_names(others)} are not: write all of them in one way."
+        )
+    elif sum(shares.values()) != 1:
+        total = f"{float(100 * sum(shares.values())):,.10g}%"
+        yield f"the budgets of the phases sum to {total} of the recipe's budget, not to 100%."
+
+
+def _weight_contradictions(recipe: Recipe) -> Iterator[str]:
+    """Yield sentences on the weights of the streams and the keys that go with them."""
     for name, weight in recipe.mix.items():
         stream = recipe.streams.get(name)
         if stream is None:
@@ -315,10 +394,18 @@ def find_sample_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[s
 
 
 def count_budget_tokens(recipe: Recipe, stream: StreamSpec) -> Fraction:
-    """Return the tokens of the stream's share of the budget.
+    """Return the tokens of the stream's share of the budget; with phases the sum of its shares.
 
     Raises ValueError if the number is unknown before the streams are converted.
     """
+    name = stream.held_out_of or stream.name
+    if recipe.phases:
+        phases = [phase for phase, spec in recipe.phases.items() if name in spec.mix]
+        tokens = Fraction(0)
+        for phase in phases:
+            if read_shares(make_phase_recipe(recipe, phase))[name] != 0:
+                tokens += count_budget_tokens(make_phase_recipe(recipe, phase), stream)
+        return tokens
     budget = find_budget(recipe)
     if budget is None:
         raise ValueError("the recipe has no budget: add one, for example budget: 2B tokens")
@@ -328,7 +415,6 @@ def count_budget_tokens(recipe: Recipe, stream: StreamSpec) -> Fraction:
         raise ValueError(f"count is {recipe.count}, so shares are not of tokens: remove count")
     all_shares = read_shares(recipe)
     shares = {name: share for name, share in all_shares.items() if share is not None}
-    name = stream.held_out_of or stream.name
     is_only_one_without = all_shares.keys() - shares.keys() == {name}
     if is_only_one_without and not recipe.absolute:
         shares[name] = 1 - sum(shares.values(), Fraction(0))  # all that the other streams leave

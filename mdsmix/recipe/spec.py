@@ -22,6 +22,8 @@ from mdsmix.recipe.amounts import (
     BUDGET_PATTERN,
     LONE_SHARE,
     NO_BUDGET,
+    NOTHING,
+    is_phase_budget,
     match_share,
     read_budget,
     read_share,
@@ -107,6 +109,30 @@ class WeightSpec:
         values = dataclasses.asdict(self)
         del values["max_repeat"]
         return {key: value for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseSpec:
+    """A phase of a run: how many tokens it trains, and the shares of its streams."""
+
+    budget: str | int | float = key(
+        must=must_be(
+            f"{A_BUDGET}; or a part of the recipe's budget, such as 10%",
+            is_phase_budget,
+            type="string",
+            anyOf=[
+                {"pattern": BUDGET_PATTERN, "not": {"pattern": NO_BUDGET}},
+                {"pattern": match_whole(LONE_SHARE.pattern), "not": {"pattern": NOTHING}},
+            ],
+        )
+    )
+    "The size of the phase: `10B tokens`, or `10%` of the recipe's `budget`."
+    mix: Mapping[str, WeightSpec]
+    "The shares of the phase's streams, by their names. Streams that are not named are not drawn."
+    max_repeat: int | float | None = key(None, must=POSITIVE)
+    "The `max_repeat` of this phase. What earlier phases drew of a stream counts too."
+    shuffle_seed: int | None = key(None, must=NOT_NEGATIVE)
+    "The `shuffle_seed` of this phase."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,9 +237,17 @@ class Recipe:
     `samples`. Without it: the budget's, otherwise `tokens`.
     """
     max_repeat: int | float = key(4, must=POSITIVE)
-    """How often an epoch may draw each sample of a stream. What a share has more than that goes to
-    the other streams, in proportion to their shares; under `absolute: true` it is refused.
-    `mix.<name>.max_repeat` is for one stream.
+    """How often an epoch, or all phases together, may draw each sample of a stream. What a share
+    has more than that goes to the other streams, in proportion to their shares; under `absolute:
+    true` it is refused. `mix.<name>.max_repeat` is for one stream.
+    """
+    phases: Mapping[str, PhaseSpec] = field(default_factory=dict)
+    """The [phases](mixing.md#phases) of the run by their names, in their order, such as `main` and
+    `anneal`. Each phase has a mix of its own.
+    """
+    phase: str | None = None
+    """The phase that a command is about, usually given as an override: `mdsmix preview RECIPE
+    phase=anneal`.
     """
     temperature: int | float = key(1, must=POSITIVE)
     "Streams without a share are drawn in proportion to their size to the power of 1 / temperature."

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mdsmix.mix.check import list_unopened_evals
+from mdsmix.mix.epoch.apportion import describe_redistribution
 from mdsmix.report.checked_mix import CheckedMix
 from mdsmix.report.drawings import Ribbon
 from mdsmix.report.result import Result
@@ -26,6 +27,8 @@ class RenderedYaml(Result):
     "The file of the lock, next to the YAML; None if nothing was written."
     drawn: str | None
     "A line on the batches of LLM-Foundry's own loaders; None without `validate`."
+    remarks: Sequence[str] = ()
+    "Sentences on keys that a user must set, for the YAML of a phase."
     before_training: str | None
     "A command that a training node without mdsmix runs before training; None if not needed."
 
@@ -47,12 +50,15 @@ class RenderedYaml(Result):
         yield from (f"changed {change}" for change in mix.changed)
         for label in list_unopened_evals(mix):
             yield f"kept, but its streams were not opened: {label}"
+        if mix.shares:
+            yield from describe_redistribution(mix.shares)
         outcome = self.checked.verdict
         if self.wrote:
             outcome += f"; wrote {' and '.join(filter(None, (self.wrote, self.lock)))}"
         yield outcome
         if self.drawn:
             yield self.drawn
+        yield from self.remarks
         if self.before_training:
             yield (
                 "on every training node that has no mdsmix, before training: "
@@ -62,4 +68,5 @@ class RenderedYaml(Result):
     def to_dict(self) -> Tree:
         """Return the result as `mdsmix render-yaml --json` prints it."""
         written = {"wrote": self.wrote, "lock": self.lock, "drawn": self.drawn, "yaml": self.yaml}
-        return self.checked.to_dict() | written | {"before_training": self.before_training}
+        more = {"remarks": list(self.remarks), "before_training": self.before_training}
+        return self.checked.to_dict() | written | more

@@ -12,15 +12,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
+from mdsmix import plan_phases
+from mdsmix.mix.epoch.repeats import draw_epoch
+from mdsmix.mix.streams.resolve import open_phase_mixes
 from tests.converting import chats, read_files, run_ok, write_jsonl, write_recipe
 from tests.counting import count_requests
 from tests.docs.homes import Homes
 from tests.docs.page import Page
 from tests.faults import Proxy
-from tests.foundry.conftest import LLMFOUNDRY, MDSMIX, ROOT, Foundry, Lab
+from tests.foundry.conftest import LLMFOUNDRY, MDSMIX, ROOT, TINY, Foundry, Lab
 from tests.preloaded import PreloadedPython
 from tests.with_torch.load_streams import ranks
 
@@ -66,6 +70,83 @@ def test_a_mix_trains_and_is_evaluated_from_folders_and_from_minio(
     assert all(late < early for early, late in pairwise(metrics))
     cached = {path.parts[-3].rpartition("-")[0] for path in cache.rglob("*.mds")}
     assert cached == set(listed)
+
+
+DRAWN_BY_TRAINING = f"""
+import json
+from streaming import StreamingDataset
+resample = StreamingDataset.resample_streams
+def tell(self, epoch, stream_id=None):
+    drawn = resample(self, epoch, stream_id)
+    print("DRAWN " + json.dumps([epoch, self.shuffle_seed, drawn[1].tolist()]), flush=True)
+    return drawn
+StreamingDataset.resample_streams = tell
+{LLMFOUNDRY}
+"""
+"`llmfoundry train`, which prints the epoch, seed and samples of each draw of its loader."
+
+
+def train_phase(
+    programs: PreloadedPython, config: Path, *settings: str
+) -> tuple[list[float], tuple[int, int, list[int]]]:
+    """Train a phase, and return its losses and the last draw: epoch, seed and samples."""
+    ended = programs.start(DRAWN_BY_TRAINING, "train", config, *settings).wait()
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
+    said = ended.stdout + ended.stderr
+    draws = [json.loads(line) for line in re.findall(r"^DRAWN (.*)$", said, re.M)]
+    return losses(said), draws[-1]
+
+
+@pytest.mark.parametrize("name", ["text", "mdsmix"])
+def test_phases_train_one_after_the_other_on_what_the_plan_says(
+    name: str, programs: PreloadedPython, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The anneal begins with the weights, steps and learning rate of the first phase, and draws the
+    samples that the plan counts. Without `load_ignore_keys` Foundry's own loader draws by the seed
+    of the first phase, and mdsmix's loader refuses the other data.
+    """
+    monkeypatch.chdir(lab.folder)
+    phases = {
+        "main": {"budget": "200 samples", "mix": {"web": "60%", "docs": "40%"}},
+        "anneal": {"budget": "80 samples", "mix": {"docs": "50%", "web": "50%"}},
+    }
+    loader = {"name": name, "num_workers": 0, "dataset": {"shuffle": True, "shuffle_seed": 17}}
+    settings = {"max_seq_len": 128, "train_loader": loader, "phases": phases}
+    recipe = lab.converted(streams=lab.demo("web docs"), **settings)
+    base = lab.folder / "base.yaml"
+    schedule = "scheduler: {name: cosine_with_warmup, t_warmup: 2ba, t_max: 35ba}"
+    kept = [line for line in TINY.read_text().splitlines() if not line.startswith("scheduler")]
+    base.write_text("\n".join([*kept, schedule, "save_folder: ckpt", ""]))
+    run_ok("render-yaml", recipe, "--into", base, "-o", "train.yaml")
+    planned = plan_phases(recipe, gpus=1, batch=8)
+    mixes = open_phase_mixes(recipe)
+
+    seen: set[int] = set()
+    all_losses = list[float]()
+    for number, (phase, mix) in enumerate(zip(planned.phases, mixes, strict=True)):
+        found, (epoch, seed, drawn) = train_phase(programs, Path(f"train.{phase.name}.yaml"))
+        assert len(found) == phase.plan.run.steps
+        assert (epoch, seed) == (number, 17 + number)
+        copies = np.concatenate(draw_epoch(mix.train, number))
+        assert np.bincount(drawn, minlength=len(copies)).tolist() == copies.tolist()
+        assert sum(s.repeated for s in phase.streams) == sum(sample in seen for sample in drawn)
+        seen.update(drawn)
+        all_losses += found
+    assert planned.steps == 35
+    assert abs(all_losses[25] - all_losses[24]) < abs(all_losses[0] - all_losses[24]) / 2
+
+    text = Path("train.anneal.yaml").read_text()
+    plain = Path("plain.yaml")
+    tree = yaml.safe_load(text)
+    del tree["load_ignore_keys"]
+    plain.write_text(yaml.safe_dump(tree | {"save_folder": "ckpt/plain"}))
+    if name == "text":
+        _, (epoch, seed, _) = train_phase(programs, plain)
+        assert (epoch, seed) == (0, 17), "the epoch and the seed of the first phase"
+    else:
+        ended = programs.start(LLMFOUNDRY, "train", plain).wait()
+        assert ended.returncode != 0
+        assert "The checkpoint was written on other data" in ended.stdout + ended.stderr
 
 
 OPENED_HERE = """

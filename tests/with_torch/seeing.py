@@ -25,7 +25,7 @@ def written(folder: Path, of: tuple[Path, Path], records: list[Any], **settings:
 
 def rendered(recipe: Path) -> str:
     path = recipe.with_name("train.yaml")
-    path.write_text(render_recipe(recipe, [], None)[1])
+    path.write_text(render_recipe(recipe, [], None)[0].text)
     return str(path)
 
 

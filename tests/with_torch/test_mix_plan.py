@@ -20,11 +20,16 @@ from streaming import Stream, StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
 
+from mdsmix import plan_phases
 from mdsmix.load import build_loader
 from mdsmix.mix.epoch.draws import Machines, batch_shares, count_delivered, count_draws
+from mdsmix.mix.epoch.repeats import draw_epoch
 from mdsmix.mix.plan.nodes import chance_of_fetch
 from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan, resolve_for_plan
 from mdsmix.mix.render.render import render_recipe
+from mdsmix.mix.streams.mix import Loader, StreamInMix
+from mdsmix.shards.published import open_stream_in
+from mdsmix.storage import locate
 from mdsmix.table import Estimate
 from tests.converting import (
     chats,
@@ -37,7 +42,7 @@ from tests.converting import (
     write_recipe,
 )
 from tests.published import PAIR, TURNS, publish
-from tests.with_torch.load_streams import IDS, write_tokens
+from tests.with_torch.load_streams import IDS, first_tokens, write_tokens
 
 METHODS = ("stratified", "per_stream", "device_per_stream")
 SETS = ((223, 101, 37), (64,), (150, 16, 5, 101), (37, 38))
@@ -67,6 +72,67 @@ def weighted(weights: list[Any], sizes: Sequence[int], epoch_size: int | None, s
     streams = [Stream(local="x", **weight) for weight in weights]
     Stream.apply_weights(streams, np.array(sizes, np.int64), epoch_size, seed)
     return streams
+
+
+def test_an_epoch_draws_the_samples_that_streaming_draws(tmp_path: Path) -> None:
+    """The very samples, by the dataset's own `resample_streams`: 60 cases of whole passes and
+    parts, seeds, epochs, granules and both sampling methods.
+    """
+    dataset = dataset_of(tmp_path, SIZES, 400)
+    rng = np.random.default_rng(4)
+    opened = [open_stream_in(locate(stream.local)) for stream in dataset.streams]
+    for number in range(60):
+        chosen = [int(rng.integers(0, 3 * size)) for size in SIZES]
+        chosen[number % 3] = SIZES[number % 3] * (number % 4)
+        settings = {
+            "shuffle_seed": int(rng.integers(0, 99)),
+            "sampling_method": ("balanced", "fixed")[number % 2],
+            "sampling_granularity": int(rng.integers(1, 30)),
+        }
+        epoch = int(rng.integers(0, 5))
+        for key, value in settings.items():
+            setattr(dataset, key, value)
+        dataset.epoch_seed_change = settings["sampling_method"] == "balanced"
+        for stream, count in zip(dataset.streams, chosen, strict=True):
+            stream.choose = count
+        _, ids = dataset.resample_streams(epoch)
+        streams = tuple(
+            StreamInMix.of(stream, str(i), {"choose": count})
+            for i, (stream, count) in enumerate(zip(opened, chosen, strict=True))
+        )
+        section = {"name": "text", "dataset": settings}
+        loader = Loader(label="train_loader", section=section, streams=streams)
+        copies = np.concatenate(draw_epoch(loader, epoch))
+        assert copies.tolist() == np.bincount(ids, minlength=sum(SIZES)).tolist(), settings
+
+
+def test_a_loop_of_ones_own_reads_what_the_plan_counts(tmp_path: Path) -> None:
+    """Phase n is epoch n of the loader of its YAML, as it is under Composer."""
+    write_tokens(tmp_path / "web", 90)
+    phases = {
+        name: {"budget": "30 samples", "mix": {"web": "100%"}} for name in ("one", "two", "three")
+    }
+    loader = {"name": "text", "num_workers": 0, "drop_last": False, "dataset": {"shuffle": True}}
+    loader |= {"prefetch_factor": None, "persistent_workers": False}
+    recipe = {
+        "tokenizer": "tok",
+        "max_seq_len": 8,
+        "streams": {"web": {"local": str(tmp_path / "web"), "split": "train"}},
+        "phases": phases,
+        "train_loader": loader,
+    }
+    seen = set[int]()
+    planned = plan_phases(recipe, gpus=1, batch=4)
+    for number, rendered in enumerate(render_recipe(recipe, [], None)):
+        reader = build_loader(yaml.safe_load(rendered.text), 4, ids=IDS)
+        reader.set_epoch(number)
+        rows = first_tokens(reader)
+        (copies,) = draw_epoch(rendered.mix.train, number)
+        assert sorted(rows) == [10 + 8 * i for i in np.flatnonzero(copies)]
+        (stream,) = planned.phases[number].streams
+        assert stream.repeated == len(seen.intersection(rows))
+        seen.update(rows)
+    assert 0 < stream.repeated < 30
 
 
 def test_an_epoch_draws_what_streaming_draws() -> None:
@@ -262,14 +328,14 @@ def test_an_eos_that_the_loader_adds_counts_once(tmp_path: Path, tokenizer_folde
     for _ in range(2):  # in the second conversion a row is full to its last token
         recipe, config = write_recipe(tmp_path, tokenizer_folder, **made), tmp_path / "train.yaml"
         (outcome,) = run_recipe(recipe)
-        config.write_text(render_recipe(str(recipe), [], None)[1])
+        config.write_text(render_recipe(str(recipe), [], None)[0].text)
         run = make_plan(resolve_for_plan([str(config)]), PlanOptions(gpus=1, batch=4)).run
         batches = list(build_loader(str(config), 4))
         seen = sum(int(batch["attention_mask"].sum()) for batch in batches)
         trained = sum(int((batch["labels"] != -100).sum()) for batch in batches)
         assert (run.tokens, isinstance(run.tokens, Estimate)) == (seen, False)
         assert run.trained == trained
-        budgeted = render_recipe(str(recipe), [f"budget={seen} tokens"], None)[1]
+        budgeted = render_recipe(str(recipe), [f"budget={seen} tokens"], None)[0].text
         assert "choose: 24" in budgeted, "the EOS is in the budget"
         made["max_seq_len"] = outcome.manifest.totals.longest
 

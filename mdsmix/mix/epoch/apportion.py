@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import NoReturn
 
 from mdsmix.errors import MixRefused
-from mdsmix.messages import format_percent, join_names
+from mdsmix.messages import format_percent, join_names, plural
 from mdsmix.recipe.amounts import Budget, Unit
 from mdsmix.table import Column, Table, Tree, mark_estimate, table_to_json
 
@@ -49,7 +49,9 @@ class StreamShare:
     written: Fraction | None
     "The share that the recipe gives this stream; None if it gives none."
     max_passes: Fraction
-    "How often an epoch may draw each sample (`max_repeat`)."
+    "How often an epoch, or all phases so far together, may draw each sample (`max_repeat`)."
+    drawn_before: int = 0
+    "Samples that earlier phases draw, counted as often as they are drawn."
     target: Fraction = Fraction(0)
     "The share that this stream should have, 0 to 1."
     asked: Fraction = Fraction(0)
@@ -66,8 +68,13 @@ class StreamShare:
 
     @property
     def max_samples(self) -> int:
-        """The most samples that an epoch may draw of the stream."""
-        return math.floor(self.max_passes * self.samples)
+        """The most samples that an epoch may draw of the stream, after those of earlier phases."""
+        return max(0, math.floor(self.max_passes * self.samples) - self.drawn_before)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether earlier phases draw all that max_repeat allows."""
+        return bool(self.drawn_before) and not self.max_samples
 
     @property
     def passes(self) -> float:
@@ -209,7 +216,7 @@ def choose_samples(
     total = sum(sizes)
     chosen = list[StreamShare]()
     for share, exact, count, size in zip(shares, asked, counts, sizes, strict=True):
-        if share.target and not count:
+        if share.target and not count and not share.is_used_up:
             raise MixRefused(
                 f"the share of {share.stream}, {format_percent(share.target)}, is less than one "
                 f"sample of about {float(share.share_units):,.0f} {unit}: set a larger budget, "
@@ -351,23 +358,30 @@ def _refuse_many_passes(
     Args:
         ideal: how many samples of each stream an epoch draws, before rounding.
     """
-    # The part of what max_repeat allows that is needed; above 1 it is too much.
-    needed = [
-        exact / (share.max_passes * max(1, share.samples))
+    # The part of each share that max_repeat allows; below 1 the budget is too large.
+    allowed = [
+        (share.max_passes * max(1, share.samples) - share.drawn_before) / exact
+        if exact
+        else Fraction(1)
         for share, exact in zip(shares, ideal, strict=True)
     ]
-    largest = max(needed)
-    if largest <= 1:
+    smallest = max(Fraction(0), min(allowed))
+    if smallest >= 1:
         return
-    scarcest = shares[needed.index(largest)]
-    passes = largest * scarcest.max_passes
+    position = allowed.index(min(allowed))
+    scarcest = shares[position]
+    passes = (ideal[position] + scarcest.drawn_before) / max(1, scarcest.samples)
+    reader = "This phase and those before it" if scarcest.drawn_before else "An epoch"
+    remedy = "lower the share, or raise max_repeat"
+    if smallest:
+        largest = _round_down(budget, budget.amount * smallest)
+        remedy = f"the largest budget that fits is {largest}; set this budget, {remedy}"
     raise MixRefused(
         f"the share of {scarcest.stream}, {format_percent(scarcest.target)} under a budget of "
-        f"{budget}, comes to {float(passes * scarcest.size):,.0f} {unit}, but the stream has only "
-        f"{float(scarcest.size):,.0f} {unit}. An epoch would read it {float(passes):,.2f} times, "
-        f"and max_repeat allows {float(scarcest.max_passes):g}. The largest budget that fits is "
-        f"{_round_down(budget, budget.amount / largest)}; set this budget, lower the share, or "
-        "raise max_repeat."
+        f"{budget}, comes to {float(ideal[position] * scarcest.share_units):,.0f} {unit}, but the "
+        f"stream has only {float(scarcest.size):,.0f} {unit}. {reader} would read it "
+        f"{float(passes):,.2f} times, and max_repeat allows {float(scarcest.max_passes):g}. "
+        f"{remedy[0].upper()}{remedy[1:]}."
     )
 
 
@@ -382,6 +396,9 @@ def _refuse_large_budget(
     """
     sizes = budget_sizes(shares, budget)
     noun = budget.unit or unit
+    reader = "an epoch"
+    if any(share.drawn_before for share in shares):
+        reader = "after the earlier phases this phase"
     most = list[str]()
     possible = Fraction(0)
     fixed = Fraction(0)  # what the stream has whose passes are the budget
@@ -396,7 +413,7 @@ def _refuse_large_budget(
         # What the others must fill grows with the passes.
         amount = budget.amount * possible / (_dot(asked, sizes) - fixed)
     raise MixRefused(
-        f"the streams are too small for a budget of {budget}: within max_repeat an epoch can draw "
+        f"the streams are too small for a budget of {budget}: within max_repeat {reader} can draw "
         f"at most {', '.join(most)} {noun}. The largest budget that fits is "
         f"{_round_down(budget, amount)}; set this budget, raise max_repeat, or add data."
     )
@@ -459,11 +476,14 @@ def describe_redistribution(apportioned: Apportioned) -> list[str]:
         gain = float((share.choose - share.asked) * size)
         if share in limited:
             left_over -= gain
+            before = ""
+            if share.drawn_before:
+                before = f" (earlier phases draw {plural(share.drawn_before, 'sample')})"
             lines.append(
-                f"{share.stream} is limited by max_repeat {float(share.max_passes):g}: it gives "
-                f"{float(share.choose * size):,.0f} {unit} of the "
-                f"{float(share.asked * size):,.0f} {unit} of its share "
-                f"({share.choose:,} of {float(share.asked):,.0f} samples)"
+                f"{share.stream} is limited by max_repeat {float(share.max_passes):g}{before}: it "
+                f"gives {float(share.choose * size):,.0f} {unit} of the "
+                f"{float(share.asked * size):,.0f} {unit} of its share ({share.choose:,} of "
+                f"{float(share.asked):,.0f} samples)"
             )
         elif share.target and share.stream != budget.stream:
             gains.append(f"{share.stream} ({gain:+,.0f})")

@@ -19,6 +19,7 @@ from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, as_whole_number, is_num
 from mdsmix.foundry_yaml.training_yaml import Settings
 from mdsmix.messages import plural
 from mdsmix.mix.streams.mix import Loader, Mix
+from mdsmix.recipe.phases import SHUFFLE_SEED
 
 OLD_SHUFFLES = ("py1s", "py2s")
 "Streaming's default for these shuffles is 64 canonical nodes per node, for others 1."
@@ -125,10 +126,6 @@ Weights = Sequence[Settings]
 "For each stream, the keys among repeat, proportion and choose that are set, such as {'repeat': 2}."
 METHODS = ("stratified", "per_stream", "device_per_stream")
 "The batching methods that drop samples."
-SHUFFLE_SEED = 9176
-"""Streaming's default shuffle_seed. The seed decides which streams get the samples that rounding
-leaves over.
-"""
 
 
 def count_delivered(

@@ -7,7 +7,7 @@ tokens are both shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -132,12 +132,18 @@ def compute_share(amount: float, total: float) -> float | None:
     return amount / total if is_known(total) and total else None
 
 
-def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Apportioned:
+def apportion_recipe(
+    recipe: Recipe,
+    loader: Loader,
+    may_estimate: bool,
+    drawn_before: Mapping[str, int],
+) -> Apportioned:
     """Convert a recipe's shares to samples of each stream.
 
     Args:
         loader: the recipe's loader, with its streams opened.
         may_estimate: whether tokens that were not counted may be estimated from first samples.
+        drawn_before: name of a stream -> samples that earlier phases draw of it.
 
     Raises MixRefused if a stream cannot fill its share, or if its tokens were not counted and may
     not be estimated.
@@ -159,6 +165,7 @@ def apportion_recipe(recipe: Recipe, loader: Loader, may_estimate: bool) -> Appo
                 is_exact=share_mean.is_exact and budget_mean.is_exact,
                 written=written[stream.name],
                 max_passes=Fraction(str(recipe.find_max_repeat(stream.name))),
+                drawn_before=drawn_before.get(stream.name, 0),
             )
         )
     temperature = Fraction(str(recipe.temperature))

@@ -75,25 +75,51 @@ def make_random_keys(seed: int, start: int, stop: int) -> Keys:
     return z ^ (z >> np.uint64(31))
 
 
-def draw_copies(sizes: Iterable[int], drawn: int, seed: int) -> Iterator[Copies]:
+def draw_copies(
+    sizes: Iterable[int], drawn: int, seed: int, drawn_before: int = 0
+) -> Iterator[Copies]:
     """Yield, for each shard, how often each of its samples is drawn: int64 [size].
 
     23 draws from 10 samples draw each sample twice, and 3 samples once more. These are the samples
-    with the smallest random keys, so all samples are equally likely.
+    with the smallest random keys, so all samples are equally likely. After 3 earlier draws the next
+    7 are the samples that were not drawn.
 
     Args:
         sizes: the number of samples of each shard.
         drawn: the number of draws from all shards together.
+        drawn_before: the number of draws of earlier phases, with the same seed.
     """
     # Shards of 3 and 5 samples have the edges 0, 3, 8.
     edges = np.cumsum([0, *sizes]).tolist()
-    full_passes, remainder = divmod(drawn, edges[-1])
-    largest_key = _kth_smallest(seed, edges[-1], remainder) if remainder else None
+    before = _Draws.of(drawn_before, edges[-1], seed)
+    after = _Draws.of(drawn_before + drawn, edges[-1], seed)
     for start, stop in pairwise(edges):
-        copies = np.full(stop - start, full_passes, np.int64)
-        if largest_key is not None:
-            copies += make_random_keys(seed, start, stop) <= largest_key
+        copies = np.full(stop - start, after.passes - before.passes, np.int64)
+        if after.largest_key is not None or before.largest_key is not None:
+            keys = make_random_keys(seed, start, stop)
+            copies += after.is_in_part(keys)
+            copies -= before.is_in_part(keys)
         yield copies
+
+
+class _Draws(NamedTuple):
+    """A number of draws from a stream: whole passes, and a part of one more."""
+
+    passes: int
+    largest_key: np.uint64 | None
+    "The samples with keys up to this one are in the part; None if there is no part."
+
+    @classmethod
+    def of(cls, drawn: int, samples: int, seed: int) -> _Draws:
+        """Return so many draws from a stream of so many samples."""
+        passes, remainder = divmod(drawn, samples)
+        return cls(passes, _kth_smallest(seed, samples, remainder) if remainder else None)
+
+    def is_in_part(self, keys: Keys) -> Copies:
+        """Return 1 for each sample that is in the part, and 0 for others: int64 [keys]."""
+        if self.largest_key is None:
+            return np.zeros(len(keys), np.int64)
+        return (keys <= self.largest_key).astype(np.int64)
 
 
 def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
@@ -223,6 +249,7 @@ def draw_stream(
         (shard.samples for shard in stream.shards),
         source.drawn,
         derive_seed(seed, "draw", stream.name),
+        source.drawn_before,
     )
     for shard, copies, samples in _read_drawn_shards(stream, copies_by_shard):
         # The number of each drawn sample, as often as it is drawn: copies 2, 0, 1 give 0, 0, 2.

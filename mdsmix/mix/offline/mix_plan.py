@@ -22,6 +22,7 @@ from mdsmix.foundry_yaml.rules import RULES
 from mdsmix.foundry_yaml.training_yaml import Settings
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.encodings import find_raised_rules
+from mdsmix.messages import plural
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.epoch.draws import count_loader_draws
 from mdsmix.mix.streams.mix import Mix, StreamInMix
@@ -77,6 +78,14 @@ class Source:
     "Number of draws. A sample that is drawn twice counts twice."
     weight: Settings
     "The weight that the recipe gives the stream, such as `repeat: 2`."
+    drawn_before: int = 0
+    "Number of draws of earlier phases. Samples that these did not draw are drawn first."
+
+    @property
+    def repeated(self) -> int:
+        """How many draws are of samples that earlier phases have drawn."""
+        unseen = max(0, self.stream.index.samples - self.drawn_before)
+        return max(0, self.drawn - unseen) if self.drawn_before else 0
 
     @property
     def bytes(self) -> int:
@@ -120,9 +129,12 @@ class MixPlan:
         """
         weights = {source.stream.name: source.weight for source in self.sources}
         weights_json = orjson.dumps(weights, option=orjson.OPT_SORT_KEYS).decode()
-        return (
-            f"{weights_json} (seed {self.seed}, columns {', '.join(sorted(self.layout.encodings))})"
-        )
+        before = {source.stream.name: source.drawn_before for source in self.sources}
+        after = ""
+        if any(before.values()):
+            after = f", after {orjson.dumps(before, option=orjson.OPT_SORT_KEYS).decode()}"
+        columns = ", ".join(sorted(self.layout.encodings))
+        return f"{weights_json} (seed {self.seed}, columns {columns}{after})"
 
     @property
     def key(self) -> str:
@@ -132,13 +144,29 @@ class MixPlan:
         streams = list[list[Any]]()
         for source in self.sources:
             stream = source.stream
-            streams.append([stream.name, stream.index.hash, source.weight, source.drawn])
+            entry = [stream.name, stream.index.hash, source.weight, source.drawn]
+            if source.drawn_before:
+                entry.append(source.drawn_before)
+            streams.append(entry)
         manifest = self.manifest
         encoding = None
         if manifest:
             encoding = [manifest.encoding.non_defaults, asdict(manifest.tokenizer)]
         inputs = [FORMAT_VERSION, self.seed, streams, self.layout.settings, encoding]
         return xxhash.xxh128_hexdigest(orjson.dumps(inputs, option=orjson.OPT_SORT_KEYS))
+
+
+def describe_repeats(plan: MixPlan) -> list[str]:
+    """Return a line for each stream of a phase that earlier phases have drawn from. They hold for
+    phases that were mixed with the same seed.
+    """
+    return [
+        f"{source.stream.name}: {plural(source.drawn, 'sample')} of this phase, "
+        f"{source.repeated:,} of them drawn before; earlier phases draw {source.drawn_before:,} of "
+        f"{source.stream.index.samples:,}"
+        for source in plan.sources
+        if source.drawn_before
+    ]
 
 
 def check_streams(mix: Mix) -> list[Finding]:
@@ -168,7 +196,8 @@ def plan_mix(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     for stream, draws in zip(mix.train.streams, drawn, strict=True):
         if draws:
             weight = mix.shares.weight(stream.name) if mix.shares else stream.weight
-            sources.append(Source(stream=stream, drawn=draws, weight=weight))
+            before = mix.phase.drawn_before.get(stream.name, 0) if mix.phase else 0
+            sources.append(Source(stream=stream, drawn=draws, weight=weight, drawn_before=before))
     if not sources:
         raise MixRefused(
             "the weights draw no sample of any stream; give a stream a weight above 0."

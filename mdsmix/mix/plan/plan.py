@@ -49,7 +49,8 @@ from mdsmix.mix.plan.steps import (
     plan_step,
 )
 from mdsmix.mix.streams.mix import Loader, Mix
-from mdsmix.mix.streams.resolve import MixInput, open_mix
+from mdsmix.mix.streams.resolve import MixInput, open_mix, open_phase_mixes
+from mdsmix.recipe.read import RecipeInput
 from mdsmix.table import Estimate, is_known
 
 AUTO_FILL = 0.9
@@ -113,6 +114,13 @@ def resolve_for_plan(targets: MixInput, overrides: Sequence[str] = ()) -> Mix:
     return open_mix(targets, overrides, may_estimate=True, survey=forecast_stream, own_evals="drop")
 
 
+def resolve_phases_for_plan(recipe: RecipeInput, overrides: Sequence[str] = ()) -> list[Mix]:
+    """Open the mix of each phase of a recipe for a plan; see `resolve_for_plan`."""
+    return open_phase_mixes(
+        recipe, overrides, may_estimate=True, survey=forecast_stream, own_evals="drop"
+    )
+
+
 def find_plan_problems(mix: Mix) -> list[Finding]:
     """Return the errors of the published streams. Other streams cannot be checked yet."""
     streams = tuple(stream for stream in mix.train.streams if stream.survey is None)
@@ -170,6 +178,7 @@ def make_plan(mix: Mix, options: PlanOptions) -> Plan:
         notes=(
             *(describe_redistribution(mix.shares) if mix.shares else ()),
             *_notes(loader, streams, epoch, step, machines),
+            *_notes_on_checkpoint(mix, duration),
         ),
     )
 
@@ -272,6 +281,17 @@ def _notes(
         yield (
             f"{epoch.dropped:,.0f} of {drawn:,} samples of an epoch do not fill a last global "
             "batch and are dropped"
+        )
+
+
+def _notes_on_checkpoint(mix: Mix, duration: Duration) -> Iterator[str]:
+    """Yield a note if the run begins with a checkpoint whose steps count too."""
+    config = mix.yaml.config
+    is_continued = config.get("load_path") and not config.get("load_weights_only")
+    if is_continued and duration.setting.startswith("max_duration"):
+        yield (
+            f"{duration.setting} also counts the steps of the checkpoint in load_path, and this "
+            "plan is of all of them: the run itself is shorter (for a phase, plan the recipe)"
         )
 
 

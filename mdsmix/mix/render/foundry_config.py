@@ -125,6 +125,7 @@ def make_sections(
     streams: Mapping[str, StreamSection],
     config: Settings,
     with_callback: bool = False,
+    phase_keys: Settings | None = None,
 ) -> Section:
     """Return the sections max_seq_len, tokenizer and train_loader. If the recipe has streams of
     other splits than train, return eval_loader too, and if the config's model has fewer tokens than
@@ -135,6 +136,7 @@ def make_sections(
         config: the config that the sections are set into; empty if they become a file of their own.
         with_callback: whether to return callbacks too: those of the config, and the callback that
             logs the figures of each stream.
+        phase_keys: keys at the top of the YAML of a phase, such as max_duration.
     """
     config_loader = _as_section(config.get(TRAIN))
     worker_settings = {key: config_loader[key] for key in WORKER_KEYS if key in config_loader}
@@ -148,6 +150,7 @@ def make_sections(
             section = make_loader_section(recipe, {name: settings}, worker_settings, trains=False)
             evaluations.append({"label": name, **section})
     tree: Section = {
+        **(phase_keys or {}),
         "max_seq_len": recipe.max_seq_len,
         "tokenizer": _make_tokenizer_section(recipe),
         TRAIN: make_loader_section(recipe, train_streams, config_loader),

@@ -32,17 +32,20 @@ from mdsmix.foundry_yaml.training_yaml import Settings, parse_training_yaml, rea
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
-from mdsmix.mix.render.foundry_config import EVALS, make_sections
+from mdsmix.mix.render.foundry_config import EVALS, Section, make_sections
+from mdsmix.mix.render.phase_keys import list_phase_remarks, make_phase_keys
 from mdsmix.mix.render.set_into import MARK, dump_yaml, set_sections
 from mdsmix.mix.render.small_epoch import find_small_epoch, forget_small_epoch
 from mdsmix.mix.streams.mix import Mix
 from mdsmix.mix.streams.resolve import (
     OwnEvals,
+    RecipeStreams,
     is_recipe_file,
     make_mix,
     open_recipe_streams,
     with_published_hash,
 )
+from mdsmix.recipe.phases import require_one_phase
 from mdsmix.recipe.read import RecipeInput, name_recipe, read_text
 from mdsmix.storage import locate
 from mdsmix.table import format_table
@@ -153,8 +156,10 @@ def render_recipe(
     own_evals: OwnEvals = "look",
     may_estimate: bool = False,
     with_callback: bool = False,
-) -> RenderedRecipe:
-    """Render a recipe as a YAML of its own, or set into a config. Nothing is checked or written.
+    is_one: bool = False,
+) -> list[RenderedRecipe]:
+    """Render a recipe as a YAML of its own, or set into a config. If it has phases, render each
+    phase that it chooses. Nothing is checked or written.
 
     Args:
         recipe_input: the recipe's path, or its keys and values.
@@ -166,15 +171,39 @@ def render_recipe(
         may_estimate: whether shares may be computed from the first samples of streams whose tokens
             were not counted.
         with_callback: whether to add the callback that logs the figures of each stream.
+        is_one: whether to refuse a recipe with phases that chooses none of them.
     """
     path = name_recipe(recipe_input)
     recipe = open_recipe(recipe_input, overrides)
-    opened = open_recipe_streams(recipe, path, may_estimate, overrides=overrides)
-    recipe = with_published_hash(recipe, opened.streams.values())
+    if is_one:
+        require_one_phase(recipe, path)
+    rendered = list[RenderedRecipe]()
+    for opened in open_recipe_streams(recipe, path, may_estimate, overrides=overrides):
+        mix, text = _render_streams(opened, path, into, own_evals, with_callback)
+        rendered.append(RenderedRecipe(replace(mix, overrides=overrides), text))
+    return rendered
+
+
+def _render_streams(
+    opened: RecipeStreams, path: str, into: str | None, own_evals: OwnEvals, with_callback: bool
+) -> RenderedRecipe:
+    """Render the streams of a recipe, or of one phase. The other arguments are those of
+    `render_recipe`.
+
+    Args:
+        opened: the streams.
+        path: the recipe's path.
+    """
+    recipe = with_published_hash(opened.recipe, opened.streams.values())
+
+    def make_tree(config: Settings) -> Section:
+        keys = make_phase_keys(opened.phase, config) if opened.phase else None
+        return make_sections(recipe, opened.streams, config, with_callback, keys)
+
     if not into:
-        tree = make_sections(recipe, opened.streams, {}, with_callback)
+        tree = make_tree({})
         mix = make_mix(tree, path, opened.streams, recipe, None, own_evals, opened.shares)
-        mix = replace(mix, overrides=overrides)
+        mix = replace(mix, phase=opened.phase)
         return RenderedRecipe(mix, make_epoch_comment(mix) + dump_yaml(tree))
 
     old_text = read_text(into)
@@ -187,10 +216,9 @@ def render_recipe(
 
     def set_into(source: Settings) -> RenderedRecipe:
         """Render the sections with the keys of this config, and set them into the text."""
-        tree = make_sections(recipe, opened.streams, source, with_callback)
-        text, changed = set_sections(old_text, config, tree, into, without=dropped)
+        text, changed = set_sections(old_text, config, make_tree(source), into, without=dropped)
         mix = make_mix(text, path, opened.streams, recipe, into, own_evals, opened.shares)
-        return RenderedRecipe(replace(mix, changed=changed, overrides=overrides), text)
+        return RenderedRecipe(replace(mix, changed=changed, phase=opened.phase), text)
 
     # Render once to count the samples of an epoch. If they are few, render again with more keys.
     mix, text = set_into(remaining)
@@ -200,6 +228,11 @@ def render_recipe(
         mix = replace(mix, changed=[small.explain(change) for change in mix.changed])
     head_line = f"{MARK} {small.head_line}\n" if small else ""
     return RenderedRecipe(mix, make_epoch_comment(mix) + head_line + text)
+
+
+def list_remarks(mix: Mix) -> list[str]:
+    """Return sentences on keys that the user of a rendered YAML must set."""
+    return list_phase_remarks(mix.phase, mix.yaml.config) if mix.phase else []
 
 
 def fetch_command(mix: Mix) -> str | None:
@@ -219,8 +252,11 @@ def make_epoch_comment(mix: Mix) -> str:
     """
     recipe = os.path.basename(mix.recipe_path or mix.yaml.origin)
     epoch = make_epoch_table(measure_epoch(mix.train, mix.yaml.batch_size))
+    source = recipe
+    if mix.phase:
+        source += f", phase {mix.phase.name} ({mix.phase.number + 1} of {len(mix.phase.names)})"
     comment = [
-        f"rendered by version {__version__} from {recipe}. An epoch of the {mix.train.name} "
+        f"rendered by version {__version__} from {source}. An epoch of the {mix.train.name} "
         "loader:",
         *_indent(format_table(epoch)),
     ]

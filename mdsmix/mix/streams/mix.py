@@ -208,6 +208,19 @@ class Loader(LoaderSection):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseOfMix:
+    """The phase of a run that a mix is for."""
+
+    name: str
+    number: int
+    "0 for the first phase. A run reads the data of phase n as epoch n of its loader."
+    names: tuple[str, ...]
+    "All phases of the run, in their order."
+    drawn_before: Mapping[str, int]
+    "Name of a stream -> how many samples the earlier phases draw of it, counted as often as drawn."
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mix:
     """All loaders of a run, with their streams, and the facts that the loaders share."""
 
@@ -241,6 +254,8 @@ class Mix:
     "URL of a stream's folder -> the report of reading all its bytes; empty without --deep."
     shares: Apportioned | None = None
     "The recipe's shares, converted to samples of each stream; None without shares."
+    phase: PhaseOfMix | None = None
+    "The phase that the mix is for; None if the recipe has no phases."
     changed: Sequence[str] = ()
     "The keys that rendering changed in an existing config, as `path: old -> new`."
 

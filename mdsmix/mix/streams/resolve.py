@@ -33,11 +33,13 @@ from mdsmix.mix.render import foundry_config
 from mdsmix.mix.streams.mix import (
     Loader,
     Mix,
+    PhaseOfMix,
     StreamInMix,
     how_to_publish_again,
     published_tokenizers,
 )
 from mdsmix.recipe import Recipe, StreamSpec
+from mdsmix.recipe.phases import list_chosen_phases, make_phase_recipe, require_one_phase
 from mdsmix.recipe.plain_yaml import LENGTH
 from mdsmix.recipe.read import RecipeInput, name_recipe, read_text, split_overrides
 from mdsmix.shards.index import INDEX
@@ -194,6 +196,16 @@ def find_named_recipe(words: Sequence[str]) -> Recipe | None:
     return open_recipe(named.path, named.overrides)
 
 
+def find_several_phases(words: Sequence[str]) -> NamedYaml | None:
+    """Return the recipe that the words of a command name, if it has phases and chooses none of
+    them; otherwise None.
+    """
+    recipe = find_named_recipe(words)
+    if recipe is None or not recipe.phases or recipe.phase is not None:
+        return None
+    return find_named_yaml(words)
+
+
 def _is_yaml(name: str) -> bool:
     """Check whether a word of a command names a YAML: a file, though not an index.json, or a name
     that ends like a YAML.
@@ -279,14 +291,53 @@ def make_recipe_mix(
             refused.
         overrides: the recipe's overrides, for messages.
 
-    Raises MixRefused if streams cannot fill their shares.
+    Raises MixRefused if streams cannot fill their shares, and RecipeError if the recipe has phases
+    and does not choose one.
     """
-    opened = open_recipe_streams(recipe, path, may_estimate, survey, overrides)
-    streams = opened.streams
-    recipe = with_published_hash(recipe, streams.values())
-    config = foundry_config.make_sections(recipe, streams, {})
-    mix = make_mix(config, path, streams, recipe, shares=opened.shares)
-    return replace(mix, overrides=overrides)
+    require_one_phase(recipe, path)
+    (mix,) = make_phase_mixes(recipe, path, may_estimate, survey, overrides)
+    return mix
+
+
+def make_phase_mixes(
+    recipe: Recipe,
+    path: str,
+    may_estimate: bool,
+    survey: Surveyor | None = None,
+    overrides: Sequence[str] = (),
+) -> list[Mix]:
+    """Open the streams of a recipe, and return the mix of each phase that it chooses; one mix if it
+    has no phases. The arguments and errors are those of `make_recipe_mix`.
+    """
+    mixes = list[Mix]()
+    for opened in open_recipe_streams(recipe, path, may_estimate, survey, overrides):
+        streams = opened.streams
+        adopted = with_published_hash(opened.recipe, streams.values())
+        config = foundry_config.make_sections(adopted, streams, {})
+        mix = make_mix(config, path, streams, adopted, shares=opened.shares)
+        mixes.append(replace(mix, overrides=overrides, phase=opened.phase))
+    return mixes
+
+
+def open_phase_mixes(
+    recipe_input: RecipeInput,
+    overrides: Sequence[str] = (),
+    *,
+    may_estimate: bool = False,
+    survey: Surveyor | None = None,
+    own_evals: OwnEvals = "look",
+) -> list[Mix]:
+    """Open the mix of each phase that a recipe chooses. The arguments are those of `open_mix`.
+
+    Raises RecipeError if the recipe has no phases.
+    """
+    recipe = open_recipe(recipe_input, overrides)
+    name = name_recipe(recipe_input)
+    if not recipe.phases:
+        raise RecipeError(f"{name} has no phases: add phases, or call the function for one mix.")
+    if own_evals == "drop":
+        recipe = drop_evaluations(recipe, name)
+    return make_phase_mixes(recipe, name, may_estimate, survey, overrides)
 
 
 def with_published_hash(recipe: Recipe, streams: Iterable[StreamInMix]) -> Recipe:
@@ -306,12 +357,16 @@ def with_published_hash(recipe: Recipe, streams: Iterable[StreamInMix]) -> Recip
 
 
 class RecipeStreams(NamedTuple):
-    """The opened streams of a recipe."""
+    """The opened streams of a recipe, or of one of its phases."""
 
+    recipe: Recipe
+    "The recipe, or that of the phase."
     streams: dict[str, StreamInMix]
     "Name of a stream -> the stream, with its weight."
     shares: Apportioned | None
     "The recipe's shares as samples; None if it has no shares."
+    phase: PhaseOfMix | None
+    "None if the recipe has no phases."
 
 
 def open_recipe_streams(
@@ -320,8 +375,9 @@ def open_recipe_streams(
     may_estimate: bool,
     survey: Surveyor | None = None,
     overrides: Sequence[str] = (),
-) -> RecipeStreams:
-    """Open a recipe's streams, and set the weights that follow from its shares.
+) -> list[RecipeStreams]:
+    """Open a recipe's streams, and set the weights that follow from its shares. If the recipe has
+    phases, return the streams of each phase that it chooses.
 
     Args:
         path: the recipe's path, for messages.
@@ -362,15 +418,60 @@ def open_recipe_streams(
             stream = _with_section(recipe, spec, estimate, note)
         streams[spec.name] = stream
 
-    # Convert shares to weights.
+    if recipe.phases:
+        return _weigh_phases(recipe, streams, may_estimate)
+    return [_weigh_streams(recipe, streams, may_estimate)]
+
+
+def _weigh_phases(
+    recipe: Recipe, streams: Mapping[str, StreamInMix], may_estimate: bool
+) -> list[RecipeStreams]:
+    """Return the streams of each chosen phase with their weights. The shares of all phases up to
+    the last chosen one are computed, since max_repeat counts what earlier phases draw.
+    """
+    chosen = list_chosen_phases(recipe)
+    opened = list[RecipeStreams]()
+    drawn = dict[str, int]()  # name of a stream -> its samples in all phases so far
+    for number, name in enumerate(recipe.phases):
+        phase = PhaseOfMix(
+            name=name, number=number, names=tuple(recipe.phases), drawn_before=dict(drawn)
+        )
+        try:
+            weighed = _weigh_streams(make_phase_recipe(recipe, name), streams, may_estimate, phase)
+        except MixRefused as refused:
+            raise MixRefused(f"phase {name}: {refused}") from None
+        assert weighed.shares is not None, "every phase has a budget, and so is by share"
+        for share in weighed.shares.streams:
+            drawn[share.stream] = drawn.get(share.stream, 0) + share.choose
+        if name in chosen:
+            opened.append(weighed)
+    return opened
+
+
+def _weigh_streams(
+    recipe: Recipe,
+    streams: Mapping[str, StreamInMix],
+    may_estimate: bool,
+    phase: PhaseOfMix | None = None,
+) -> RecipeStreams:
+    """Return the streams with the weights that follow from the recipe's shares, or with its own
+    weights.
+
+    Args:
+        recipe: a recipe without phases, or that of one phase.
+        streams: the opened streams, by name; those that are not in the recipe are left out.
+        phase: the phase of the recipe.
+    """
+    own = {name: streams[name] for name in recipe.streams}
     if not recipe.is_by_share:
-        return RecipeStreams(streams, None)
-    shares = apportion_recipe(recipe, _make_train_loader(recipe, streams.values()), may_estimate)
+        return RecipeStreams(recipe, own, None, phase)
+    loader = _make_train_loader(recipe, own.values())
+    shares = apportion_recipe(recipe, loader, may_estimate, phase.drawn_before if phase else {})
     for share in shares.streams:
-        stream = streams[share.stream]
+        stream = own[share.stream]
         settings = {**stream.settings, "choose": share.choose}
-        streams[share.stream] = replace(stream, settings=settings)
-    return RecipeStreams(streams, shares)
+        own[share.stream] = replace(stream, settings=settings)
+    return RecipeStreams(recipe, own, shares, phase)
 
 
 def _refuse_new_holdouts(

@@ -1,0 +1,100 @@
+"""Keys at the top of the YAML of a phase. Each phase is a run of `llmfoundry train` that begins
+with the last checkpoint of the phase before.
+
+Composer counts on from the checkpoint, so phase n ends with epoch n (`max_duration`), and the
+learning rate follows one schedule over all phases. The state of the loader is not loaded
+(`load_ignore_keys`): Streaming would take the seed and the epoch of the earlier phase from it, and
+draw the samples again that this phase drew.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from mdsmix.foundry_yaml.training_yaml import Settings
+from mdsmix.mix.streams.mix import PhaseOfMix
+
+LOADER_STATE = "state/dataset_state"
+"The key of a checkpoint of Composer that has the position of the loader, as `load_ignore_keys`."
+LATEST = "latest-rank0.pt"
+"The link that Composer makes to the last checkpoint, unless `save_latest_filename` is set."
+
+
+def make_phase_keys(phase: PhaseOfMix, config: Settings) -> dict[str, Any]:
+    """Return the keys at the top of a phase's YAML.
+
+    Args:
+        config: the config that the phase is set into; empty if the YAML is a file of its own.
+    """
+    keys: dict[str, Any] = {"max_duration": f"{phase.number + 1}ep"}
+    folder = config.get("save_folder")
+    if folder:
+        # A folder for each phase: with `autoresume` a run takes the newest checkpoint of its folder
+        # and loads the state of the loader.
+        keys["save_folder"] = _name_folder(folder, phase, phase.name)
+    if phase.number:
+        if config.get("load_weights_only"):
+            keys["load_weights_only"] = False  # without the counts it would train all epochs again
+        ignored = config.get("load_ignore_keys")
+        others = list(ignored) if isinstance(ignored, list) else []
+        keys["load_ignore_keys"] = [*others, *({LOADER_STATE} - {*others})]
+        if folder and not _names_own_checkpoints(config):
+            before = _name_folder(folder, phase, phase.names[phase.number - 1])
+            # In a store the link is a file that contains the path of the checkpoint.
+            suffix = ".symlink" if "://" in str(folder) else ""
+            keys["load_path"] = f"{before}/{LATEST}{suffix}"
+    return keys
+
+
+def list_phase_remarks(phase: PhaseOfMix, config: Settings) -> list[str]:
+    """Return sentences on what the user must set for the phases to follow each other.
+
+    Args:
+        config: the config that the phase is set into; empty if the YAML is a file of its own.
+    """
+    remarks = list[str]()
+    last = phase.number + 1 == len(phase.names)
+    if not config.get("save_folder") and not last:
+        remarks.append("set save_folder: the next phase begins with the last checkpoint")
+    has_path = config.get("save_folder") and not _names_own_checkpoints(config)
+    if phase.number and not has_path:
+        remarks.append(f"set load_path to the last checkpoint of {phase.names[phase.number - 1]}")
+    scheduler = config.get("scheduler")
+    if isinstance(scheduler, dict) and _is_of_one_yaml(scheduler):
+        remarks.append(
+            "set scheduler.t_max to the batches of all phases (`mdsmix plan` has them): without it "
+            "or in `dur` it is the max_duration of each YAML, and the learning rate jumps between "
+            "phases"
+        )
+    return remarks
+
+
+def _name_folder(folder: object, phase: PhaseOfMix, name: str) -> str:
+    """Return the folder of a phase's checkpoints in that of the run: `ckpt/main`.
+
+    Args:
+        folder: the folder of the config, which may be that of this phase already.
+        name: the phase whose folder is wanted.
+    """
+    root = str(folder).rstrip("/")
+    if os.path.basename(root) == phase.name:
+        root = os.path.dirname(root)
+    return f"{root}/{name}"
+
+
+def _names_own_checkpoints(config: Settings) -> bool:
+    """Check whether the last checkpoint has another name than Composer's default."""
+    sharding = config.get("fsdp_config")
+    is_sharded = isinstance(sharding, dict) and sharding.get("state_dict_type") == "sharded"
+    return is_sharded or bool(config.get("save_latest_filename"))
+
+
+def _is_of_one_yaml(scheduler: Settings) -> bool:
+    """Check whether a schedule depends on the max_duration of its YAML. Schedules of Composer that
+    end take `t_max`, which is `1dur` by default; a constant one has none.
+    """
+    name = str(scheduler.get("name", ""))
+    if name.startswith("constant"):
+        return False
+    return str(scheduler.get("t_max", "1dur")).endswith("dur")
