@@ -79,7 +79,7 @@ def root(hub: BucketHub) -> Location:
 @pytest.fixture
 def store(hub: BucketHub) -> Store:
     """The hub as the tests of other stores know it."""
-    return Store("hub", {}, keeps_conditions=False)
+    return Store(name="hub", url=hub.endpoint, settings={}, keeps_conditions=False)
 
 
 @pytest.fixture
