@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import io
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -13,12 +14,12 @@ from urllib.parse import quote
 import azure.identity
 import pytest
 import requests
-from azure.core.exceptions import ClientAuthenticationError
+from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError
 from azure.core.pipeline import PipelineContext, PipelineRequest
 from azure.core.rest import HttpRequest
 from azure.storage.blob import BlobServiceClient
 from azure.storage.blob._shared.authentication import SharedKeyCredentialPolicy
-from requests.exceptions import ConnectionError, ConnectTimeout
+from requests.exceptions import ConnectionError, ConnectTimeout, InvalidURL, SSLError
 from urllib3.exceptions import NewConnectionError
 
 from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
@@ -154,7 +155,18 @@ SETTINGS: list[tuple[dict[str, str], str]] = [
     ),
     (
         {"AZURE_STORAGE_CONNECTION_STRING": "AccountName=tests;BlobEndpoint=localhost"},
-        "does not begin with http",
+        "is not an address that begins with http",
+    ),
+    (
+        {"AZURE_STORAGE_CONNECTION_STRING": f"BlobEndpoint=https://{HOST}?sig=no base64!"},
+        "is not an address that begins with http",
+    ),
+    (
+        {
+            "AZURE_STORAGE_CONNECTION_STRING": f"BlobEndpoint=https://{HOST}",
+            "AZURE_ACCOUNT_NAME": "other",
+        },
+        "and AZURE_ACCOUNT_NAME the account other",
     ),
     (
         {"AZURE_STORAGE_CONNECTION_STRING": "AccountName=tests;AccountKey=no base64!"},
@@ -234,6 +246,22 @@ def test_without_any_credentials_the_message_says_how_to_get_some(
     assert place.describe_access() == expected
 
 
+def test_a_forked_worker_has_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes on one connection would read each other's answers."""
+    monkeypatch.setenv("AZURE_ACCOUNT_ACCESS_KEY", KEY)
+    url = f"azure://{HOST}/data/x"
+    session_of_parent = azure_client.ask(url, lambda client: client.session)
+    assert azure_client.ask(url, lambda client: client.session) is session_of_parent
+
+    def check() -> None:
+        assert azure_client.ask(url, lambda client: client.session) is not session_of_parent
+
+    child = get_context("fork").Process(target=check)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
 WITHOUT = (
     r"no credentials were found; set AZURE_ACCOUNT_NAME and AZURE_ACCOUNT_ACCESS_KEY, or log in "
     r"with `az login`"
@@ -264,6 +292,15 @@ ERRORS: list[tuple[Exception, type[Unreachable], bool, str]] = [
     (AzureError("DamagedBody", 200), Unreachable, False, "the bytes that arrived differ"),
     (AzureError("UnreadableAnswer", 200), Unreachable, True, "the store's answer was cut off"),
     (ConnectTimeout(), Unreachable, True, "nothing answers there in time; check the network"),
+    (
+        OSError("no such file"),
+        Unreachable,
+        False,
+        "the certificates for TLS cannot be read; correct",
+    ),
+    (InvalidURL("x"), Unreachable, False, "the endpoint is not a valid address; correct Blob"),
+    (SSLError(), Unreachable, False, "the TLS connection failed; check REQUESTS_CA_BUNDLE"),
+    (ServiceRequestError("x"), Unreachable, True, "the server of the login does not answer; check"),
     (
         ConnectionError(SimpleNamespace(reason=NewConnectionError(None, "refused"))),
         Unreachable,

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -75,13 +76,13 @@ def find_account(name: str = "") -> Account:
 
     Raises Unreachable if the environment names another account, or if a variable is not valid.
     """
+    named = os.environ.get(NAME_VARIABLE, "")
+    _refuse_other_account(name, named, NAME_VARIABLE)
     connection_string = os.environ.get(CONNECTION_VARIABLE)
     if connection_string:
         account = _parse_connection_string(connection_string)
         _refuse_other_account(name, account.name, CONNECTION_VARIABLE)
         return account
-    named = os.environ.get(NAME_VARIABLE, "")
-    _refuse_other_account(name, named, NAME_VARIABLE)
     name = name or named
     endpoint = f"https://{name}{HOST_SUFFIX}"
     key = os.environ.get(KEY_VARIABLE)
@@ -120,10 +121,11 @@ def _parse_connection_string(text: str) -> Account:
     if not endpoint:
         protocol = settings.get("defaultendpointsprotocol", "https")
         endpoint = f"{protocol}://{name}.blob.{settings.get('endpointsuffix', 'core.windows.net')}"
-    if not endpoint.startswith(("http://", "https://")):
+    if not re.fullmatch(r"https?://[^?#@]+", endpoint):
         raise Unreachable(
-            f"BlobEndpoint in {CONNECTION_VARIABLE} does not begin with http:// or https://; "
-            "correct it"
+            f"BlobEndpoint in {CONNECTION_VARIABLE} is not an address that begins with http:// or "
+            "https:// and has nothing else in it; a shared access signature has its own part, "
+            "SharedAccessSignature"
         )
     key = settings.get("accountkey", "")
     sas = settings.get("sharedaccesssignature", "").lstrip("?")

@@ -79,6 +79,11 @@ _SENTENCES = {
     "ProxyError": "the proxy does not answer; check HTTP_PROXY and HTTPS_PROXY",
     "SSLError": "the TLS connection failed; check REQUESTS_CA_BUNDLE, and whether the endpoint "
     "begins with http:// or https://",
+    "OSError": "the certificates for TLS cannot be read; correct REQUESTS_CA_BUNDLE",
+    "InvalidURL": "the endpoint is not a valid address; correct BlobEndpoint in "
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "ServiceRequestError": "the server of the login does not answer; check the network",
+    "ServiceResponseError": f"the server of the login closed the connection; {_AGAIN}",
     "ClientAuthenticationError": f"no credentials were found; {_LOGIN}",
     "CredentialUnavailableError": f"no credentials were found; {_LOGIN}",
 }
@@ -113,14 +118,13 @@ class AzureError(Exception):
 
 @cache
 def error_classes() -> tuple[type[Exception], ...]:
-    """Return the classes of errors that a request may raise: of the store, of requests, of a broken
-    body, of the login.
+    """Return the classes of errors that a request may raise: of the store, of requests (OSError),
+    of a broken body, of the login.
     """
     import azure.core.exceptions
-    from requests import RequestException
     from urllib3.exceptions import HTTPError
 
-    return AzureError, RequestException, HTTPError, azure.core.exceptions.AzureError
+    return AzureError, OSError, HTTPError, azure.core.exceptions.AzureError
 
 
 def is_answer(error: Exception) -> bool:
@@ -132,14 +136,17 @@ def is_temporary(error: Exception) -> bool:
     """Return whether the same request may succeed later: the connection broke, or the store is in
     trouble.
     """
-    from requests import ConnectionError, Timeout
-    from requests.exceptions import ChunkedEncodingError, ContentDecodingError, SSLError
+    from azure.core.exceptions import ServiceRequestError, ServiceResponseError
+    from requests import exceptions
     from urllib3.exceptions import HTTPError
 
     if isinstance(error, AzureError):
         return error.code in _DAMAGED_ON_THE_WAY or _is_temporary_status(error.status)
-    broken = (ConnectionError, Timeout, ChunkedEncodingError, ContentDecodingError, HTTPError)
-    return isinstance(error, broken) and not isinstance(error, SSLError)
+    of_requests = (exceptions.ConnectionError, exceptions.Timeout, exceptions.ChunkedEncodingError)
+    of_sockets = (ConnectionError, TimeoutError, HTTPError)
+    of_login = (ServiceRequestError, ServiceResponseError)
+    is_broken = isinstance(error, (*of_requests, *of_sockets, *of_login))
+    return is_broken and not isinstance(error, exceptions.SSLError)
 
 
 def _is_temporary_status(status: int) -> bool:

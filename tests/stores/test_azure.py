@@ -113,7 +113,7 @@ REFUSALS: list[tuple[dict[str, str], str, str]] = [
     ({}, "a_b!", "this is not a valid container or blob name"),
     ({"AccountKey": "V1JPTkctS0VZ"}, "", "access denied, or a wrong key"),
     ({"AccountName": "another"}, "", "names Azure's account mdsmixtests, and AZURE_STORAGE_"),
-    ({"BlobEndpoint": "127.0.0.1:9000"}, "", "does not begin with http://"),
+    ({"BlobEndpoint": "127.0.0.1:9000"}, "", "is not an address that begins with http://"),
     ({"BlobEndpoint": "http://127.0.0.1:1/x"}, "", "nothing answers there; check the network"),
     ({"BlobEndpoint": "http://no-such-host.invalid"}, "", "there is no account of this name"),
     ({"AccountKey": ""}, "", "access denied"),
