@@ -412,6 +412,9 @@ def test_a_listing_leaves_out_folders_and_reads_names_that_xml_cannot_have(
     }
     assert [query.get("marker") for query in queries] == [None, "more"]
     assert {query["prefix"] for query in queries} == {"f/"}
+    queries.clear()
+    names = [name for name, _ in locate(f"azure://{HOST}/data/f").list()]
+    assert names == ["a\ufffe%", "b"], "sorted, as such an account does not list them"
 
 
 def test_a_copy_that_takes_long_is_waited_for_and_a_failed_one_is_an_error(

@@ -28,11 +28,12 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.storage.azure_account import HOST_SUFFIX, NAME_VARIABLE
+from mdsmix.storage.azure_account import HOST_SUFFIX, NAME_VARIABLE, find_account
 from mdsmix.storage.azure_client import (
     MOST_BYTES_WITH_MD5,
     BlobBody,
     Client,
+    account_name,
     ask,
     describe_credentials,
     stamp_from,
@@ -109,6 +110,11 @@ class AzurePath(Location):
         return describe_credentials()
 
     @property
+    def host(self) -> str:
+        """The host of the account."""
+        return self.path.partition("/")[0]
+
+    @property
     def blob(self) -> str:
         """`container/key`; for a container without its key."""
         return self.path.partition("/")[2]
@@ -172,7 +178,7 @@ class AzurePath(Location):
         """Return whether only one of several writers succeeds at the same moment. Azure's own store
         promises that; an emulator is tested once in a process.
         """
-        endpoint = ask(self.url, lambda client: client.account.endpoint)
+        endpoint = find_account(account_name(self.url)).endpoint
         if endpoint.endswith(HOST_SUFFIX):
             return True
         with _trial_lock:
@@ -189,16 +195,11 @@ class AzurePath(Location):
         """Copy this blob to `target`. The store itself copies it if `target` is in the same
         account.
         """
-        if isinstance(target, AzurePath) and target.account == self.account:
+        if isinstance(target, AzurePath) and target.host == self.host:
             url = f"{self.url} (to copy it to {target.url})"
             ask(url, partial(_copy, self.blob, target.blob))
         else:
             Location.copy_to(self, target)
-
-    @property
-    def account(self) -> str:
-        """The host of the account."""
-        return self.path.partition("/")[0]
 
     def delete(self) -> None:
         ask(self.url, partial(_delete, self.blob))
@@ -270,8 +271,12 @@ def _is_folder(headers: Mapping[str, str]) -> bool:
 
 
 def _get_or_none(blob: str, client: Client) -> Any:
-    """Return the answer to a GET; None if the blob is missing."""
-    return _answer_unless(("BlobNotFound", "404"), client, "GET", blob, keep_open=True)
+    """Return the answer to a GET; None if the blob is missing, or is a folder."""
+    answer = _answer_unless(("BlobNotFound", "404"), client, "GET", blob, keep_open=True)
+    if answer is not None and _is_folder(answer.headers):
+        answer.close()
+        return None
+    return answer
 
 
 def _open_body(
