@@ -86,6 +86,30 @@ def test_a_template_gets_images_in_the_form_that_it_prints(
     assert (answer.code, "declares no image_token" in answer.err) == (2, True)
 
 
+def test_reasoning_about_an_image_is_left_untrained(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """In both forms of content: as parts and as text."""
+    write_drawings(tmp_path / "img")
+    thought = record("img/0.jpg")
+    thought["conversations"][-1]["value"] = "<think>Red.</think>A ball."
+    declared = {"image_token": "<image>"}
+    for name, words, template, config, token, end in (
+        ("parts", ["<image>"], LLAVA, declared, None, ""),
+        ("text", [TOKEN], CHATML, {}, TOKEN, "<|im_end|>\n"),
+    ):
+        folder = seeing_tokenizer(tokenizer_folder, tmp_path / name, words, template, config)
+        recipe = recipe_of(
+            tmp_path, folder, thought,
+            images={"token": token} if token else None, train_parts={"reasoning": False},
+        )  # fmt: skip
+        run_recipe(recipe, f"local={tmp_path}/of-{name}")
+        (sample,) = read_samples(tmp_path / f"of-{name}/see/train")
+        (turn,) = sample["turns"]
+        trained = text_of({"turns": [turn | {"input_ids": []}]}, folder)
+        assert trained.strip() == f"A ball.{end}".strip()
+        assert "<think>Red.</think>" in text_of(sample, folder)
+        assert text_of(sample, folder).count(token or "<image>") == 1
+
+
 def openai(content: Any) -> dict[str, Any]:
     return {"messages": [user(content), ANSWER]}
 

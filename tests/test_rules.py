@@ -60,9 +60,13 @@ def raise_format(patch: pytest.MonkeyPatch) -> None:
     set_format_version(patch, Parquet, Parquet.version + 1)
 
 
-def raise_template_rule(patch: pytest.MonkeyPatch) -> None:
-    rule = TEMPLATE_RULES[HISTORY]
-    patch.setitem(TEMPLATE_RULES, HISTORY, rule._replace(version=rule.version + 1))
+def raise_template_rule(patch: pytest.MonkeyPatch, name: str = HISTORY) -> None:
+    rule = TEMPLATE_RULES[name]
+    patch.setitem(TEMPLATE_RULES, name, rule._replace(version=rule.version + 1))
+
+
+def raise_rule_of_parts(patch: pytest.MonkeyPatch) -> None:
+    raise_template_rule(patch, "template.answer_parts")
 
 
 def set_format_version(patch: pytest.MonkeyPatch, format: type[Format], version: int) -> None:
@@ -81,9 +85,10 @@ class RaisedRule(NamedTuple):
 
 RAISED = [
     RaisedRule(raise_kind, "kind.pairs", {"pairs"}),
-    RaisedRule(raise_shape, "shape.messages", {"chats", "rewritten"}),
+    RaisedRule(raise_shape, "shape.messages", {"chats", "rewritten", "parts"}),
     RaisedRule(raise_format, "format.parquet", {"rows"}),
     RaisedRule(raise_template_rule, "template.rewritten_history", {"rewritten"}),
+    RaisedRule(raise_rule_of_parts, "template.answer_parts", {"parts"}),
 ]
 
 
@@ -109,6 +114,7 @@ def recipe(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPat
         "pairs": pairs("pairs.jsonl"),
         "chats": chats("chats.jsonl"),
         "rewritten": chats("chats.jsonl", rewritten_history="last"),
+        "parts": chats("chats.jsonl", train_parts={"reasoning": False}),
     }
     return write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
 

@@ -121,6 +121,11 @@ def _has_processor(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     return "processor" in encoding.images
 
 
+def _leaves_out_parts(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    """Return whether some parts of answers are not trained (`train_parts`)."""
+    return bool(encoding.train_parts)
+
+
 TEMPLATE_RULES = {
     "images.odd_sizes": TemplateRule(2, _has_processor),
     "template.named": TemplateRule(2, _has_named_templates),
@@ -128,6 +133,7 @@ TEMPLATE_RULES = {
     "template.system_last": TemplateRule(2, _prints_system_last),
     "template.split_token": TemplateRule(2, _splits_a_token),
     STOP_RULE: TemplateRule(2, _ends_by_next_role),
+    "template.answer_parts": TemplateRule(1, _leaves_out_parts),
     "template.rendering": TemplateRule(1, _is_any),
     "template.rewritten_history": TemplateRule(1, _rewrites_history),
     "template.tools": TemplateRule(2, _may_have_tools),

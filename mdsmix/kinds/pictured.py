@@ -28,7 +28,7 @@ from mdsmix.images.reasons import IMAGE_REASONS
 from mdsmix.kinds.assemble import Assembler, SampleRows
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.kind import Kind
-from mdsmix.kinds.turn_renderer import TurnRenderer
+from mdsmix.kinds.turn_renderer import Prepared, TurnRenderer
 from mdsmix.kinds.turn_rows import TurnRows
 from mdsmix.messages import suggest_key
 from mdsmix.processor.card import Processor, open_processor
@@ -257,6 +257,17 @@ class ImageTurnRenderer(TurnRenderer):
     def controls(self) -> Sequence[str]:
         return [*super().controls, self.token]
 
+    def prepare(self, conversation: Conversation, unread: Counter[str]) -> Prepared:
+        """Return a conversation in the form that the chat template takes, with its images in the
+        form that the template prints, and this template.
+
+        Args:
+            conversation: the record.
+            unread: counts the fields that the template does not print; they are added here.
+        """
+        template = self.chat.for_tools(conversation.tools)
+        return super().prepare(forms.fit_images(template, self.token, conversation), unread)
+
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """Return the rows of a conversation, each a list of turns (a prompt and the response to
         it).
@@ -268,8 +279,7 @@ class ImageTurnRenderer(TurnRenderer):
             unread: counts the fields that the template does not print; they are added here.
         """
         token = self.token
-        template = self.chat.for_tools(conversation.tools)
-        rows = super().rows_of(forms.fit_images(template, token, conversation), unread)
+        rows = super().rows_of(conversation, unread)
         counts = [count_message_images(message) for message in conversation.messages]
         # Each row ends with a trained answer: the last row with the last trained answer, the row
         # before it with the trained answer before it, and so on.
