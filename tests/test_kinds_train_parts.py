@@ -316,6 +316,20 @@ def test_the_summary_counts_each_part(project: Project) -> None:
     ) in " ".join(summary.split())
 
 
+def test_records_that_cannot_be_split_are_quarantined_with_a_hint(project: Project) -> None:
+    project.write_source([{"messages": make_dialogue("Hi", f"{THINKS}Ho")}])
+    stream = chats("a.jsonl", train_parts={"answer": False})
+    settings = {"max_seq_len": 256, "target_responses": "all"}
+    answer = project.configure(stream, **settings).convert()
+    assert_refused(answer, 5, "1 ends_untrained")
+    project.write_source(
+        [{"messages": make_dialogue("Hi", text)} for text in (f"{THINKS}a", "<think>b</think>")]
+    )
+    summary = project.configure(stream, **settings).convert_ok().out
+    assert "1 ends_untrained" in summary
+    assert "ends_untrained: pack: true keeps these records" in summary
+
+
 def test_all_parts_are_the_default(project: Project) -> None:
     """A stream that trains all parts keeps its keys."""
     project.write_source([{"messages": make_dialogue("Hi", "Ho")}])

@@ -280,6 +280,13 @@ def _notes_on_rejected(records: Records, where: str) -> Iterator[str]:
         yield (
             "no_loss_tokens: a larger max_seq_len, or target_responses: all, may keep these records"
         )
+    if "ends_untrained" in records.quarantined:
+        yield (
+            "ends_untrained: pack: true keeps these records, since packed rows may end in a part "
+            "that is not trained"
+        )
+    if "split_answer" in records.quarantined:
+        yield "split_answer: target_responses: all, or pack: true, keeps these records"
     if "json_array" in records.quarantined:
         yield f"WARNING: {ARRAY}"
 
