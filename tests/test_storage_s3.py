@@ -247,7 +247,9 @@ def test_a_store_that_refuses_the_headers_keeps_no_conditions(
 def test_a_bucket_is_part_of_the_host_name_only_at_aws(
     clock: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the checksum headers of 2025 are sent only to AWS."""
+    """The endpoint's own path stays before it, such as the owner's name in that of the Hugging Face
+    hub. The checksum headers of 2025 are sent only to AWS.
+    """
 
     def describe(client: Any) -> tuple[str, str]:
         target = {"Bucket": "bucket", "Key": "x"}
@@ -256,6 +258,7 @@ def test_a_bucket_is_part_of_the_host_name_only_at_aws(
 
     for endpoint, expected in (
         ("http://minio.example:9000", ("http://minio.example:9000/bucket/x", "when_required")),
+        ("https://s3.example/org", ("https://s3.example/org/bucket/x", "when_required")),
         ("", ("https://bucket.s3.amazonaws.com/x", "when_supported")),
     ):
         monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
