@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import orjson
 import xxhash
@@ -116,6 +116,10 @@ class Conversation(NamedTuple):
     """For each message its marks of characters and weights; None for a message that is trained as
     a whole, or not at all (`trained`). None: the record has no such marks.
     """
+
+    def with_images(self, images: Sequence[Any]) -> Self:
+        """Return the conversation with other images in place of its own."""
+        return self._replace(images=images)
 
     @property
     def texts(self) -> list[str]:

@@ -1,5 +1,5 @@
-"""Preferences whose messages have tools, from a file to a stream: the prompt and each answer are
-the text that transformers renders for the same messages and tools.
+"""Preferences whose messages have tools or images, from a file to a stream: the prompt and each
+answer are the text that transformers renders for the same messages and tools.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer
 
 from tests.converting import Project, read_samples
+from tests.pictures import QWEN, TOKEN, seeing_tokenizer, write_drawings
 from tests.styles import train_style
 from tests.test_encode_chat import render_by_transformers
 from tests.tool_styles import TEMPLATES_WITH_TOOLS, TOOLS
@@ -238,3 +241,65 @@ def test_nulls_inside_tools_and_answers_are_counted(
     assert project.manifest.records.nulls == {}
     without = TRL[1] | {"rejected": [call("Oslo")]}
     assert read_sides(project)[1] == render_sides(TEMPLATES_WITH_TOOLS["qwen_2_5"], without)
+
+
+OPENED = (
+    "{% if message['role'] == 'assistant' %}"
+    "{{ '<think>' if 'so' in message['content'] | string else '</think>' }}{% endif %}"
+)
+IN_PARTS = QWEN.replace(
+    "{{ message['role'] }}\n", f"{{{{ message['role'] }}}}\n{OPENED}", 1
+).replace("assistant\n{% endif %}", "assistant\n<think>{% endif %}")
+IN_TEXTS = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n" + OPENED
+    + "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
+)  # fmt: skip
+PARTS = [{"type": "image"}, {"type": "text", "text": "What?"}]
+CONTENTS = {IN_PARTS: PARTS, IN_TEXTS: f"{TOKEN}What?"}
+"""Chat template -> how it takes a content with an image. Both templates open an answer with one of
+two tokens, and print the same text before every answer.
+"""
+
+
+@pytest.mark.parametrize("template", CONTENTS, ids=["parts", "texts"])
+def test_a_prompt_with_images_ends_where_the_template_prints_other_answers(
+    project: Project, tokenizer_folder: Path, template: str
+) -> None:
+    """The prompt and each answer together are the text that transformers renders."""
+    tokens = ("<|vision_start|>", "<|vision_end|>", TOKEN, "<think>", "</think>")
+    project.tokenizer = seeing_tokenizer(
+        tokenizer_folder, project.folder / "seeing", tokens, template
+    )
+    write_drawings(project.folder / "img")
+    asked = {"role": "user", "content": PARTS}
+    sides = {"chosen": [say("assistant", "so</think>A box.")], "rejected": [DRY]}
+    other = {"prompt": None, "chosen": [RAIN, DRY], "rejected": [say("user", "Sun?"), DRY]}
+    project.write_source([{"prompt": [asked], "images": ["img/0.jpg"], **sides}, other])
+    source = {"path": "a.jsonl", "shape": "preference_openai"}
+    stream = {"kind": "preference", "source": source, "images": {}}
+    project.configure(stream, max_seq_len=256, special_tokens_in_text="allow", max_bad=0.9).run()
+    [(prompt, *answers)] = read_sides(project)
+    question = {"role": "user", "content": CONTENTS[template]}
+    before = render_by_transformers(template, [question], True)
+    assert prompt == before.removesuffix("<think>")
+    for answer, messages in zip(answers, sides.values(), strict=True):
+        assert prompt + answer == render_by_transformers(template, [question, *messages], False)
+    assert [bad["reason"] for bad in project.bad] == ["prompts_differ"]
+
+
+def test_images_of_the_rejected_answer_in_a_column_of_parquet_are_noticed(
+    project: Project, tokenizer_folder: Path
+) -> None:
+    """Only the columns that are read are decoded."""
+    project.tokenizer = seeing_tokenizer(tokenizer_folder, project.folder / "seeing")
+    write_drawings(project.folder / "img")
+    whole = {"prompt": "What?", "chosen": "A box.", "rejected": "No.", "images": ["img/0.jpg"]}
+    table = pa.Table.from_pylist(
+        [whole | {"rejected_images": [["img/1.png"], None][n % 2]} for n in range(2)]
+    )
+    parquet.write_table(table, project.folder / "a.parquet")
+    stream = {"source": {"path": "a.parquet", "shape": "preference_openai"}, "images": {}}
+    project.configure({"kind": "preference", **stream}, max_seq_len=256, max_bad=0.9).run()
+    assert [bad["reason"] for bad in project.bad] == ["images_differ"]
+    assert project.manifest.totals.images == 2

@@ -14,6 +14,7 @@ import yaml
 
 from mdsmix.init.other_tools import read_dataset_info
 from mdsmix.shapes import SHAPES
+from mdsmix.shapes.image_parts import with_images
 from tests.converting import (
     manifest_of,
     mdsmix,
@@ -235,6 +236,40 @@ def test_no_value_of_any_field_raises_an_unexpected_error(name: str) -> None:
                 for fields in (shape.own_fields, {k: k for k in shape.fields}):
                     result = shape.read(other_fields | {key: value}, fields)
                     assert isinstance(result, (str, shape.gives)), (key, value, other_fields)
+
+
+IMAGE_VALUES: list[Any] = [
+    *VALUES,
+    "a.jpg",
+    ["a.jpg", "b.jpg"],
+    [{"type": "image"}],
+    {"role": "user", "content": [{"type": "image", "index": 5}, {"type": "text"}, None]},
+    [{"role": "user", "content": [{"type": "image", "image": "a.jpg"}]}],
+    [{"role": "assistant", "content": None, "images": ["a.jpg"]}],
+    [{"from": "human", "value": [{"type": "image", "image": {}}]}],
+]
+
+
+@pytest.mark.parametrize("name", ["preference_openai", "preference_alpaca", "preference_sharegpt"])
+def test_no_image_raises_an_unexpected_error(name: str) -> None:
+    shape = with_images(SHAPES[name], [])
+    good = {
+        "prompt": [message("user", "<image>a")],
+        "conversations": [sharegpt_item("human", "<image>a")],
+        "instruction": "<image>a",
+        "chosen": "b",
+        "rejected": "c",
+        "images": ["a.jpg"],
+    }
+    if name == "preference_sharegpt":
+        good |= {"chosen": sharegpt_item("gpt", "b"), "rejected": sharegpt_item("gpt", "c")}
+    fields = {key: key for key in shape.own_fields if key in good}
+    assert shape.read(good, fields).images == ["a.jpg"]
+    for key in ("prompt", "conversations", "chosen", "rejected", "images", "rejected_images"):
+        for value in IMAGE_VALUES:
+            for other in ({}, {"images": None}, {"images": ["a.jpg", "b.jpg"]}):
+                result = shape.read(good | other | {key: value}, fields)
+                assert isinstance(result, (str, shape.gives)), (key, value, other)
 
 
 RANKED: dict[str, tuple[Record, Sequence[Record], Record]] = {

@@ -147,8 +147,9 @@ def read_splits(
         folders = [beginning.folder] * len(records) if finds_images_by_file else []
         encoded = reader.encode(records, folders=folders)
         # An image is stored as one token, so the processor's other tokens are added here.
+        copies = reader.kind.image_copies if reader.kind else 1
         image_tokens = [
-            sum(max(0, image.tokens - 1) for image in images) for images in encoded.images
+            copies * sum(max(0, image.tokens - 1) for image in images) for images in encoded.images
         ]
         lengths = encoded.lengths
         if image_tokens:

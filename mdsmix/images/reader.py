@@ -34,6 +34,7 @@ from mdsmix.images.fetching import (
 from mdsmix.images.judge import BadImage, ImageSize, Rewriting, Rules, judge_image
 from mdsmix.processor.counts import count_image_tokens
 from mdsmix.record import Conversation, NoRecord
+from mdsmix.shapes.preference import Preference
 from mdsmix.storage import CHANGED, Location
 
 KEEP_BYTES = 32 << 20
@@ -63,6 +64,8 @@ take 4 ms.
 SHOWN = 300
 "Characters of a path that a bad record keeps."
 
+Pictured = Conversation | Preference
+"A record that may have images."
 _sizes: dict[tuple[Rules, str], ImageSize] = {}
 "(rules, digest) -> size, for good images: the rules by which the image was judged, and its digest."
 
@@ -147,7 +150,7 @@ class WindowImages:
 
 @dataclass
 class ImageReader:
-    """Reads the images of conversations, several at a time, and judges them."""
+    """Reads the images of conversations and preferences, several at a time, and judges them."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     "A stream's settings of images, as the manifest has them (`Encoding.images`)."
@@ -190,12 +193,12 @@ class ImageReader:
         return max(1, min(MOST_RECORDS, records_of_aim))
 
     def read(self, records: Sequence[Any], folders: Sequence[Location] = ()) -> list[Any]:
-        """Return the conversations, each with its images as `Image` objects. A conversation with a
-        bad image is replaced by a reason code (NoRecord, a str).
+        """Return the records, each with its images as `Image` objects. A record with a bad image is
+        replaced by a reason code (NoRecord, a str).
 
         Args:
-            records: conversations; and reason codes (str) in place of bad records, which are
-                returned unchanged.
+            records: conversations or preferences; and reason codes (str) in place of bad records,
+                which are returned unchanged.
             folders: the folder of each record's file, where relative paths of images begin; not
                 used if the reader has a `root` for all of them. Without folders and root no image
                 is read, and each is assumed to be good, as when a few records are only shown.
@@ -224,7 +227,7 @@ class ImageReader:
                 answers.append(self._judge(record, [read[request] for request in own_requests]))
         return answers
 
-    def _judge(self, record: Conversation, images: list[Image]) -> Conversation | NoRecord:
+    def _judge(self, record: Pictured, images: list[Image]) -> Pictured | NoRecord:
         """Return the record with its images, or a NoRecord (a reason code with details) if the
         images make the record bad. Also add the digests of the images to `window_images`, by which
         the next run sees that they are the same.
@@ -248,7 +251,7 @@ class ImageReader:
                 return NoRecord(image.reason, image=name, why=image.why)
         if size > MOST_ROW_BYTES:
             return NoRecord("images_too_large", bytes=size, most=MOST_ROW_BYTES)
-        return record._replace(images=images)
+        return record.with_images(images)
 
     def weigh(self, size: int) -> None:
         """Add a record to the running average of image bytes per record, with a weight of one
@@ -364,13 +367,13 @@ class ImageReader:
 
 
 def _without_reading(record: Any) -> Any:
-    """Return a conversation with an empty image in place of each of its images, which are then
+    """Return a record with an empty image in place of each of its images, which are then
     taken as good. For records that are only shown, and whose images cannot be found. A reason code
     (str) is returned unchanged.
     """
     if isinstance(record, str):
         return record
-    return record._replace(images=[Image(data=b"") for _ in record.images])
+    return record.with_images([Image(data=b"") for _ in record.images])
 
 
 def _count_tokens(processor: str, images: Sequence[Image]) -> None:

@@ -392,7 +392,7 @@ def format_recipe(
             lines.append(f"  # left out: {draft.refused}")
         lines += [prefix + line for line in _stream_lines(draft)]
     # Keys that a user may want to add.
-    if accepted and not shares and not loader:
+    if accepted and not shares and not drafts[0].guess.kind.needs_own_run():
         lines.append(REPEAT_KEY.format(first=accepted[0].name))
         if "target_responses" not in keys:
             lines.append(RESPONSES_KEY)

@@ -155,19 +155,22 @@ def _nothing_found(notices: Notices) -> MdsmixError:
 
 
 def _drop_special_loaders(drafts: Sequence[Draft], notices: Notices) -> Sequence[Draft]:
-    """Return the streams that an ordinary loader reads. Streams that need a loader of their own,
-    such as preferences, are only returned if there are no other streams.
+    """Return the streams that can be mixed with others. Streams that need a run of their own, such
+    as preferences, are only returned if there are no other streams, and then those of one kind.
     """
-    plain = [draft for draft in drafts if not draft.guess.kind.loader]
-    if not plain:
-        return drafts
+    has_others = any(not draft.guess.kind.needs_own_run() for draft in drafts)
+    kept = list[Draft]()
     for draft in drafts:
-        if draft.guess.kind.loader:
+        kind = draft.guess.kind
+        fits = not kind.needs_own_run() if has_others else kind is drafts[0].guess.kind
+        if fits:
+            kept.append(draft)
+        else:
             notices.append(
-                f"{draft.name} is left out: a {draft.guess.kind.word} stream needs a run of its "
-                "own; run init with only its files, or its entry of dataset_info.json"
+                f"{draft.name} is left out: a {kind.word} stream needs a run of its own; run init "
+                "with only its files, or its entry of dataset_info.json"
             )
-    return plain
+    return kept
 
 
 def _describe_trial(draft: Draft) -> Iterator[str]:

@@ -36,7 +36,7 @@ from mdsmix.init.drafts import (
     make_draft,
     naming_words,
 )
-from mdsmix.init.recognise import try_shape
+from mdsmix.init.recognise import PREFERENCES_WITH_IMAGES, try_shape
 from mdsmix.messages import join_names, make_printable, suggest_key
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
@@ -356,7 +356,7 @@ def _add_images(shape: Shape, column: Any) -> Shape:
     """
     if not column:
         return shape
-    if shape.gives is not Conversation:
+    if shape.gives is not Conversation and shape.name not in PREFERENCES_WITH_IMAGES:
         raise RecipeError("images: skipped, since the text does not mark where they belong.")
     return with_images(shape, [] if column in FIELDS else [str(column)])
 

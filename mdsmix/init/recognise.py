@@ -38,6 +38,8 @@ tenth of bad records, and an option is not worth it for a few records.
 """
 VERL_ANSWER = "reward_model.ground_truth"
 "The path of the verified answer in verl's records."
+PREFERENCES_WITH_IMAGES = ("preference_openai", "preference_alpaca", "preference_sharegpt")
+"The shapes of preferences whose answers are always messages, so that prompts may have images."
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
@@ -85,7 +87,10 @@ class Guess:
     @property
     def kind(self) -> type[Kind]:
         """The kind of streams whose records have this shape."""
-        return next(kind for kind in KINDS if kind.reads is self.shape.gives)
+        kinds = [kind for kind in KINDS if kind.reads is self.shape.gives]
+        has_images = self.shape.image_fields is not None
+        fitting = [kind for kind in kinds if kind.has_images == has_images]
+        return fitting[0] if fitting else kinds[0]
 
     def identity(self) -> tuple[Any, ...]:
         """Return the guess's shape, fields and options as a tuple to compare guesses by. Files
@@ -111,7 +116,7 @@ def guess_shapes(head: FirstRecords) -> list[Guess]:
     guesses = [guess for guess in guesses if not _is_doubtful(guess)]
     image_fields = _find_image_fields(head)
     for shape in SHAPES.values():
-        if shape.gives is Conversation:
+        if shape.gives is Conversation or shape.name in PREFERENCES_WITH_IMAGES:
             for guess in _guess_images(with_images(shape, image_fields), head):
                 if guess.pictures:
                     guesses.append(guess)
@@ -215,7 +220,7 @@ def _guess_images(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
     """
     yield from _guess_shape(shape, head)
     pair = _find_fields(SHAPES["prompt_response"], head)
-    if "instruction" in shape.fields and pair.keys() >= {"prompt", "response"}:
+    if {"instruction", "output"} <= {*shape.fields} and pair.keys() >= {"prompt", "response"}:
         # The question as it is, and as a template that puts a placeholder before it, such as
         # "<image>\n{question}".
         for question in (pair["prompt"], f"{PLACEHOLDER}\n{{{pair['prompt']}}}"):

@@ -1,5 +1,6 @@
 """The base class of all kinds of stream. A kind is everything that differs between pretraining
-text, pairs, conversations, images, preferences, unpaired preferences and prompts.
+text, pairs, conversations, images, preferences (with images too), unpaired preferences and
+prompts.
 
 The recipe's `kind:` is pretraining, finetuning, preference or prompt. This word and the shape of
 the records (such as `Pair`) decide which subclass of Kind a stream gets. Other packages call the
@@ -50,8 +51,8 @@ True)`.
 
 class Kind(ABC):
     """A kind of stream: everything that depends on whether its records are texts, pairs,
-    conversations, conversations with images, preferences, unpaired preferences or prompts. Each of
-    these seven is a subclass.
+    conversations, preferences, unpaired preferences or prompts; conversations and preferences may
+    have images. Each of these eight is a subclass.
 
     The class methods check recipes. An object belongs to one stream, and is made from the stream's
     settings (Encoding). Only an object that `open` returned can encode records, because it has a
@@ -80,6 +81,10 @@ class Kind(ABC):
     "Whether a chat template renders its records."
     has_images: ClassVar[bool] = False
     "Whether its records have images."
+    image_copies: ClassVar[int] = 1
+    """How often the model sees an image of a sample: twice if the prompt of a preference has it.
+    The counts of images and of their tokens are multiplied by this.
+    """
     has_targets: ClassVar[bool] = True
     "Whether the run's target policies decide which tokens the model is trained on."
     keeps_long: ClassVar[bool] = False
@@ -156,6 +161,11 @@ class Kind(ABC):
                 "pack: true cannot be used with decoder_only_format: false: remove one of the two "
                 "keys from the recipe."
             )
+
+    @classmethod
+    def needs_own_run(cls) -> bool:
+        """Check whether no loader mixes streams of this kind with streams of other kinds."""
+        return cls.loader is not None
 
     @classmethod
     @abstractmethod

@@ -11,6 +11,7 @@ from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.pictured import ConversationsWithImages
+from mdsmix.kinds.pictured_preferences import PreferencesWithImages
 from mdsmix.kinds.preferences import Preferences
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.kinds.prompts import Prompts
@@ -22,6 +23,7 @@ KINDS: list[type[Kind]] = [
     Conversations,
     ConversationsWithImages,
     Preferences,
+    PreferencesWithImages,
     Prompts,
     UnpairedPreferences,
 ]

@@ -79,17 +79,13 @@ class ConversationsWithImages(Conversations):
 
         Raises RecipeError if Pillow is not installed, or no image token is known.
         """
-        from mdsmix.images.judge import require_pillow
-
-        require_pillow()
-        images = _image_settings(recipe, stream, tokenizer)
         # Rows with images have these columns and no compression, whatever the recipe sets.
         return {
             **super().settings(recipe, stream, tokenizer),
             "columns": dict(COLUMNS),
             "compact": False,
             "compression": None,
-            "images": images,
+            "images": make_image_settings(recipe, stream, tokenizer),
         }
 
     @classmethod
@@ -99,29 +95,7 @@ class ConversationsWithImages(Conversations):
         `images.field`, are added to the checks for conversations.
         """
         yield from super().contradictions(recipe, stream)
-        if stream.pack or not recipe.decoder_only_format:
-            yield (
-                "has images; rows with images cannot be packed, and only decoder-only models can "
-                "use them: remove pack from this stream and decoder_only_format from the recipe."
-            )
-        field = (stream.images or DEFAULTS).field
-        if field is None:
-            return
-        # An empty string, an empty list, or a list with an empty name.
-        is_empty = not all([field, *field])
-        if is_empty:
-            yield (
-                "images.field names no field: name the field with the images, or remove "
-                "images.field if this field is called images or image."
-            )
-        shape_name = stream.source.shape if stream.source else None
-        shape = SHAPES.get(shape_name or "")
-        if shape and shape.has_images == "inside":
-            yield (
-                f"images.field is for images in fields of their own, but records of the shape "
-                f"{shape.name} have their images in the texts: remove images.field, which would "
-                "change nothing."
-            )
+        yield from find_image_contradictions(recipe, stream)
 
     @cached_property
     def renderer(self) -> TurnRenderer:
@@ -162,13 +136,44 @@ class ConversationsWithImages(Conversations):
         return ImageRows(layout, self.encoding.max_seq_len, dtype)
 
 
-def _image_settings(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
+def find_image_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    """Yield a sentence for each setting of the recipe that is wrong for a stream with images."""
+    if stream.pack or not recipe.decoder_only_format:
+        yield (
+            "has images; rows with images cannot be packed, and only decoder-only models can "
+            "use them: remove pack from this stream and decoder_only_format from the recipe."
+        )
+    field = (stream.images or DEFAULTS).field
+    if field is None:
+        return
+    # An empty string, an empty list, or a list with an empty name.
+    is_empty = not all([field, *field])
+    if is_empty:
+        yield (
+            "images.field names no field: name the field with the images, or remove "
+            "images.field if this field is called images or image."
+        )
+    shape_name = stream.source.shape if stream.source else None
+    shape = SHAPES.get(shape_name or "")
+    if shape and shape.has_images == "inside":
+        yield (
+            f"images.field is for images in fields of their own, but records of the shape "
+            f"{shape.name} have their images in the texts: remove images.field, which would "
+            "change nothing."
+        )
+
+
+def make_image_settings(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the value of `Encoding.images`, the settings of images that a published stream stores:
     the image token, the keys of the recipe's section `images` that are not at their defaults, and
     the hash of the processor.
 
-    Raises RecipeError if no image token is known, or the processor uses another image token.
+    Raises RecipeError if Pillow is not installed, no image token is known, or the processor uses
+    another image token.
     """
+    from mdsmix.images.judge import require_pillow
+
+    require_pillow()
     spec = stream.images or DEFAULTS
     processor = open_processor(recipe.processor) if recipe.processor else None
     token = choose_image_token(spec, tokenizer, processor)
@@ -289,16 +294,15 @@ class ImageTurnRenderer(TurnRenderer):
             placeholders = sum(text.count(token) for text in chain(*row))
             if images != placeholders:
                 raise RecordRefused("image_placeholders", images=images, placeholders=placeholders)
-        # Put the processor's two strings around each image token.
-        before, after = self.encoding.images.get("around", ("", ""))
-        framed = f"{before}{token}{after}"
         return [
-            [
-                (prompt.replace(token, framed), response.replace(token, framed))
-                for prompt, response in row
-            ]
+            [(self.frame_images(prompt), self.frame_images(response)) for prompt, response in row]
             for row in rows
         ]
+
+    def frame_images(self, text: str) -> str:
+        """Return the text with the processor's two strings around each image token."""
+        before, after = self.encoding.images.get("around", ("", ""))
+        return text.replace(self.token, f"{before}{self.token}{after}")
 
 
 class ImageRows(SampleRows):
@@ -310,18 +314,33 @@ class ImageRows(SampleRows):
     _size = 0
     "The bytes of the rows that are kept."
 
+    def __init__(self, layout: ShardLayout, width: int, dtype: str, copies: int = 1) -> None:
+        """Start without rows.
+
+        Args:
+            layout: the columns of the shards, with their encodings.
+            width: how many tokens a row may have, `max_seq_len`.
+            dtype: the NumPy dtype of the stream's tokens, such as `uint16`.
+            copies: how often the model sees each image (`Kind.image_copies`).
+        """
+        super().__init__(layout, width, dtype)
+        self._copies = copies
+
     def add(self, batch: Encoded) -> Iterator[Rows]:
         """Add a batch. Yield the rows of each shard that is full, and keep these rows no longer."""
         stored = [image for images in batch.images for image in images]
         self._totals += replace(
             batch.totals,
-            images=len(stored),
+            images=len(stored) * self._copies,
             image_bytes=sum(image.size for image in stored),
-            image_tokens=sum(image.tokens for image in stored),
+            image_tokens=sum(image.tokens for image in stored) * self._copies,
         )
-        for images, turns in zip(batch.images, batch.columns["turns"].slices(), strict=True):
-            sizes = orjson.dumps([[image.height, image.width] for image in images])
-            row = lay_out_sample([b"".join(_frames(images)), sizes, turns])
+        columns = [rows.slices() for rows in batch.columns.values()]
+        for images, *values in zip(batch.images, *columns, strict=True):
+            cells: dict[str, Any] = dict(zip(batch.columns, values, strict=True))
+            cells["images"] = b"".join(_frames(images))
+            cells["sizes"] = orjson.dumps([[image.height, image.width] for image in images])
+            row = lay_out_sample([cells[name] for name in sorted(cells)])
             row_count = len(self._columns["rows"])
             size = len(row)
             # An MDS shard begins with its number of rows and their n + 1 offsets, 4 bytes each.

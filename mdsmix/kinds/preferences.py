@@ -19,6 +19,7 @@ from mdsmix.encode import chat
 from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.loader_keys import ExtraLoader
 from mdsmix.kinds.finetuning import WINDOW_BYTES
 from mdsmix.kinds.kind import Piece
 from mdsmix.kinds.preference_loader import PREFERENCE_LOADER, cut_per_answer
@@ -89,15 +90,11 @@ class LastAnswerRenderer(TurnRenderer):
             # Prompts differ only if a preference has two conversations: two pairs share a prompt.
             if not isinstance(half, Conversation):
                 continue
-            # Unread fields are counted elsewhere: these two counters are thrown away.
+            # Unread fields are counted elsewhere: this counter is thrown away.
             [[(prompt, answer)]] = self.rows_of(half, Counter())
             prompts.append(prompt)
             wholes.append(prompt + answer)
-            template, conversation = self.prepare(half, Counter())
-            history = template.render(
-                conversation.messages[:-1], add_generation_prompt=False, tools=conversation.tools
-            )
-            histories.append(history)
+            histories.append(self.render_history(half))
         # The common beginning of the prompts must not end inside a control token.
         start = chat.cut_open_word(chat.find_common_start(prompts), wholes, self.words)
         if all(start.startswith(history) for history in histories):
@@ -112,6 +109,13 @@ class LastAnswerRenderer(TurnRenderer):
             before_rejected=rejected_prompt[around],
         )
 
+    def render_history(self, conversation: Conversation) -> str:
+        """Return the text of all messages before the last answer."""
+        template, conversation = self.prepare(conversation, Counter())
+        return template.render(
+            conversation.messages[:-1], add_generation_prompt=False, tools=conversation.tools
+        )
+
 
 class Preferences(TemplateKind):
     """The kind of preferences. A sample has the token ids of a prompt, of the chosen answer and of
@@ -122,11 +126,13 @@ class Preferences(TemplateKind):
     version = 2
     word = "preference"
     reads = Preference
-    key_groups = ("preference",)
+    key_groups: ClassVar[tuple[str, ...]] = ("preference",)
     window_bytes = WINDOW_BYTES
     has_targets = False
     keeps_long = True
-    loader = PREFERENCE_LOADER
+    ends_in_eos: ClassVar[bool] = True
+    "Whether each answer is stored with EOS as its last token."
+    loader: ClassVar[ExtraLoader | None] = PREFERENCE_LOADER
     reasons: ClassVar[Mapping[str, str]] = {
         "answers_unlike": (
             "One answer of the preference is a string, and the other answer is a message or a list "
@@ -159,12 +165,12 @@ class Preferences(TemplateKind):
 
         Raises RecipeError if the tokenizer has no EOS, which ends each answer.
         """
-        if tokenizer.eos_id is None:
+        if cls.ends_in_eos and tokenizer.eos_id is None:
             raise RecipeError(
                 f"stream {stream.name}: answers of preferences end in EOS, but the tokenizer "
                 f"{tokenizer.name} has no EOS token: set tokenizer.kwargs.eos_token in the recipe."
             )
-        rewards = dict.fromkeys(_rewards_of(stream), "float64")
+        rewards = dict.fromkeys(rewards_of(stream), "float64")
         return {
             "columns": {**PREFERENCE_LOADER.columns, **rewards},
             "target_prompts": "none",
@@ -179,7 +185,7 @@ class Preferences(TemplateKind):
         contradicts another setting. Checks for preferences, such as the check of the rewards'
         fields, come before the checks that all kinds share.
         """
-        rewards = _rewards_of(stream)
+        rewards = rewards_of(stream)
         if len(rewards) == 1:
             yield (
                 f"source.{rewards[0]} names the field of one reward, but the other reward has no "
@@ -219,16 +225,23 @@ class Preferences(TemplateKind):
         # Truncate the answers so that no prompt and answer together are longer than max_seq_len.
         # ComposeRL's dataset would truncate them too. But it truncates bytes, and then fails if
         # max_seq_len is not a multiple of 8.
-        max_seq_len = self.encoding.max_seq_len
         prompts, chosen, rejected = (
             Ragged.from_rows(rows, "<i8") for rows in _transpose(trainable.values())
         )
         lengths_before = chosen.lengths + rejected.lengths
-        chosen = chosen.first(max_seq_len - prompts.lengths)
-        rejected = rejected.first(max_seq_len - prompts.lengths)
+        prompt_lengths = np.array(
+            [
+                self.prompt_length(stored.prompt, preferences[position])
+                for position, stored in trainable.items()
+            ],
+            np.int64,
+        )
+        room = self.encoding.max_seq_len - prompt_lengths
+        chosen = chosen.first(room)
+        rejected = rejected.first(room)
         lengths = chosen.lengths + rejected.lengths
-        # The tokens that ComposeRL's collator will remove from both answers of each preference.
-        cut = 2 * cut_per_answer(2 * prompts.lengths + lengths, max_seq_len)
+        # The tokens that the loader will remove from both answers of each preference.
+        cut = 2 * self.cut_per_answer(2 * prompts.lengths + lengths)
         # Lay out the ids in columns. An int64 id has 8 bytes.
         columns = dict[str, Ragged]()
         for name, ids in zip(PREFERENCE_COLUMNS, (prompts, chosen, rejected), strict=True):
@@ -249,6 +262,7 @@ class Preferences(TemplateKind):
             unread=self._count_unread(preferences, trainable),
             placeholders=_placeholders_in(preferences),
             rejected=faults,
+            images=self.images_of([preferences[position] for position in trainable]),
         )
 
     def _tokenize(self, preferences: Sequence[Preference]) -> tuple[list[Halves], set[int]]:
@@ -275,7 +289,7 @@ class Preferences(TemplateKind):
                 # Each row has one turn, so its prompt and answer are two successive lists of ids.
                 prompt = rows.turns.ids[2 * row]
                 answer = rows.turns.ids[2 * row + 1]
-                halves[numbers[position]] = Turn(prompt, self._end_with_eos(answer))
+                halves[numbers[position]] = Turn(prompt, self._end_answer(answer))
             with_specials |= {numbers[position] // 2 for position in rows.with_specials}
         pairs = zip(halves[::2], halves[1::2], strict=True)
         return [Halves(*pair) for pair in pairs], with_specials
@@ -320,8 +334,8 @@ class Preferences(TemplateKind):
             # The prompt ends where the tokens of the three texts first differ.
             end = _common_length([common_start, chosen_ids, rejected_ids])
             halves[position] = Halves(
-                Turn(chosen_ids[:end], self._end_with_eos(chosen_ids[end:])),
-                Turn(rejected_ids[:end], self._end_with_eos(rejected_ids[end:])),
+                Turn(chosen_ids[:end], self._end_answer(chosen_ids[end:])),
+                Turn(rejected_ids[:end], self._end_answer(rejected_ids[end:])),
             )
 
     def _judge(self, preference: Preference, halves: Halves) -> StoredIds | str:
@@ -346,10 +360,13 @@ class Preferences(TemplateKind):
         # Find the length of the shorter side (prompt and answer) after the loader has truncated
         # both. The preference is refused if no token of its answer is left.
         longest = self.encoding.max_seq_len
-        sides = [min(len(side.prompt) + len(side.response), longest) for side in (chosen, rejected)]
-        shorter = min(sides) - int(cut_per_answer(sum(sides), longest))
-        if shorter <= len(chosen.prompt):
-            return "no_loss_tokens"
+        prompt_length = self.prompt_length(chosen.prompt, preference)
+        sides = [min(prompt_length + len(side.response), longest) for side in (chosen, rejected)]
+        shorter = min(sides) - int(self.cut_per_answer(sum(sides)))
+        if shorter <= prompt_length:
+            fits_without_images = len(chosen.prompt) < longest
+            has_images = prompt_length > len(chosen.prompt)
+            return "images_too_long" if has_images and fits_without_images else "no_loss_tokens"
         return StoredIds(chosen.prompt, chosen.response, rejected.response)
 
     def _count_unread(
@@ -380,9 +397,33 @@ class Preferences(TemplateKind):
         """Whether the columns of the stream include the rewards."""
         return REWARDS[0] in self.encoding.columns
 
-    def _end_with_eos(self, answer: Ids) -> Ids:
-        """Return the answer with EOS as its last token. An empty answer stays empty."""
-        if not len(answer) or answer[-1] == self.tokenizer.eos_id:
+    def prompt_length(self, prompt: Ids, preference: Preference) -> int:
+        """Return how many tokens of a row a prompt takes.
+
+        Args:
+            prompt: its token ids.
+            preference: its record.
+        """
+        return len(prompt)
+
+    def images_of(self, preferences: Sequence[Preference]) -> Sequence[Sequence[Any]]:
+        """Return the images of each preference; an empty sequence if the stream has no images."""
+        return ()
+
+    def cut_per_answer(self, length: Any) -> Lengths:
+        """Return how many tokens the loader removes from the end of each answer (int64).
+
+        Args:
+            length: the tokens of both answers, each with its prompt, for one preference or for an
+                array of preferences.
+        """
+        return cut_per_answer(length, self.encoding.max_seq_len)
+
+    def _end_answer(self, answer: Ids) -> Ids:
+        """Return the answer as it is stored: with EOS as its last token, unless the kind stores it
+        without a further EOS (`ends_in_eos`). An empty answer stays empty.
+        """
+        if not self.ends_in_eos or not len(answer) or answer[-1] == self.tokenizer.eos_id:
             return answer
         return np.append(answer, self.tokenizer.eos_id or 0)
 
@@ -393,7 +434,7 @@ class Preferences(TemplateKind):
         # Add up the prompts and the answers of each sample. The prompt is before both answers.
         prompts = np.add.reduceat(tokens.prompts, tokens.turns[:-1])
         answers = np.add.reduceat(tokens.responses, tokens.turns[:-1])
-        return 2 * cut_per_answer(2 * prompts + answers, self.encoding.max_seq_len)
+        return 2 * self.cut_per_answer(2 * prompts + answers)
 
     def pieces(self, sample: Sample) -> Iterator[Piece]:
         """Yield the prompt, which is not trained, then the chosen and the rejected answer, which
@@ -419,7 +460,7 @@ def _has_several_messages(chosen: Any, rejected: Any) -> bool:
     return any(len(rest) > 1 and rest[0]["role"] == "assistant" for rest in rests)
 
 
-def _rewards_of(stream: StreamSpec) -> list[str]:
+def rewards_of(stream: StreamSpec) -> list[str]:
     """Return the keys of `source:` that name fields of rewards: none, one or both of REWARDS."""
     return [key for key in REWARDS if stream.source and key in stream.source.fields]
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -25,7 +26,7 @@ from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import Unreachable
-from mdsmix.kinds.resolved_stream import kind_of
+from mdsmix.kinds.pictured import COLUMNS, ConversationsWithImages
 from mdsmix.processor.loaded import StoredRow
 from mdsmix.processor.server import ask_processor
 from mdsmix.record import Conversation, Message
@@ -116,8 +117,17 @@ def make_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
 
     # Without a processor in the settings, its token counts refuse no row.
     images = {key: value for key, value in encoding.images.items() if key != "processor"}
-    kind = kind_of(replace(encoding, max_seq_len=MADE_ROW_TOKENS, images=images))
-    encoder = kind.open(tokenizer, open_backend(tokenizer, "reference"))
+    # Preferences have the same prompts as conversations.
+    settings = replace(
+        encoding,
+        kind=ConversationsWithImages.word,
+        columns=COLUMNS,
+        max_seq_len=MADE_ROW_TOKENS,
+        images=images,
+    )
+    encoder = ConversationsWithImages(settings).open(
+        tokenizer, open_backend(tokenizer, "reference")
+    )
     reader = ImageReader(images, locate("."))
 
     def encode(name: str, questions: Sequence[str], drawings: Sequence[bytes]) -> list[StoredRow]:
@@ -156,8 +166,10 @@ def list_stored_rows(name: str, encoded: Encoded) -> Iterator[StoredRow]:
     messages.
     """
     for number, images in enumerate(encoded.images):
-        turns = orjson.loads(encoded.columns["turns"][number].tobytes())
-        sample = {"images": [image.content for image in images], "turns": turns}
+        sample: dict[str, Any] = {"images": [image.content for image in images]}
+        for column, rows in encoded.columns.items():
+            cell = rows[number].tobytes()
+            sample[column] = orjson.loads(cell) if column == "turns" else cell
         yield make_stored_row(name, sample)
 
 
@@ -166,10 +178,10 @@ def make_stored_row(name: str, sample: Sample) -> StoredRow:
 
     Args:
         name: the name of the row, for messages.
-        sample: its decoded columns `turns` and `images`.
+        sample: its decoded columns: `images`, and `turns` or those of a preference.
     """
     # Join the ids of all prompts and responses.
-    sides = [side for turn in decode_turns({"turns": sample["turns"]}) for side in turn]
+    sides = [side for turn in decode_turns(sample) for side in turn]
     return StoredRow(name, np.concatenate(sides).tolist(), sample["images"])
 
 

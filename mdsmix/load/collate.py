@@ -16,6 +16,12 @@ import torch
 from torch.nn.functional import pad
 
 from mdsmix.load.direct_batch import read_id_rows, write_batch
+from mdsmix.load.preference_batch import (
+    PreferenceRow,
+    as_prompts,
+    join_answers,
+    repeat_pixels,
+)
 from mdsmix.load.stored_rows import StoredRow
 from mdsmix.load.training_rows import (
     RowRules,
@@ -165,6 +171,8 @@ class Collate:
     "The processor of the loader, if it has one."
     other_batch: Callable[[Sequence[Any]], dict[str, Any]] | None = None
     "`ExtraLoader.batch` with its rules, if a kind of stream has a loader of its own."
+    has_preferences: bool = False
+    "Whether the rows are preferences with images."
     pad_to_longest: bool = False
     "Batches are as wide as their longest row, even if it is shorter than max_seq_len."
     allow_pad_trimming: bool = False
@@ -180,10 +188,12 @@ class Collate:
         """Make a batch of these rows. Torch's DataLoader calls this.
 
         Args:
-            rows: a list of TrainingRow, or of StoredRow if the dataset gives these. If a kind of
-                stream has a loader of its own: a list of the values that its `ExtraLoader.row`
-                returned.
+            rows: a list of TrainingRow, or of StoredRow or PreferenceRow if the dataset gives
+                these. If a kind of stream has a loader of its own: a list of the values that its
+                `ExtraLoader.row` returned.
         """
+        if self.has_preferences:
+            return self._make_preference_batch(rows)
         if self.other_batch:
             return self._make_other_batch(rows)
         if isinstance(rows[0], StoredRow):
@@ -298,6 +308,24 @@ class Collate:
             key: torch.from_numpy(values) if isinstance(values, np.ndarray) else values
             for key, values in batch.items()
         }
+
+    def _make_preference_batch(self, rows: Sequence[PreferenceRow]) -> Batch:
+        """Make a batch of preferences with images: the rows of all chosen answers, then the rows of
+        all rejected answers, each with its prompt.
+        """
+        prompts = as_prompts(rows)
+        pixels: Batch = {}
+        if self.vision:
+            prompts, pixels = self.vision.expand(prompts, self.rules)
+        sides = join_answers(rows, prompts, self.rules.max_seq_len)
+        longest = max(side.input_ids.size for side in sides)
+        batch = self._make_decoder_batch(sides, self._choose_width(longest, longest))
+        self.has_seen_a_batch = True
+        # A mask says which tokens are trained.
+        del batch["labels"]
+        if self.vision and self.vision.with_dummy and not pixels:
+            return self.with_dummy_image(batch)
+        return batch | repeat_pixels(pixels)
 
     def with_dummy_image(self, batch: Batch) -> Batch:
         """Return the batch with a blank image in the padding of its shortest row. No token attends

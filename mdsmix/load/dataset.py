@@ -43,6 +43,7 @@ from mdsmix.load.internals import (
     drop_connection,
     state_without_connection,
 )
+from mdsmix.load.preference_batch import make_preference_row
 from mdsmix.load.stored_rows import StoredRow
 from mdsmix.load.training_rows import RowRules, make_named_row
 from mdsmix.messages import flatten_error, plural
@@ -314,6 +315,8 @@ class MixDataset(ShardKeeper):
     sample and its number into a row. The whole ExtraLoader could not be pickled for a spawned
     worker.
     """
+    gives_preferences = False
+    "Whether the streams are preferences with images, whose rows are PreferenceRows."
     bins: int | None = None
     "Packed rows that are made from a batch of samples; None without packing."
     locked: Mapping[str, Any] = {}
@@ -588,12 +591,18 @@ class MixDataset(ShardKeeper):
             log.warning("accept_changed: the checkpoint was written on other data: %s.", changes)
         return saved_lock
 
-    def has_columns(self, names: Collection[str]) -> bool:
-        """Check whether some stream has all of these columns."""
-        return any(set(names) <= set(shard.column_names) for shard in self.shards)
+    def has_columns(self, names: Collection[str], in_all: bool = False) -> bool:
+        """Check whether some stream has all of these columns.
+
+        Args:
+            in_all: check whether all streams have them.
+        """
+        have_columns = [set(names) <= set(shard.column_names) for shard in self.shards]
+        return all(have_columns) if in_all else any(have_columns)
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
-        """Return the row of a sample: a TrainingRow, or what `other_row` returns if it is set.
+        """Return the row of a sample: a TrainingRow, a PreferenceRow if `gives_preferences` is set,
+        or what `other_row` returns if it is set.
 
         Raises Unreachable if the sample's shard is lost or damaged, MixRefused if the sample does
         not fit the settings; both name the shard.
@@ -618,6 +627,8 @@ class MixDataset(ShardKeeper):
 
     def _make_row(self, stored: StoredRow) -> Any:
         """Return the row of a sample. Raises the errors of `get_item`."""
+        if self.gives_preferences:
+            return make_preference_row(stored, self.rules)
         if self.other_row:
             make_row = self.other_row
             return stored.decode(lambda sample: make_row(sample, stored.number))

@@ -31,11 +31,11 @@ from mdsmix.load.collate import Batch, Collate, Packer, find_best_ratio, list_ra
 from mdsmix.load.dataset import CheckedStream, MixDataset, describe_error
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
-from mdsmix.load.vision import open_vision
+from mdsmix.load.vision import open_vision, refuse_packing
 from mdsmix.messages import join_names, plural
 from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
 from mdsmix.mix.epoch.draws import METHODS, Machines, count_delivered
-from mdsmix.shards.token_ids import IMAGE_COLUMNS, PACKED_COLUMNS
+from mdsmix.shards.token_ids import IMAGE_COLUMNS, PACKED_COLUMNS, PREFERENCE_COLUMNS
 
 log = logging.getLogger(__name__)
 LOCAL_IN_USE = (
@@ -177,9 +177,9 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     def add_stream_ids(self) -> None:
         """Add stream ids to batches, from the next pass on (`build_loader(..., stream_ids=True)`).
 
-        Raises RecipeError if the rows are those of a loader of another library.
+        Raises RecipeError if the rows are preferences, or those of a loader of another library.
         """
-        if self.dataset.other_row:
+        if self.dataset.other_row or self.dataset.gives_preferences:
             raise RecipeError(
                 f"stream_ids: a row of the {self.settings.section.name} loader has no labels, so "
                 "losses cannot be counted for each stream: leave stream_ids and the callback of "
@@ -316,14 +316,32 @@ def open_loader(
     collate.vision = vision
     extra_loader = EXTRA_LOADERS.get(section.name)
     if extra_loader:
+        if dataset.has_columns(IMAGE_COLUMNS):
+            raise RecipeError(
+                f"{section.label}: a stream has images, which the {section.name} loader does not "
+                "read, so a model would be trained on a bare placeholder for each image: set "
+                "train_loader.name: mdsmix."
+            )
         batch_rules = make_batch_rules(settings, rules)
         dataset.other_row = partial(extra_loader.row, batch_rules)
         collate.other_batch = partial(extra_loader.batch, batch_rules)
+    elif dataset.has_columns(PREFERENCE_COLUMNS):
+        _refuse_other_rows(dataset, section.label)
+        refuse_packing(settings)
+        dataset.gives_preferences = True
+        collate.has_preferences = True
+        # TRL pads the rows of preferences on the right, whatever the tokenizer says.
+        collate.rules = replace(rules, ids=replace(ids, padding_side="right"))
+        collate.with_sequence_id = False
     # Attention must not cross the documents of a packed row, under any loader's name.
     collate.with_sequence_id |= dataset.has_columns(PACKED_COLUMNS)
 
     dataset.gives_stored_rows = (
-        rules.decoder_only_format and not bins and vision is None and extra_loader is None
+        rules.decoder_only_format
+        and not bins
+        and vision is None
+        and extra_loader is None
+        and not dataset.gives_preferences
     )
 
     # Without workers torch refuses the two keys about workers, which LLM-Foundry passes on.
@@ -499,6 +517,22 @@ def _describe_machines(dataset: MixDataset, drawn: int) -> Machines:
         num_canonical_nodes=dataset.num_canonical_nodes or 0,
         algo=dataset.shuffle_algo if dataset.shuffle else "none",
     )
+
+
+def _refuse_other_rows(dataset: MixDataset, label: str) -> None:
+    """Raise RecipeError if some streams are not preferences with images. Called if a stream has
+    preferences.
+
+    Args:
+        label: the loader's name in the message, such as `train_loader`.
+    """
+    if not dataset.has_columns((*IMAGE_COLUMNS, *PREFERENCE_COLUMNS), in_all=True):
+        raise RecipeError(
+            f"{label}: a stream has preferences, and another one has other rows, or preferences "
+            "without images, and no batch can contain both: train preferences with images in a run "
+            "of their own, and preferences without images with train_loader.name: "
+            "pairwise_preference."
+        )
 
 
 def _refuse_unfilled(dataset: MixDataset, label: str) -> None:

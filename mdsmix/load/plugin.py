@@ -47,6 +47,11 @@ def build_dataloader(*, tokenizer: Any, device_batch_size: int, **section: Any) 
         padding_side=tokenizer.padding_side,
     )
     loader = open_loader(make_settings(loader_section), device_batch_size, ids)
+    if loader.collate_fn.has_preferences:
+        raise RecipeError(
+            "LLM-Foundry has no model that trains preferences with images: read the streams with "
+            "mdsmix.load in a training loop of your own."
+        )
     # Imported by name, since LLM-Foundry is not a dependency of mdsmix.
     registry = import_module("llmfoundry").registry
     make_data_spec = registry.data_specs.get("data_spec")

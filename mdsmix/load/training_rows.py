@@ -126,12 +126,8 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
     if columns == ("tokens",):
         return _make_plain_row(turns[0].response[:end], rules)
     is_pictured = has_images(sample)
-    if is_pictured and rules.image is None:
-        raise MixRefused(
-            "it has images, but the loader has no processor, so its tokens would contain only a "
-            "bare placeholder for each image; set train_loader.dataset.processor to the folder or "
-            "name of the model's processor, or take the stream out of the mix."
-        )
+    if is_pictured:
+        refuse_bare_placeholders(rules)
     # Prompt and response in columns of their own (input_ids and labels) are cut one by one, before
     # EOS is added. Conversations and rows with images are cut as a whole, at the end.
     if not is_pictured and columns != ("turns",):
@@ -141,10 +137,20 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
     if not rules.decoder_only_format:
         return _make_encoder_decoder_row(ended_turns, rules)
     row = _make_decoder_row(ended_turns, rules)
-    _refuse_negative_ids(row.input_ids)
-    if is_pictured and sample["sizes"]:
-        return _add_pictures(row, sample, rules)
+    refuse_negative_ids(row.input_ids)
+    if is_pictured and sample["sizes"]:  # the row is cut later, with the tokens of its images
+        return row._replace(pictures=find_pictures(row.input_ids, sample, rules))
     return cut_row(row, rules)
+
+
+def refuse_bare_placeholders(rules: RowRules) -> None:
+    """Raise MixRefused if the loader has no processor, which a row with images needs."""
+    if rules.image is None:
+        raise MixRefused(
+            "it has images, but the loader has no processor, so its tokens would contain only a "
+            "bare placeholder for each image; set train_loader.dataset.processor to the folder or "
+            "name of the model's processor, or take the stream out of the mix."
+        )
 
 
 def make_named_row(stored: StoredRow, rules: RowRules) -> TrainingRow:
@@ -159,16 +165,19 @@ def make_named_row(stored: StoredRow, rules: RowRules) -> TrainingRow:
     return row
 
 
-def _add_pictures(row: TrainingRow, sample: Sample, rules: RowRules) -> TrainingRow:
-    """Add the images of a sample to its row, which is cut later, with their tokens."""
-    spots = np.flatnonzero(row.input_ids == rules.image)
+def find_pictures(ids: Tokens, sample: Sample, rules: RowRules) -> RowImages:
+    """Return the images of a sample, with the position of each in the row's token ids.
+
+    Raises MixRefused if there are more or fewer images than image tokens.
+    """
+    spots = np.flatnonzero(ids == rules.image)
     if not len(spots) == len(sample["sizes"]) == len(sample["images"]):
         raise MixRefused(
             f"it has {len(sample['images'])} images, but {len(spots)} tokens with the id "
             f"{rules.image}, the processor's placeholder for an image; set "
             "train_loader.dataset.processor to the processor that the stream was converted for."
         )
-    return row._replace(pictures=RowImages(sample["images"], sample["sizes"], spots))
+    return RowImages(sample["images"], sample["sizes"], spots)
 
 
 def cut_row(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
@@ -192,7 +201,7 @@ def cut_row(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
     )
 
 
-def _refuse_negative_ids(input_ids: Tokens) -> None:
+def refuse_negative_ids(input_ids: Tokens) -> None:
     """Raise MixRefused if an id is negative, such as -100."""
     if input_ids.size and input_ids.min() < 0:
         raise MixRefused(
@@ -230,7 +239,7 @@ def _make_plain_row(tokens: Tokens, rules: RowRules) -> TrainingRow:
     """Make a pretraining row: every token is a label, except the tokenizer's own padding token, as
     in LLM-Foundry. Separators divide it into documents.
     """
-    _refuse_negative_ids(tokens)
+    refuse_negative_ids(tokens)
     labels = tokens
     documents = None
     if rules.ids.pad is not None:
@@ -276,8 +285,8 @@ def _make_encoder_decoder_row(turns: Sequence[Turn], rules: RowRules) -> Trainin
     """
     *earlier_turns, last_turn = turns
     context = np.concatenate([*chain(*earlier_turns), last_turn.prompt])
-    _refuse_negative_ids(context)
-    _refuse_negative_ids(last_turn.response)
+    refuse_negative_ids(context)
+    refuse_negative_ids(last_turn.response)
     return TrainingRow(
         _cut_before_eos(context, rules),
         _cut_before_eos(last_turn.response, rules),

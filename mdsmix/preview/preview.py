@@ -19,6 +19,7 @@ from mdsmix.preview.epoch_windows import Preview, cut_into_windows, sample_token
 from mdsmix.preview.options import PreviewOptions
 from mdsmix.preview.shard_reader import ShardReader, find_mix_images
 from mdsmix.preview.step_rows import Loaders, draws_of_rank
+from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, find_id_columns
 
 
 def preview(mix: Mix, options: PreviewOptions) -> Preview:
@@ -37,6 +38,12 @@ def preview(mix: Mix, options: PreviewOptions) -> Preview:
             "`mdsmix preview` shows rows of LLM-Foundry's and mdsmix's loaders, but train_loader "
             f"has name: {other.name}, the loader of {other.whose}. Use `mdsmix inspect` to see the "
             "samples of its streams, or mdsmix.load to see its batches."
+        )
+    if any(find_id_columns(stream.columns) == PREFERENCE_COLUMNS for stream in mix.train.streams):
+        raise RecipeError(
+            "`mdsmix preview` shows rows of one sequence, but the streams are preferences, which "
+            "have two answers. Use `mdsmix inspect` to see their samples, or mdsmix.load to see "
+            "the batches."
         )
     loaders = _loaders(mix, options)
     with warnings.catch_warnings():

@@ -1,4 +1,5 @@
-"""Reads the images of conversations, and puts an image part into a message for each of them.
+"""Reads the images of conversations, and puts an image part into a message for each of them. The
+images of a preference belong to its prompt, which both conversations of the preference have.
 
 People write an image in four ways:
 
@@ -27,7 +28,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 import orjson
 
-from mdsmix.record import Conversation, RecordRefused, RichConversation
+from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
 from mdsmix.schema import shorten_value
 from mdsmix.shapes.content_parts import PART_MARKS, TEXTS, has_part_marks, join_parts
 from mdsmix.shapes.fields import parse_field
@@ -43,6 +44,11 @@ PLACEHOLDER_REASONS = {
     ),
 }
 "Reason codes of a shape with images -> their explanations."
+ANSWER_REASONS = {
+    "image_in_answer": "An answer of the preference has an image; only the prompt may have images.",
+    "images_differ": "The two answers of the preference belong to different images.",
+}
+"Further reason codes of a shape of preferences with images -> their explanations."
 
 Image = str | bytes
 PLACEHOLDER = "<image>"
@@ -53,6 +59,12 @@ MARK = "\0image\0"
 """Marks the place of an image while a record with image parts is read. It is another string than
 `<image>`, which may be plain text in such a record.
 """
+ANSWERS = ("chosen", "rejected")
+"Keys of `source:` for the answers of a preference, and fields of `Preference`."
+PROMPTS = ("prompt", "conversations")
+"Keys of `source:` for the messages before the answers of a preference."
+REJECTED_IMAGES = "rejected_images"
+"ms-swift's field with images of the rejected answer, in place of the images of the chosen answer."
 FIELDS = ("images", "image")
 """Fields of a record that may contain its images, if the recipe does not name a field. Only the
 first one with a value is read.
@@ -82,8 +94,8 @@ _FROM_URL_ALPHABET = str.maketrans("-_", "+/")
 
 
 def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
-    """Return a copy of a shape of conversations (the way in which records are written) whose
-    `parse` reads images too.
+    """Return a copy of a shape of conversations or preferences (the way in which records are
+    written) whose `parse` reads images too.
 
     Args:
         shape: the shape, which reads the texts.
@@ -93,6 +105,12 @@ def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
     """
     names = tuple(fields) or FIELDS
     parse: Callable[[RawRecord], Any] = partial(_parse, shape, names)
+    reasons = {**shape.reasons, **PLACEHOLDER_REASONS}
+    extras = shape.extras
+    if shape.gives is not Conversation:
+        parse = partial(_parse_preference, shape, names)
+        reasons |= ANSWER_REASONS
+        extras = (*extras, REJECTED_IMAGES)
     if shape.has_images == "inside":  # the images are inside the texts, where the shape reads them
         parse = shape.parse
     return replace(
@@ -100,7 +118,8 @@ def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
         parse=parse,
         plain=None,  # `plain` reads many records at once, but no images
         image_fields=names,
-        reasons={**shape.reasons, **PLACEHOLDER_REASONS},
+        extras=extras,
+        reasons=reasons,
     )
 
 
@@ -136,12 +155,87 @@ def _parse(shape: Shape, names: Sequence[str], raw: RawRecord) -> Conversation:
     return place_images(conversation, images, mark)
 
 
+def _parse_preference(shape: Shape, names: Sequence[str], raw: RawRecord) -> Any:
+    """Read a record as a preference whose prompt has images.
+
+    Raises RecordRefused if an answer has images (image_in_answer), or the two answers belong to
+    different images (images_differ).
+
+    Args:
+        shape: reads the text of the record, as a preference of two conversations.
+        names: the record's fields with images, such as `images`.
+        raw: the record.
+    """
+    if raw.record.get(REJECTED_IMAGES) not in NOTHING:
+        raise RecordRefused("images_differ")
+    field_images = list[Image]()
+    for value in _find_field_values(raw.record, names):
+        field_images += read_images(value)
+    # Replace the image parts in all messages with marks, and collect these parts by key.
+    parts = dict[str, list[Any]]()
+    flattened = dict[str, Any]()  # field -> its message or messages with marks
+    for key in (*PROMPTS, *ANSWERS):
+        parts[key] = []
+        value = raw.value(key)
+        if isinstance(value, dict):
+            flattened[raw.fields[key]] = _flatten_message(value, parts[key])
+        elif isinstance(value, list):
+            messages = [_flatten_message(message, parts[key]) for message in value]
+            flattened[raw.fields[key]] = messages
+    has_parts = any(parts.values())
+    mark = MARK if has_parts else PLACEHOLDER
+    # Read the texts with the shape, then put the images in place of the marks.
+    preference = shape.parse(raw._replace(record={**raw.record, **flattened}))
+    halves = list[Conversation]()
+    for key in ANSWERS:
+        half: Conversation = getattr(preference, key)
+        count = _count_marks(half.messages, mark)
+        if not count and shape.images_first:
+            half = _prepend_marks(half, mark * len(field_images))
+        if _count_marks(half.messages[-1:], mark):
+            raise RecordRefused("image_in_answer")
+        images = field_images
+        if has_parts:
+            images = [*_read_part_images(_parts_of_half(parts, key, count), field_images)]
+        halves.append(place_images(half, images, mark))
+    chosen, rejected = halves
+    if chosen.images != rejected.images:
+        raise RecordRefused("images_differ")
+    return preference._replace(chosen=chosen, rejected=rejected)
+
+
+def _count_marks(messages: Sequence[Message], mark: str) -> int:
+    """Return how many marks (places of images) the texts of these messages have."""
+    return sum((message.get("content") or "").count(mark) for message in messages)
+
+
+def _parts_of_half(parts: Mapping[str, list[Any]], key: str, count: int) -> list[Any]:
+    """Return the image parts of one conversation of a preference, in order.
+
+    Raises RecordRefused (image_count) if no part of the record has as many.
+
+    Args:
+        parts: key of `source:` -> the image parts of this field.
+        key: `chosen` or `rejected`, the answer of the conversation.
+        count: how many images the messages of the conversation have.
+    """
+    prompt = [part for prompt_key in PROMPTS for part in parts[prompt_key]]
+    # The answer stands alone; its messages begin with the prompt; or the prompt is in the messages
+    # of the chosen answer, as in ms-swift.
+    for candidate in ([*prompt, *parts[key]], parts[key], parts["chosen"]):
+        if len(candidate) == count:
+            return candidate
+    raise RecordRefused("image_count", placeholders=count, images=len(prompt) + len(parts[key]))
+
+
 def _prepend_marks(conversation: Conversation, marks: str) -> Conversation:
     """Return the conversation with these placeholders of images, such as `<image><image>`, before
     the text of its first question.
     """
     messages = [*conversation.messages]
     roles = [message["role"] for message in messages]
+    if "user" not in roles:  # `place_images` refuses the record if it has images
+        return conversation
     first = roles.index("user")
     messages[first] = messages[first] | {"content": marks + messages[first]["content"]}
     return conversation._replace(messages=messages)

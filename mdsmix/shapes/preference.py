@@ -56,6 +56,19 @@ class Preference(NamedTuple):
     rewards: tuple[float, ...] = ()
     "The rewards of the chosen and of the rejected answer; empty if the record has no rewards."
 
+    @property
+    def images(self) -> Sequence[Any]:
+        """The images of the prompt, which both conversations have; empty for two pairs."""
+        return self.chosen.images if isinstance(self.chosen, Conversation) else ()
+
+    def with_images(self, images: Sequence[Any]) -> Preference:
+        """Return the preference with other images in place of its own."""
+        chosen, rejected = (
+            half.with_images(images) if isinstance(half, Conversation) else half
+            for half in (self.chosen, self.rejected)
+        )
+        return Preference(chosen, rejected, self.rewards)
+
 
 def parse_preference(raw: RawRecord) -> Preference:
     """Read a record with the fields `chosen`, `rejected` and perhaps `prompt`. Answers that are
@@ -338,6 +351,7 @@ PREFERENCE_OPENAI = Shape(
         "rejected": ("rejected_response", "rejected_messages"),
     },
     guess=lambda *_: [{"nulls": "drop"}],
+    images_first=True,
     reasons=OPENAI.reasons,
     parse=with_extras(parse_preference_openai),
 )

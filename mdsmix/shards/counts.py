@@ -148,6 +148,7 @@ class Totals(Counts):
     cut_tokens: int = 0
     "Tokens that the loader truncates from the `cut_rows` samples; no model is trained on them."
     images: int = 0
+    "The images of the samples. An image of a preference counts twice, once for each answer."
     image_bytes: int = 0
     "Bytes of all images, as stored."
     image_tokens: int = 0

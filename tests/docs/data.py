@@ -78,6 +78,17 @@ def seeing_model() -> dict[str, Any]:
     return {"model": make_tiny_model(len(seeing.tokenizer), seeing)}
 
 
+def seeing_preferences() -> None:
+    """Preferences on the drawings of `seeing_model`, as TRL writes them."""
+    records = []
+    for number, name in enumerate(["0.jpg", "1.png", "2.webp", "3.jpg"]):
+        prompt = [{"role": "user", "content": "What is it?"}]
+        answers = {"chosen": "A drawing.", "rejected": "No idea. " * (1 + number)}
+        sides = {key: [{"role": "assistant", "content": text}] for key, text in answers.items()}
+        records.append({"images": [name], "prompt": prompt, **sides})
+    _write("likes.jsonl", records)
+
+
 def chats() -> None:
     """600 conversations with an id each."""
     records = map(orjson.loads, _corpus_lines("chat"))

@@ -21,7 +21,14 @@ from mdsmix.kinds.kind_table import EXTRA_LOADERS
 from mdsmix.mix.epoch.stream_counts import TOKEN_COLUMNS, read_head_turns
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.shards.shard_samples import Sample
-from mdsmix.shards.token_ids import IGNORED_LABEL, PACKED_COLUMNS, decode_turns, has_images
+from mdsmix.shards.token_ids import (
+    IGNORED_LABEL,
+    IMAGE_COLUMNS,
+    PACKED_COLUMNS,
+    PREFERENCE_COLUMNS,
+    decode_turns,
+    has_images,
+)
 
 CHECKS = CheckList()
 
@@ -36,6 +43,7 @@ class SampleLayout(NamedTuple):
     "A stream has this layout if it has all of these columns."
 
 
+IMAGE_PREFERENCES = "preferences with images"
 SAMPLE_LAYOUTS: dict[str, tuple[SampleLayout, ...]] = {
     "text": (SampleLayout("text", {"text"}), SampleLayout("tokens", {"tokens"})),
     "finetuning": (
@@ -50,6 +58,7 @@ SAMPLE_LAYOUTS: dict[str, tuple[SampleLayout, ...]] = {
         SampleLayout("input_ids", {"input_ids", "labels"}),
         SampleLayout("tokens", {"tokens"}),
         SampleLayout("packed", set(PACKED_COLUMNS)),
+        SampleLayout(IMAGE_PREFERENCES, {*IMAGE_COLUMNS, *PREFERENCE_COLUMNS}),
     ),
 }
 "Name of a loader -> the layouts that the loader reads, in the order in which it tries them."
@@ -168,14 +177,17 @@ def text_and_tokens(mix: Mix, loader: Loader) -> Findings:
     "built, and fails in mid-training.",
 )
 def columns_unlike(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find streams whose columns differ from those of the loader's first stream. Only loaders of
-    other libraries (`EXTRA_LOADERS`, such as preference loaders) are checked: their streams may
-    have columns in addition to those that they need, and all columns get into the batch.
+    """Find streams whose columns differ from those of the loader's first stream. Only two sorts of
+    loaders are checked. Loaders of other libraries (`EXTRA_LOADERS`, such as preference loaders)
+    read streams that may have columns in addition to those that they need, and all columns get into
+    the batch. A batch of mdsmix's loader has either preferences or other rows.
     """
     first = loader.streams[0]
     name = loader.name
-    are_read = name in EXTRA_LOADERS and find_layout(first, name) and find_layout(stream, name)
-    if are_read and first.columns.keys() != stream.columns.keys():
+    layouts = [find_layout(each, name) for each in (first, stream)]
+    if name not in EXTRA_LOADERS and IMAGE_PREFERENCES not in layouts:
+        return
+    if all(layouts) and first.columns.keys() != stream.columns.keys():
         yield Finding(
             f"the stream {first.name} has the columns {', '.join(sorted(first.columns))}, and the "
             f"columns of {{streams}} are {', '.join(sorted(stream.columns))}.",
@@ -213,7 +225,7 @@ def columns_exact(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 )
 def columns_encoding(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find columns in an encoding of MDS that the loader cannot decode."""
-    if loader.name in EXTRA_LOADERS:
+    if loader.name in EXTRA_LOADERS or find_layout(stream, loader.name) == IMAGE_PREFERENCES:
         return  # `find_layout` compares their encodings, and columns-loader reports a wrong one
     for column, encoding in stream.columns.items():
         if not re.fullmatch(ENCODINGS.get(column, ".*"), encoding):

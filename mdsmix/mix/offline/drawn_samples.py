@@ -407,10 +407,11 @@ def _count_images(
         tokens_by_size = count_image_tokens(processor, chain.from_iterable(sizes_by_sample))
         for number, sizes in enumerate(sizes_by_sample):
             tokens[number] = sum(int(tokens_by_size[size]) for size in sizes)
+    seen = kind_of(manifest.encoding).image_copies if manifest else 1
     # The cell of a sample's images begins with 8 bytes, and 4 bytes for each image, that are not
     # image data.
     return Totals(
-        images=int(counts @ copies),
+        images=int(counts @ copies) * seen,
         image_bytes=int((columns["images"].lengths - 8 - 4 * counts) @ copies),
-        image_tokens=int(tokens @ copies),
+        image_tokens=int(tokens @ copies) * seen,
     )

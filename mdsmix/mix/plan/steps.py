@@ -14,6 +14,7 @@ from mdsmix.mix.epoch.draws import METHODS, Machines, count_per_device, get_batc
 from mdsmix.mix.epoch.figures import StreamInEpoch
 from mdsmix.mix.epoch.stream_counts import estimate_lengths, fixed_row_length, mean_longest_row
 from mdsmix.mix.streams.mix import Loader
+from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, find_id_columns
 from mdsmix.table import UNKNOWN, Estimate, is_known, mark_estimate
 
 
@@ -235,6 +236,13 @@ def _find_padding(
         # An encoder-decoder reads a context and a target.
         phrase = f"context and target padded to {plural(limit, 'token')} each"
         return RowPadding(2 * limit, phrase)
+    first = loader.streams[0]
+    if loader.is_mdsmix and find_id_columns(first.columns) == PREFERENCE_COLUMNS:
+        # Preferences with images: each answer is a row of its own, with the prompt before it.
+        is_trimmed = bool(dataset.get("pad_to_longest") or dataset.get("allow_pad_trimming"))
+        most = "at most " if is_trimmed else ""
+        phrase = f"both answers, each with the prompt, padded to {most}{plural(limit, 'token')}"
+        return RowPadding(mark_estimate(2 * limit, is_exact=not is_trimmed), phrase)
     # LLM-Foundry trims padding to a multiple of 8 tokens.
     multiple = 8 if dataset.get("allow_pad_trimming") else 1
     extra_loader = EXTRA_LOADERS.get(loader.name)
