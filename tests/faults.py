@@ -180,6 +180,8 @@ class Proxy:
             raise Broken
         if fault == "a login page":
             return _send(client, request, 200, b"<html><p>Please log in", "text/html")
+        if fault == "another answer":
+            return _send(client, request, 200, b'{"kind": "another"}', "application/json")
         status = re.fullmatch(r"(\d{3}) ?(\w*)", fault)
         if status:
             code = status[2] or CODES.get(status[1], "")

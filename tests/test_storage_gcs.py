@@ -18,7 +18,7 @@ from google.auth.exceptions import RefreshError, TransportError
 from urllib3.exceptions import ProtocolError
 
 from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
-from mdsmix.storage import Location, Stat, gcs, gcs_client, locate, retries
+from mdsmix.storage import Location, Stat, gcs, gcs_client, locate, retries, store_addresses
 from mdsmix.storage.gcs_client import Session, stat_from
 from mdsmix.storage.gcs_reader import Body
 from tests.clock import Clock
@@ -268,6 +268,14 @@ def test_wrong_credentials_and_addresses_are_explained(
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
         with pytest.raises(Unreachable, match=words):
             locate("gs://b/x").read()
+
+
+def test_other_nodes_get_addresses_and_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"STORAGE_EMULATOR_HOST": "http://x:1", "GOOGLE_CLOUD_QUOTA_PROJECT": "payer"}
+    for name, value in {**values, "GOOGLE_APPLICATION_CREDENTIALS": "/secret.json"}.items():
+        monkeypatch.setenv(name, value)
+    assert values.items() <= store_addresses().items()
+    assert "GOOGLE_APPLICATION_CREDENTIALS" not in store_addresses()
 
 
 def test_without_credentials_a_refusal_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

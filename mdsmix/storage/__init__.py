@@ -3,7 +3,7 @@ hub: `locate("s3://bucket/key")`.
 
 Nothing else in mdsmix opens a file of a stream or of a source. Operations that a disk or a store
 lacks (append, rename, lock) are not offered, so code on top works on both. Data sets of
-the hub are only read. The packages of the stores take 0.3 s to 0.5 s to import, so they are
+the hub are only read. The packages of the stores take 0.2 s to 0.5 s to import, so they are
 imported only at the first request to a bucket.
 """
 

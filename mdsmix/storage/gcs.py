@@ -31,7 +31,7 @@ from mdsmix.storage.gcs_client import (
     refuse_missing_bucket,
     stat_from,
 )
-from mdsmix.storage.gcs_errors import ENDPOINT_VARIABLES, GOOGLE, shown_endpoint
+from mdsmix.storage.gcs_errors import ENDPOINT_VARIABLES, GOOGLE, NotOfGoogle, shown_endpoint
 from mdsmix.storage.gcs_reader import open_object, read_object
 from mdsmix.storage.location import (
     NO_LIMIT,
@@ -45,7 +45,7 @@ from mdsmix.storage.location import (
 from mdsmix.storage.object_reader import make_version_reader
 from mdsmix.storage.threads import map_threads
 
-_LISTED = f"items({FIELDS}),prefixes,nextPageToken"
+_LISTED = f"kind,items({FIELDS}),prefixes,nextPageToken"
 "The fields of a listing that are asked for."
 _keeps: dict[tuple[str, str], bool] = {}
 """(endpoint, bucket) -> whether an emulator respects conditions; a forked worker inherits this from
@@ -256,7 +256,10 @@ class GCSPath(Location):
 
 def _list_page(bucket: str, parameters: Parameters, session: Session) -> Answer:
     path = objects_path(bucket)
-    return refuse_missing_bucket(lambda: session.ask("GET", path, parameters))
+    page = refuse_missing_bucket(lambda: session.ask("GET", path, parameters))
+    if page.get("kind") != "storage#objects":  # an empty page has nothing else
+        raise NotOfGoogle
+    return page
 
 
 def _rewrite(path: str, parameters: Parameters, session: Session) -> Answer:

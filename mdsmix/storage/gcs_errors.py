@@ -73,8 +73,10 @@ _SENTENCES = {
     "Broken": f"the connection broke in the middle; {_AGAIN}",
     "ProtocolError": f"the connection broke in the middle; {_AGAIN}",
     "ChunkedEncodingError": f"the connection broke in the middle; {_AGAIN}",
-    "JSONDecodeError": "the store's answer was cut off, or is not an answer of Google Cloud "
-    f"Storage; {_AGAIN}",
+    **dict.fromkeys(
+        ("JSONDecodeError", "NotOfGoogle"),
+        f"the store's answer was cut off, or is not an answer of Google Cloud Storage; {_AGAIN}",
+    ),
     "InvalidSchema": _NOT_AN_ADDRESS,
     "MissingSchema": _NOT_AN_ADDRESS,
     "InvalidURL": _NOT_AN_ADDRESS,
@@ -111,6 +113,10 @@ class Refused(Exception):
         self.reason = reason
 
 
+class NotOfGoogle(Exception):
+    """The answer lacks what an answer of Google Cloud Storage has. It may be a login page."""
+
+
 class Broken(Exception):
     """The body of an answer ended before its announced length."""
 
@@ -128,7 +134,7 @@ def error_classes() -> tuple[type[Exception], ...]:
     from google.auth.exceptions import GoogleAuthError
     from urllib3.exceptions import HTTPError
 
-    return Refused, Broken, Damaged, GoogleAuthError, OSError, HTTPError
+    return Refused, NotOfGoogle, Broken, Damaged, GoogleAuthError, OSError, HTTPError
 
 
 def is_answer(error: Exception) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage.gcs_client import Session, answer_unless, ask
-from mdsmix.storage.gcs_errors import Broken, Damaged, Refused, shown_endpoint
+from mdsmix.storage.gcs_errors import Broken, Damaged, NotOfGoogle, Refused
 from mdsmix.storage.location import CHANGED, Stat
 from mdsmix.storage.object_reader import ObjectReader, OpenedBody
 
@@ -151,12 +151,9 @@ def _take_body(answer: Any, is_whole: bool) -> OpenedBody:
 
 
 def _header(answer: Any, name: str) -> str:
-    """Return a header of an answer. Raises Unreachable if it is missing."""
+    """Return a header of an answer. Raises NotOfGoogle if it is missing."""
     value = answer.headers.get(name)
     if not value:
         answer.close()
-        raise Unreachable(
-            f"the store at {shown_endpoint()} answers without {name}, so mdsmix cannot see whether "
-            "an object was changed or is still in use: use another store, or another emulator."
-        )
+        raise NotOfGoogle
     return str(value)

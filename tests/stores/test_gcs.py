@@ -18,7 +18,7 @@ from urllib3.connection import HTTPConnection
 
 from mdsmix.errors import Unreachable
 from mdsmix.shards.index import read_index
-from mdsmix.storage import Location, gcs_client, map_in_batches
+from mdsmix.storage import Location, gcs_client, map_in_batches, retries
 from mdsmix.storage.threads import THREADS
 from tests.converting import Project, read_token_rows, run_ok
 from tests.counting import count_requests
@@ -155,6 +155,25 @@ def test_an_object_that_marks_a_folder_is_no_file(root: Location, store: Store) 
     assert [name for name, _ in (root / "folder").list()] == ["x"]
     assert [name for name, _ in root.list(recursive=True)] == ["folder/x"]
     assert root.entries() == ({}, {"folder"})
+
+
+def test_an_answer_of_another_server_is_an_error(
+    root: Location, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login page, and objects and headers that lack what Google sends."""
+    file = root / "x"
+    file.write(b"1")
+    for fault in ("a login page", "another answer"):
+        for call in (file.stat, file.fetch, file.read, root.entries, lambda: file.write(b"1")):
+            proxy.rules = [Rule(fault)]
+            call()
+            assert not proxy.rules[0].times, "the last answer of a server that went"
+    monkeypatch.setattr(retries, "_LATER_SECONDS", 0.1)
+    for fault in ("a login page", "another answer"):
+        for call in (file.stat, file.fetch, file.read, root.entries, lambda: file.write(b"1")):
+            proxy.rules = [Rule(fault, times=999)]
+            with pytest.raises(Unreachable, match="is not an answer of Google Cloud Storage; run"):
+                call()
 
 
 def test_a_refused_token_is_one_sentence(root: Location, proxy: Proxy) -> None:
