@@ -281,7 +281,12 @@ ERRORS: list[tuple[Exception, type[Unreachable], bool, str]] = [
         "the container does not exist; create",
     ),
     (AzureError("BlobNotFound", 404), Unreachable, False, "there is no such blob; check the path"),
-    (AzureError("AuthenticationFailed", 403), Unreachable, False, "the account's key is wrong, or"),
+    (
+        AzureError("AuthenticationFailed", 403),
+        Unreachable,
+        False,
+        "the account's key or the shared access signature is wrong",
+    ),
     (
         AzureError("AuthorizationPermissionMismatch", 403),
         Denied,

@@ -20,8 +20,8 @@ _ROLE = (
     "Data Reader if they only read)"
 )
 _WRONG_KEY = (
-    f"the account's key is wrong, or this machine's clock is off by 15 minutes; correct {_KEY} or "
-    "the clock"
+    "the account's key or the shared access signature is wrong or has expired, or this machine's "
+    f"clock is off by 15 minutes; correct {_KEY}, the signature or the clock"
 )
 _TOKEN = "the token of the login is not valid, or has expired; log in again with `az login`"
 

@@ -6,10 +6,18 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from azure.storage.blob import BlobServiceClient, ContainerClient
+from azure.storage.blob import (
+    AccountSasPermissions,
+    BlobServiceClient,
+    ContainerClient,
+    PublicAccess,
+    ResourceTypes,
+    generate_account_sas,
+)
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location, azure, azure_client, locate, retries
@@ -142,6 +150,37 @@ def test_a_refusal_is_a_sentence_without_keys(
         message = str(refusal.value)
         assert expected in message
         assert not [word for word in (azurite.KEY, "V1JPTkctS0VZ") if word in message]
+
+
+def test_a_shared_access_signature_and_no_credentials_at_all(
+    folder: Location, proxy: Proxy, container: ContainerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signature is a part of each URL. A public container can only be read."""
+    sas = generate_account_sas(
+        azurite.ACCOUNT,
+        azurite.KEY,
+        ResourceTypes(container=True, object=True),
+        AccountSasPermissions(read=True, write=True, delete=True, list=True),
+        expiry=datetime.now(timezone.utc) + timedelta(days=1),
+    )
+    address = f"AccountName={azurite.ACCOUNT};BlobEndpoint={proxy.endpoint}/{azurite.ACCOUNT}"
+    monkeypatch.setenv(azurite.VARIABLE, f"{address};SharedAccessSignature=?{sas}")
+    (folder / "a b").write(b"12345")
+    (folder / "a b").copy_to(folder / "c")
+    assert (folder / "c").read(1, 2) == b"23"
+    assert [name for name, _ in folder.list()] == ["a b", "c"]
+    (folder / "c").delete()
+    assert not [r for r in proxy.requests if "authorization" in r.headers]
+
+    monkeypatch.setenv(azurite.VARIABLE, address)
+    with pytest.raises(Unreachable, match="access denied"):
+        (folder / "a b").read()
+    container.set_container_access_policy({}, public_access=PublicAccess.CONTAINER)
+    assert (folder / "a b").read() == b"12345"
+    assert [name for name, _ in folder.list()] == ["a b"]
+    with pytest.raises(Unreachable, match="access denied"):
+        (folder / "a b").write(b"6")
+    assert folder.describe_access().endswith(f"credentials from {azurite.VARIABLE}, which has none")
 
 
 def test_an_answer_that_is_not_azures_is_an_error(
