@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import io
+from datetime import datetime, timezone
 from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from requests.exceptions import ConnectionError, ConnectTimeout, InvalidURL, SSL
 from urllib3.exceptions import NewConnectionError
 
 from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
-from mdsmix.storage import azure_account, azure_client, locate, retries
+from mdsmix.storage import Stat, azure_account, azure_client, locate, retries
 from mdsmix.storage.azure import _copy
 from mdsmix.storage.azure_account import Account, Signer, find_account
 from mdsmix.storage.azure_client import BlobBody
@@ -377,6 +378,29 @@ def test_bytes_that_are_missing_or_damaged_are_an_error(headers: dict[str, str],
     with pytest.raises(AzureError) as error:
         read()
     assert error.value.code == code
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"ETag": ""},
+        {"Last-Modified": ""},
+        {"Last-Modified": "today"},
+        {"Content-Length": "many"},
+    ],
+)
+def test_an_answer_without_version_time_or_size_is_refused(changed: dict[str, str]) -> None:
+    """A proxy may weaken the ETag."""
+    headers = {
+        "ETag": 'W/"0x1"',
+        "Last-Modified": "Sun, 29 Nov 2026 19:02:09 GMT",
+        "Content-Length": "5",
+    }
+    stat = azure_client.stat_from(headers)
+    when = datetime(2026, 11, 29, 19, 2, 9, tzinfo=timezone.utc).timestamp()
+    assert (stat, stat.modified) == (Stat(5, "0x1"), when)
+    with pytest.raises(Unreachable, match="answers without a time, an ETag or a size"):
+        azure_client.stat_from(headers | changed)
 
 
 PAGES = (

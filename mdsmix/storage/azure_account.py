@@ -111,7 +111,8 @@ def _parse_connection_string(text: str) -> Account:
     pairs = [part.partition("=") for part in text.strip().strip(";").split(";")]
     settings = {name.strip().lower(): value.strip() for name, _, value in pairs}
     endpoint = settings.get("blobendpoint", "").rstrip("/")
-    name = settings.get("accountname") or (urlsplit(endpoint).hostname or "").partition(".")[0]
+    host = re.match(r"https?://([^./:]+)", endpoint)
+    name = settings.get("accountname") or (host[1] if host else "")
     if not name:
         raise Unreachable(
             f"{CONNECTION_VARIABLE} names no account: it looks like "

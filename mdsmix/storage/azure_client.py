@@ -12,8 +12,9 @@ import base64
 import hashlib
 import os
 import threading
+from calendar import timegm
 from collections.abc import Callable, Collection, Mapping
-from email.utils import parsedate_to_datetime
+from email.utils import parsedate
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
@@ -245,23 +246,21 @@ def to_base64(digest: bytes) -> str:
 
 
 def stat_from(headers: Headers) -> Stat:
-    """Return the Stat of a blob from the headers of an answer about it.
+    """Return the Stat of a blob from the headers of an answer about it. The answer to a write has
+    no size: it is 0.
 
-    Raises Unreachable if the answer has no time or no ETag: it is not Azure's.
+    Raises Unreachable if the answer has no time or no ETag, or no valid ones: it is not Azure's.
     """
-    modified = headers.get("Last-Modified")
+    modified = parsedate(headers.get("Last-Modified", ""))
     stamp = stamp_from(headers)
-    if not modified or not stamp:
-        missing = "an ETag" if modified else "Last-Modified"
+    size = headers.get("Content-Length", "0")
+    if not modified or not stamp or not size.isdecimal():
         raise Unreachable(
-            f"the store answers without {missing}, so mdsmix cannot see whether a blob was "
-            f"changed or is still in use: what answers is not Azure; check {CONNECTION_VARIABLE} "
-            "and the proxy"
+            "the store answers without a time, an ETag or a size of the blob, so mdsmix cannot see "
+            "whether it was changed or is still in use: what answers is not Azure; check "
+            f"{CONNECTION_VARIABLE} and the proxy"
         )
-    # The answer to a GET of a range names the size of the whole blob at the end of this header.
-    _, _, whole = headers.get("Content-Range", "").rpartition("/")
-    size = int(whole or headers.get("Content-Length", "0"))
-    return Stat(size, stamp, parsedate_to_datetime(modified).timestamp())
+    return Stat(int(size), stamp, timegm(modified))
 
 
 def stamp_from(headers: Headers) -> str:
