@@ -19,13 +19,17 @@ from mdsmix.shapes.prompt import ANSWER
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import PROMPT_COLUMNS, decode_prompt
 
+VALUE = "vstar"
+"""The column with the expected reward of a prompt, a number. ComposeRL's A*PO reads it, and streams
+of mdsmix do not have it.
+"""
 MAX_GEN_LEN = "max_gen_len"
 "The key of `dataset` with the tokens that the model may write after a prompt."
 
 
 def make_row(rules: BatchRules, sample: Sample, number: int) -> dict[str, Any]:
     """Return a stored sample in the form that `make_batch` takes: `{"prompt_id": 7, "prompt": ids}`
-    and, if the sample has one, its `verified_answer`.
+    and, if the sample has them, its `verified_answer` and `vstar`.
 
     Raises MixRefused if the prompt leaves less than max_gen_len tokens for the answer.
 
@@ -44,14 +48,17 @@ def make_row(rules: BatchRules, sample: Sample, number: int) -> dict[str, Any]:
             "out."
         )
     row = {"prompt_id": number, "prompt": prompt}
-    # ComposeRL treats an empty answer as none.
-    return row | {ANSWER: sample[ANSWER]} if sample.get(ANSWER) else row
+    if sample.get(ANSWER):  # ComposeRL treats an empty answer as none
+        row[ANSWER] = sample[ANSWER]
+    if VALUE in sample:
+        row[VALUE] = sample[VALUE]
+    return row
 
 
 def make_batch(rules: BatchRules, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the batch of rows as ComposeRL's collator makes it.
 
-    Raises MixRefused if only some rows have a verified answer.
+    Raises MixRefused if only some rows have a verified answer, or a `vstar`.
 
     Args:
         rules: prompts are padded with their padding token, on their side.
@@ -62,12 +69,13 @@ def make_batch(rules: BatchRules, rows: Sequence[Mapping[str, Any]]) -> dict[str
         prompt: int64 [rows, tokens of the longest prompt].
         prompt_len: int64 [rows].
         verified_answer: a list of strings, if the rows have answers.
+        vstar: float32 [rows], if the rows have it.
         prompt_attention_mask: bool, as `prompt`: false at every token equal to the padding token.
     """
     if any(row.keys() != rows[0].keys() for row in rows):
         raise MixRefused(
-            "a batch contains prompts with a verified answer and prompts without: convert all "
-            f"streams of the run with source.{ANSWER}, or all streams without it."
+            f"a batch contains prompts with {ANSWER} or {VALUE}, and prompts without: give all "
+            f"streams of the run the same columns, with source.{ANSWER} or without it."
         )
     lengths = np.array([len(row["prompt"]) for row in rows], np.int64)
     longest = int(lengths.max())
@@ -83,6 +91,8 @@ def make_batch(rules: BatchRules, rows: Sequence[Mapping[str, Any]]) -> dict[str
     }
     if ANSWER in rows[0]:
         batch[ANSWER] = [row[ANSWER] for row in rows]
+    if VALUE in rows[0]:
+        batch[VALUE] = np.array([row[VALUE] for row in rows], np.float32)
     return batch
 
 

@@ -35,6 +35,7 @@ UTILS = "compose_rl.utils"
 MAX_SEQ_LEN = 24
 MAX_GEN_LEN = 10
 ANSWER = "verified_answer"
+VALUE = "vstar"
 EOS_ID = 0
 
 Row = dict[str, Any]
@@ -46,6 +47,8 @@ class Case(NamedTuple):
     has_answers: bool
     padding_side: str
     pads_with_eos: bool
+    has_values: bool = False
+    "Whether rows have a `vstar`, a number that ComposeRL's A*PO reads. mdsmix does not write it."
 
 
 CASES = (
@@ -53,6 +56,7 @@ CASES = (
     Case(True, "left", True),
     Case(False, "left", False),
     Case(True, "right", False),
+    Case(True, "left", False, has_values=True),
 )
 
 
@@ -71,6 +75,8 @@ def draw_rows(case: Case) -> list[Row]:
         row: Row = {"prompt": ids}
         if case.has_answers:
             row[ANSWER] = draw.choice(["42", "x²", "a, b", " -1"])
+        if case.has_values:
+            row[VALUE] = draw.random()
         rows.append(row)
     return rows
 
@@ -79,6 +85,8 @@ def write_rows(folder: Path, rows: list[Row]) -> None:
     columns = {"prompt": "bytes"}
     if ANSWER in rows[0]:
         columns[ANSWER] = "str"
+    if VALUE in rows[0]:
+        columns[VALUE] = "float64"
     # Several shards, so that the number of a sample is not its place in a shard.
     with MDSWriter(out=str(folder), columns=columns, size_limit=1500) as writer:
         for row in rows:

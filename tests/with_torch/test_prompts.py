@@ -30,6 +30,7 @@ from tests.converting import (
     set_window_size,
     write_jsonl,
 )
+from tests.with_torch.record_composerl_prompts import write_rows
 from tests.with_torch.test_preferences import tensors_of
 
 RECORDED = json.loads(Path(__file__).with_name("composerl_prompts.json").read_text())
@@ -74,7 +75,23 @@ def stored(folder: Path) -> list[dict[str, Any]]:
     return [row | {"prompt": np.frombuffer(row["prompt"], np.int64).tolist()} for row in rows]
 
 
-@pytest.mark.parametrize("number", range(len(RECORDED["cases"])))
+def assert_equal(made: list[dict[str, Any]], recorded: list[dict[str, Any]]) -> None:
+    """Fail unless the batches are those that were recorded, dtypes too."""
+    assert len(made) == len(recorded) > 5
+    for batch, wanted in zip(made, recorded, strict=True):
+        assert batch.keys() == wanted.keys()
+        assert batch.get("verified_answer") == wanted.get("verified_answer")
+        for key, values in tensors_of(
+            {k: v for k, v in wanted.items() if isinstance(v, dict)}
+        ).items():
+            assert batch[key].dtype == values.dtype, key
+            assert torch.equal(batch[key], values), key
+
+
+WRITTEN = [n for n, case in enumerate(RECORDED["cases"]) if not case["has_values"]]
+
+
+@pytest.mark.parametrize("number", WRITTEN)
 def test_batches_are_those_of_composerl(
     tmp_path: Path, tokenizer_folder: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,16 +127,34 @@ def test_batches_are_those_of_composerl(
     run_ok("render-yaml", recipe, left, "-o", tmp_path / "train.yaml")
     config = yaml.safe_load((tmp_path / "train.yaml").read_text())
     config["tokenizer"]["kwargs"]["padding_side"] = case["padding_side"]
-    made = list(build_loader(config, 8))
-    assert len(made) == len(case["batches"]) > 5
-    for batch, recorded in zip(made, case["batches"], strict=True):
-        answers = recorded.pop("verified_answer", None)
-        assert batch.pop("verified_answer", None) == answers
-        wanted = tensors_of(recorded)
-        assert batch.keys() == wanted.keys()
-        for key, values in wanted.items():
-            assert batch[key].dtype == values.dtype, key
-            assert torch.equal(batch[key], values), key
+    assert_equal(list(build_loader(config, 8)), case["batches"])
+
+
+def test_streams_that_composerl_wrote_are_read(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """As its script writes them, without a manifest, and with a `vstar` for its A*PO."""
+    (case,) = [case for case in RECORDED["cases"] if case["has_values"]]
+    write_rows(tmp_path / "rl", [r for n, r in enumerate(case["rows"]) if n not in case["cut"]])
+    lengths = {"max_seq_len": LENGTH, "max_gen_len": ANSWER_LENGTH}
+    stream = {"local": str(tmp_path / "rl"), "split": None}
+    config = {
+        "max_seq_len": LENGTH,
+        "tokenizer": {"name": str(tokenizer_folder), "kwargs": {"padding_side": "left"}},
+        "train_loader": {
+            "name": "prompt",
+            "num_workers": 0,
+            "prefetch_factor": None,
+            "persistent_workers": False,
+            "drop_last": False,
+            "dataset": {"streams": {"rl": stream}, "shuffle": False, **lengths},
+        },
+    }
+    assert_equal(list(build_loader(config, 8)), case["batches"])
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(config))
+    checked = mdsmix("check", tmp_path / "train.yaml")
+    assert (checked.code, "may be mixed" in checked.out) == (0, True), checked.out
+    config["train_loader"]["dataset"]["max_gen_len"] += 1
+    (tmp_path / "cut.yaml").write_text(yaml.safe_dump(config))
+    assert "prompt-cut" in mdsmix("check", tmp_path / "cut.yaml").out
 
 
 CHATS: list[dict[str, Any]] = [
@@ -307,7 +342,9 @@ def test_a_batch_has_answers_for_all_rows(tmp_path: Path, tokenizer_folder: Path
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(config))
     checked = mdsmix("check", tmp_path / "both.yaml")
     assert (checked.code, "columns-unlike" in checked.out) == (3, True), checked.out
-    with pytest.raises(MixRefused, match="prompts with a verified answer and prompts without"):
+    with pytest.raises(
+        MixRefused, match="prompts with verified_answer or vstar, and prompts without"
+    ):
         list(build_loader(config, 2))
 
 

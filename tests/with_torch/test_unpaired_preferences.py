@@ -131,6 +131,17 @@ def test_other_records_are_bad_or_left_out(tmp_path: Path, tokenizer_folder: Pat
     assert filtered == {reason: 1 for _, reason in FILTERED}
 
 
+def test_a_completion_keeps_at_least_one_token(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Signs and digits in turn are tokens of their own."""
+    prompts = ("#1" * (LENGTH // 2) + "#", "#1" * (LENGTH // 2), "#1" * (LENGTH // 2 - 1) + "#")
+    records = [{"prompt": prompt, "completion": "#1", "label": True} for prompt in prompts]
+    convert(tmp_path, tokenizer_folder, records)
+    (row,) = rows_of(tmp_path)
+    assert (len(row["prompt_ids"]), len(row["completion_ids"])) == (LENGTH - 1, 1)
+    filtered = manifest_of(tmp_path / "out/kto/train").records.filtered
+    assert filtered == {"no_loss_tokens": 2}
+
+
 @pytest.mark.parametrize(
     ("labels", "told"),
     [
