@@ -73,6 +73,8 @@ def test_tokens_that_spell_another_text_are_noticed(opened: dict[str, Tokenizer]
     assert spelling.find_spans(["abc", "abx"], ids) is None
     moved = Ragged(ids.values, np.array([0, ids.offsets[1] - 1, len(ids.values)]))
     assert spelling.find_spans(["abc", "abd"], moved) is None
+    unknown = Ragged.from_rows([[999_999, *ids[0]], ids[1]], np.uint32)
+    assert spelling.find_spans(["abc", "abd"], unknown) is None
     with pytest.raises(Unequal):
         reference.locate(["abc", "abx"], ids)
 

@@ -175,6 +175,12 @@ DAYS: dict[str, Tree] = {
 }
 HELD = _of(LAYOUTS, "concat", "document") | SOME
 HELD |= {"pairs-held": pairs(sample="40%", holdout="20%")}
+THOUGHTLESS: Tree = {"train_parts": {"reasoning": False}, "rewritten_history": "each"}
+PARTS = {
+    "messages": chats(**THOUGHTLESS),
+    "messages-packed": chats(pack=True, **THOUGHTLESS),
+    "openai": OPENAI | THOUGHTLESS,
+}
 EACH = {"messages": chats(pack=True, rewritten_history="each")}
 FEW = _of(PACKED, "document", "pairs", "messages-first", "sharegpt") | EACH
 FRAMED = _of(LAYOUTS, "concat", "concat-bos", "document")
@@ -199,6 +205,7 @@ RECIPES: dict[str, tuple[Tree, Tree]] = {
         OWN | LONGER | RESPONSES | {"tokenizer": "roles"},
         {"openai": OPENAI | {"pack": True}, "messages": chats(pack=True)},
     ),
+    "parts": (OWN | RESPONSES | FORGETS, PARTS),
     "named": (FINETUNING | {"tokenizer": "named"}, {"openai": OPENAI, "messages": chats()}),
     "wide-packed": (OWN | WIDE | LONGER, _of(PACKED, "document-bos", "pairs", "messages")),
 }
