@@ -20,7 +20,7 @@ AZURITE := 3.37.0
 NODE := 24.19.0
 PLAYWRIGHT := 1.65.2
 AXE := 4.14.1
-EXPORT_READERS := trl==1.16.0 datasets==5.2.0 axolotl==0.21.0 megatron-core==0.19.2 megatron-bridge==0.6.2 litdata==0.2.76 accelerate==1.15.0 pandas==3.1.1 fsspec==2026.7.0 dill==0.4.1 multiprocess==0.70.19 lightning-utilities==0.15.3
+EXPORT_READERS := trl==1.16.0 datasets==5.2.0 axolotl==0.21.0 megatron-core==0.19.2 megatron-bridge==0.6.2 litdata==0.2.76 accelerate==1.15.0 pandas==3.1.1 fsspec==2026.7.0 dill==0.4.1 multiprocess==0.70.19 lightning-utilities==0.15.3 addict==2.4.0 annotated-types==0.8.0 colorama==0.4.6 pydantic==2.12.0 pydantic-core==2.41.1 typing-inspection==0.4.5
 VOCABULARIES := qwen3 llama3_1 deepseek_v3 gptoss gemma3 llama2 gpt4o
 BIN := .venv/bin
 
