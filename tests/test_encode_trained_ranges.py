@@ -190,7 +190,8 @@ def test_turns_are_the_runs_of_trained_tokens(
         [*sample] if number % 2 else [*sample[:2]] for number, sample in enumerate(drawn)
     ]
     split = split_answers(make_turns(given_samples), trains_all, EOS)
-    assert split.turns.marks is None
+    assert split.turns.marks is not None
+    assert len(split.turns.marks) == len(split.turns.ids.values)
     for row, sample in enumerate(given_samples):
         expected = split_by_hand(sample, trains_all)
         turns = split.turns.slice(row, row + 1)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from mdsmix.errors import RecipeError
@@ -114,6 +115,12 @@ OTHER_TEMPLATE = MESSAGES_CARD | {"tokenizer": replace(CARD, chat_template_hash=
 FAULT_IN_TRANSIT = StreamFault(rule="shard-contents", file="a.mds", problem="its xxh128 is 1")
 CUT_TOTALS = {"cut_rows": 3, "cut_tokens": 16, "tokens": 160, "longest": LENGTH + 9}
 CUT_CHATS = CHAT(card=TURNS_CARD | MESSAGES_CARD | {"totals": CUT_TOTALS})
+WEIGHTED = PublishedStream(
+    "chat",
+    CHAT.columns | {"loss_weights": "ndarray:float32"},
+    CHAT.row | {"loss_weights": np.ones(4, np.float32)},
+    {"card": TURNS_CARD},
+)
 MPT = model_keys("mpt_causal_lm")
 MASKED = {"attn_config": {"attn_uses_sequence_id": True}, "max_seq_len": LENGTH}
 OTHER_COLUMNS = {"column_encodings": ["ndarray:int32"], "column_sizes": [None]}
@@ -166,6 +173,8 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
     "images-loader": (finetuning_loader(IMAGE_TURNS), mdsmix_loader(IMAGE_TURNS)),
     "images-processor": (mdsmix_loader(IMAGE_TURNS), mdsmix_loader(IMAGE_TURNS, **PROCESSOR)),
     "images-unplanned": (mdsmix_loader(IMAGE_TURNS, **PROCESSOR), mdsmix_loader(WEB, **PROCESSOR)),
+    "weights-loader": (finetuning_loader(WEIGHTED), mdsmix_loader(WEIGHTED)),
+    "weights-unused": (mdsmix_loader(WEIGHTED, **MPT), mdsmix_loader(CHAT, **MPT)),
     "tokens-dtype": (text_loader(INT32), text_loader(INT32, token_encoding_type="int32")),
     "labels-repeated": (finetuning_loader(MASKED_LABELS), finetuning_loader(UNMASKED_LABELS)),
     "id-vocabulary": (

@@ -55,13 +55,14 @@ FLAGS = (
     {"weight": 1, "train": False},
     {"loss": True, "loss_scale": 0.5},
     {"content": [{"type": "text", "text": "a", "weight": 0.5}]},
+    {"train_detail": [span_entry(0, 4, train="yes")]},
     {"content": [{"type": "text", "text": "a", "weight": 1, "train": False}]},
 )
 SPANS = (
     3,
     ["0-4"],
     [{"begin_offset": 0}],
-    [span_entry(0, 4) | {"weight": 1}],
+    [span_entry(0, 4) | {"color": 1}],
     [span_entry("0", 4)],
     [span_entry(True, 4)],
     [span_entry(0, 1.5)],
@@ -69,7 +70,6 @@ SPANS = (
     [span_entry(-1, 4)],
     [span_entry(4, 3)],
     [span_entry(0, len(ANSWER["content"]))],
-    [span_entry(0, 4, train="yes")],
     [span_entry(0, 4, train=None)],
     [span_entry(0, 4), span_entry(4, 6, train=False)],
 )

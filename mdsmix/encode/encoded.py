@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from mdsmix.encode.labels import Flags, Labels, Lengths, Turns
 from mdsmix.ragged import Interleaved, Ragged
 from mdsmix.shards.counts import Totals, count_by_length
-from mdsmix.shards.token_ids import SIDES
+from mdsmix.shards.token_ids import LOSS_WEIGHTS, SIDES
 from mdsmix.tokenizer.card import Tokenizer
 
 
@@ -127,7 +127,9 @@ def make_encoded(
     )
 
 
-def lay_out_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
+def lay_out_turns(
+    labels: Labels, tokenizer: Tokenizer, positions: Any, with_weights: bool = False
+) -> Encoded:
     """Return samples with the column `turns`: the JSON `[{"input_ids": [...], "labels": [...]},
     ...]` with an object for each turn (a prompt and its response).
 
@@ -135,9 +137,15 @@ def lay_out_turns(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encod
         labels: the samples as turns, with the rules on which tokens are trained.
         tokenizer: not used; the functions of all layouts have the same arguments.
         positions: the position of each sample's record in the batch.
+        with_weights: add the column `loss_weights`, float32: the weights in the marks of the turns,
+            0 for prompts. The EOS that the loader appends is not in it.
     """
+    columns = {"turns": _write_json(labels.turns)}
+    if with_weights:
+        weights = labels.turns.response_weights
+        columns[LOSS_WEIGHTS] = Ragged(weights, labels.turns.samples.offsets)
     return make_encoded(
-        {"turns": _write_json(labels.turns)},
+        columns,
         [labels.turns.samples],
         positions,
         int(labels.losses().sum()),
@@ -180,7 +188,9 @@ def lay_out_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encod
     )
 
 
-def lay_out_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encoded:
+def lay_out_documents(
+    labels: Labels, tokenizer: Tokenizer, positions: Any, with_weights: bool = False
+) -> Encoded:
     """Return samples with the columns `input_ids` and `loss_mask` (uint8, 1 if a token is trained).
     Each sample has the EOS that the collator would append, and is truncated to max_seq_len.
 
@@ -188,13 +198,19 @@ def lay_out_documents(labels: Labels, tokenizer: Tokenizer, positions: Any) -> E
         labels: the samples as turns, with the rules on which tokens are trained.
         tokenizer: the tokenizer of the stream.
         positions: the position of each sample's record in the batch.
+        with_weights: add the column `loss_weights`, float32: the weights in the marks of the turns,
+            0 for tokens that are not trained.
     """
     rows = labels.finish_rows()
     documents = Ragged(rows.ids.values.astype(tokenizer.dtype), rows.ids.offsets)
     loss_masks = Ragged(rows.is_trained.view(np.uint8), rows.ids.offsets)
     truncated = labels.cut()
+    columns = {"input_ids": documents, "loss_mask": loss_masks}
+    if with_weights:
+        assert rows.weights is not None
+        columns[LOSS_WEIGHTS] = Ragged(rows.weights, rows.ids.offsets)
     return make_encoded(
-        {"input_ids": documents, "loss_mask": loss_masks},
+        columns,
         [documents],
         positions,
         int(loss_masks.values.sum()),

@@ -119,6 +119,16 @@ class Turns:
         """The tokens of each sample, all turns in one row."""
         return Ragged(self.ids.values, self.ids.offsets[self.firsts])
 
+    @property
+    def response_weights(self) -> NDArray[np.float32]:
+        """float32 [tokens]: the weight in the mark of each token of a response, 0 for prompts. The
+        turns have marks.
+        """
+        assert self.marks is not None
+        lengths = self.ids.lengths
+        is_response = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+        return np.where(is_response, self.marks["weight"], np.float32(0))
+
     def sums(self, values: NDArray[Any]) -> Lengths:
         """Return int64 [n]: the sum of `values` over each sample.
 
@@ -216,7 +226,13 @@ class Labels:
         longest = self.targets.max_seq_len
         rows = Ragged.from_lengths(ids, lengths).first(longest)
         flags = Ragged.from_lengths(is_trained, lengths).first(longest)
-        return TrainedRows.of_one_document(rows, flags.values)
+        if self.turns.marks is None:
+            return TrainedRows.of_one_document(rows, flags.values)
+        # An EOS has the weight of the token before it.
+        weights = self.turns.marks["weight"]
+        weights = np.insert(weights, eos_positions, weights[eos_positions - 1])
+        weights_of_rows = Ragged.from_lengths(weights, lengths).first(longest)
+        return TrainedRows.of_one_document(rows, flags.values, weights_of_rows.values)
 
     def losses(self) -> Lengths:
         """Return int64 [n]: how many positions of each sample give a loss.

@@ -15,6 +15,7 @@ Packed rows are not split: they store a flag for each token, which `Labels` read
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +55,18 @@ class MarkedRange(NamedTuple):
     "The part of the answer that these characters belong to: its place in PARTS, from 1."
     weight: float
     "0 if the characters are not trained, otherwise 1."
+
+
+def mark_weights(turns: Turns, weights: NDArray[np.float32] | float = 1.0) -> Turns:
+    """Return the turns with these weights in the marks of their tokens, and no part.
+
+    Args:
+        turns: the samples.
+        weights: float32 [tokens], or one weight for all tokens.
+    """
+    marks = np.zeros(len(turns.ids.values), MARK)
+    marks["weight"] = weights
+    return replace(turns, marks=marks)
 
 
 def multiply_weights(
@@ -202,8 +215,8 @@ class SplitAnswers(NamedTuple):
     """Samples whose answers are split, and the samples for which this is not possible."""
 
     turns: Turns
-    """The samples, without marks. A sample that cannot be split has one turn, with all its tokens
-    as prompt.
+    """The samples, with the marks of their tokens. A sample that cannot be split has one turn, with
+    all its tokens as prompt.
     """
     verdicts: NDArray[np.object_]
     "object [n]: USABLE, or the reason code of a sample that cannot be split."
@@ -251,7 +264,10 @@ def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswe
         else:
             kept[row] = end - start
     return SplitAnswers(
-        turns=_join_runs(samples, is_trained, kept, verdicts == USABLE),
+        turns=replace(
+            _join_runs(samples, is_trained, kept, verdicts == USABLE),
+            marks=Ragged(turns.marks, samples.offsets).first(kept).values,
+        ),
         verdicts=verdicts,
         cut=samples.lengths - kept,
     )

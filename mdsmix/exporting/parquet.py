@@ -8,6 +8,9 @@ A row of text or of prompts and responses has these columns, each a list with a 
 - `attention_mask`: int8, all 1, since rows are not padded.
 - `position_ids`: int32, the position of the token in its document.
 
+If the stream has loss weights, its rows have `loss_weights` (float32) too: the weight of each
+label, 0 at labels of -100.
+
 Rows of a packed stream have `seq_lengths` (int32) too: the length of each document, as TRL names
 it. A preference has TRL's columns `prompt_ids`, `chosen_ids` and `rejected_ids`, and the rewards if
 the stream stores them. An unpaired preference has TRL's columns `prompt_ids`, `completion_ids` and
@@ -34,6 +37,7 @@ from mdsmix.exporting.stream_rows import (
 from mdsmix.exporting.writer import FileWriter
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
+from mdsmix.shards.token_ids import LOSS_WEIGHTS
 
 if TYPE_CHECKING:
     import pyarrow
@@ -48,6 +52,7 @@ class Parquet(FileWriter):
     """Writes each shard as a Parquet file with a row for each sample."""
 
     name = "parquet"
+    has_weights = True
     suffix = ".parquet"
 
     @classmethod
@@ -72,6 +77,8 @@ class Parquet(FileWriter):
                 "packed rows: TRL keeps the documents of a row apart only with padding_free=True "
                 "and an attention kernel that supports it"
             )
+        if self.stream.has_weights:
+            yield "TRL, axolotl and transformers' Trainer ignore the column loss_weights"
 
     def write_file(self, file: BinaryIO, shard: Shard, samples: Ragged) -> Counts:
         import pyarrow.parquet
@@ -113,6 +120,8 @@ def make_row_table(rows: TrainedRows, *, is_packed: bool) -> pyarrow.Table:
         "attention_mask": make_lists(np.ones(tokens, np.int8), offsets),
         "position_ids": make_lists(make_position_ids(rows), offsets),
     }
+    if rows.weights is not None:
+        columns[LOSS_WEIGHTS] = make_lists(rows.weights, offsets)
     if is_packed:
         lengths = find_documents(rows).lengths.astype(np.int32)
         columns["seq_lengths"] = make_lists(lengths, rows.starts.offsets)

@@ -112,6 +112,11 @@ def refuse_streams(streams: Sequence[ExportedStream], writer: type[Writer]) -> N
     errors = list[MdsmixError]()
     for stream in streams:
         reason = _refuse_kind(stream, writer) or writer.find_refusal(stream)
+        if not reason and stream.has_weights and not writer.has_weights:
+            reason = (
+                "has loss weights, which this format does not contain: use --to parquet, or "
+                "convert the stream again without loss_weights."
+            )
         if not stream.manifest.totals.samples:
             reason = "has no samples: convert it again, or export the other streams (--only)."
         if reason:

@@ -27,6 +27,7 @@ from mdsmix.shards.published import VERSION_NAME
 from mdsmix.shards.shard_samples import open_shard, read_all_samples
 from mdsmix.shards.token_ids import (
     IGNORED_LABEL,
+    LOSS_WEIGHTS,
     PREFERENCE_COLUMNS,
     PROMPT_COLUMNS,
     UNPAIRED_COLUMNS,
@@ -108,6 +109,10 @@ class ExportedStream:
     @property
     def has_prompts(self) -> bool:
         return find_id_columns(self.stream.columns) == PROMPT_COLUMNS
+
+    @property
+    def has_weights(self) -> bool:
+        return LOSS_WEIGHTS in self.stream.columns
 
     @property
     def is_packed(self) -> bool:

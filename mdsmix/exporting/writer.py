@@ -54,6 +54,8 @@ class Writer(ABC):
     "The format's name, as `--to` takes it."
     version: ClassVar[int] = 1
     "Increased when the same rows become other bytes. Earlier exports are then written again."
+    has_weights: ClassVar[bool] = False
+    "Whether the format contains the loss weights of tokens."
     weighs: ClassVar[Literal["samples", "tokens"]] = "samples"
     "What trainers of this format draw by weight."
 

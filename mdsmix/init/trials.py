@@ -34,6 +34,7 @@ from mdsmix.messages import join_counts, make_printable, plural
 from mdsmix.recipe import ImagesSpec, Recipe
 from mdsmix.record import FILTERED, detail_of
 from mdsmix.shapes.image_parts import FIELDS
+from mdsmix.shapes.spans import WEIGHTS
 from mdsmix.shards.counts import Records
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_samples import Sample
@@ -191,6 +192,11 @@ def _note_trial(draft: Draft, template_error: str) -> None:
         draft.notes.append(
             f"{' and '.join(parts)} in the answers, which are trained; to leave them untrained: "
             f"`train_parts: {{{unwanted}}}`"
+        )
+    if draft.guess.options.get(WEIGHTS):
+        draft.notes.append(
+            "some records have loss weights, which only mdsmix.load and train_loader.name: mdsmix "
+            "read"
         )
     if _is_too_many(tried.bad, draft) or not tried.written:
         error = f"; the chat template: {template_error}" if template_error else ""

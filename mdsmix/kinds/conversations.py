@@ -26,6 +26,7 @@ from mdsmix.kinds.turn_renderer import TEMPLATE_REASONS
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.stream_spec import TrainPartsSpec
 from mdsmix.record import Conversation
+from mdsmix.shards.token_ids import LOSS_WEIGHTS
 from mdsmix.tokenizer.card import Tokenizer
 
 
@@ -48,6 +49,8 @@ class Conversations(TemplateKind, Finetuning):
         settings = super().settings(recipe, stream, tokenizer)
         if stream.columns == "turns" and not stream.pack:
             settings["columns"] = {"turns": "json"}
+        if stream.loss_weights:
+            settings["columns"] |= {LOSS_WEIGHTS: "ndarray:float32"}
         return {
             **settings,
             "compact": stream.columns == "compact",
@@ -65,6 +68,8 @@ class Conversations(TemplateKind, Finetuning):
         """
         yield from super().contradictions(recipe, stream)
         yield from _find_parts_faults(recipe, stream)
+        if stream.loss_weights:
+            yield from _find_weights_faults(recipe, stream)
         is_compact = stream.columns == "compact"
         policies = (recipe.target_prompts, recipe.target_responses)
         if is_compact and policies != ("none", "last"):
@@ -131,6 +136,32 @@ class Conversations(TemplateKind, Finetuning):
         texts = sorted(lead for lead in leads if lead)
         rows = self.backend.encode(texts, match_special=True)
         return [rows[number].tolist() for number in range(len(rows))]
+
+
+def _find_weights_faults(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+    """Yield a sentence for each setting of the recipe that contradicts `loss_weights: true`."""
+    if recipe.loader != "mdsmix":
+        yield (
+            "loss_weights: true needs train_loader.name: mdsmix, since LLM-Foundry's own loaders "
+            "do not read weights: correct train_loader.name in the recipe, or remove loss_weights "
+            "from this stream."
+        )
+    if stream.columns == "compact":
+        yield (
+            "columns: compact has no place for loss weights: remove columns or loss_weights from "
+            "this stream."
+        )
+    if recipe.target_prompts != "none":
+        yield (
+            f"loss_weights: true weighs answers, but target_prompts: {recipe.target_prompts} "
+            "trains prompts too: set target_prompts: none for the run, or remove loss_weights from "
+            "this stream."
+        )
+    if not recipe.decoder_only_format:
+        yield (
+            "loss_weights: true cannot be used with decoder_only_format: false: remove one of the "
+            "two keys from the recipe."
+        )
 
 
 def _find_parts_faults(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:

@@ -21,6 +21,7 @@ from mdsmix.encode.trained_ranges import (
     SPLIT_REASONS,
     count_parts,
     count_untrained,
+    mark_weights,
     split_answers,
 )
 from mdsmix.kinds.kind import Kind, packed_columns
@@ -28,8 +29,9 @@ from mdsmix.kinds.turn_rows import TurnRows, tokenize_pairs
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Pair
+from mdsmix.shards.counts import count_by_weight
 from mdsmix.shards.manifest import Encoding
-from mdsmix.shards.token_ids import Tokens, TrainedRows
+from mdsmix.shards.token_ids import LOSS_WEIGHTS, Tokens, TrainedRows
 from mdsmix.tokenizer.card import Tokenizer
 
 WINDOW_BYTES = 16 << 20
@@ -118,6 +120,8 @@ class Finetuning(Kind):
         turns = self.end_answers(turns)
         # If only some parts of answers are trained, make turns of them. Packed rows have a flag for
         # each token instead.
+        if self.has_weights and turns.marks is None:
+            turns = mark_weights(turns)
         whole_turns = turns
         untrained_ends = np.zeros(len(turns.counts), np.int64)
         splits = turns.marks is not None and not self.encoding.pack
@@ -125,6 +129,8 @@ class Finetuning(Kind):
             turns, split_verdicts, untrained_ends = split_answers(
                 turns, self.targets.target_responses == "all", eos
             )
+            if not self.has_weights:  # the turns themselves say what is trained
+                turns = replace(turns, marks=None)
         # Select the rows that can be used for training.
         labels = Labels(self.targets, turns, eos, self.untrained)
         verdicts = labels.verdicts(self.expanded_lengths(turns, rows))
@@ -157,6 +163,9 @@ class Finetuning(Kind):
                 truncated_rows=int(np.count_nonzero(shortened_by)),
                 truncated_tokens=int(shortened_by.sum()) + encoded.totals.truncated_tokens,
             )
+        if self.has_weights:
+            weights = encoded.columns[LOSS_WEIGHTS].values
+            totals = replace(totals, loss_weights=count_by_weight(weights))
         if rows.has_spans is not None:
             is_marked = rows.has_spans & keep
             totals = replace(
@@ -174,6 +183,11 @@ class Finetuning(Kind):
             unread=rows.unread,
             placeholders=rows.placeholders,
         )
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the rows have loss weights."""
+        return LOSS_WEIGHTS in self.encoding.columns
 
     def lengths_to_fit(self, rows: TurnRows) -> Lengths:
         """Return the tokens of each row (int64 [rows]) that must fit into max_seq_len. An image
@@ -195,9 +209,9 @@ class Finetuning(Kind):
             positions: the position of each sample's record in the batch.
         """
         if self.encoding.pack:
-            return lay_out_documents(labels, self.tokenizer, positions)
+            return lay_out_documents(labels, self.tokenizer, positions, self.has_weights)
         if "turns" in self.encoding.columns:
-            return lay_out_turns(labels, self.tokenizer, positions)
+            return lay_out_turns(labels, self.tokenizer, positions, self.has_weights)
         return lay_out_pairs(labels, self.tokenizer, positions)
 
     def _images_in(self, turns: Turns, images: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
@@ -239,7 +253,8 @@ def _turns(tokens: Tokens) -> Turns:
     """Return the token ids of stored samples as turns: each a prompt and the response to it."""
     # The ids are in the order prompt, response, prompt, ...: put the lengths into the same order.
     lengths = np.stack([tokens.prompts, tokens.responses], axis=1).ravel()
-    return Turns(Ragged.from_lengths(tokens.ids.values, lengths), np.diff(tokens.turns))
+    turns = Turns(Ragged.from_lengths(tokens.ids.values, lengths), np.diff(tokens.turns))
+    return turns if tokens.weights is None else mark_weights(turns, tokens.weights)
 
 
 def targets_of(encoding: Encoding) -> Targets:

@@ -268,7 +268,11 @@ class Kind(ABC):
             # A document begins at the sum of the lengths before it, counted from its row's start.
             begins = np.cumsum(tokens.responses) - tokens.responses
             begins -= np.repeat(rows.offsets[:-1], lengths.lengths)
-            return TrainedRows(rows, tokens.is_trained, Ragged(begins, lengths.offsets))
+            weights = tokens.weights
+            if weights is not None:
+                weights = np.where(tokens.is_trained, weights, np.float32(0))
+            starts = Ragged(begins, lengths.offsets)
+            return TrainedRows(rows, tokens.is_trained, starts, weights)
         return TrainedRows.of_one_document(rows, np.ones(len(rows.values), bool))
 
     def cut(self, tokens: Tokens) -> Lengths:

@@ -149,8 +149,8 @@ class TurnRenderer:
         # Render each conversation. A turn is a prompt and a response, both strings.
         rendered = list[Sequence[Turn]]()
         ranges = list[Sequence[MarkedRange]]()  # of each response; only with `has_marks`
-        has_spans = any(conversation.losses for conversation in conversations)
-        has_marks = has_spans or bool(self.encoding.train_parts)
+        has_losses = any(conversation.losses for conversation in conversations)
+        has_marks = has_losses or bool(self.encoding.train_parts)
         positions = list[int]()
         rejected = dict[int, str]()
         unread = Counter[str]()
@@ -179,8 +179,8 @@ class TurnRenderer:
         if has_marks:
             turns_of_rows = mark_tokens(turns_of_rows, texts[1::2], ranges, self.backend)
         with_spans = None
-        if has_spans:
-            flags = [bool(conversations[position].losses) for position in positions]
+        if has_losses:
+            flags = [names_characters(conversations[position]) for position in positions]
             with_spans = np.array(flags, bool)
         whole_texts = (conversation.all_text for conversation in conversations)
         return TurnRows(
@@ -318,3 +318,8 @@ class TurnRenderer:
         for name in conversation.variables or ():
             if name not in self.chat.reads:
                 yield f"{VARIABLES}.{name}"
+
+
+def names_characters(conversation: Conversation) -> bool:
+    """Check whether a record names the trained characters of an answer (`train_detail`)."""
+    return any(loss and loss.spans is not None for loss in conversation.losses or ())

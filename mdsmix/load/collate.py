@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import pad
 
 from mdsmix.load.direct_batch import read_id_rows, write_batch
@@ -27,11 +28,12 @@ from mdsmix.load.training_rows import (
     RowRules,
     Tokens,
     TrainingRow,
+    Weights,
     make_named_row,
     make_position_ids,
 )
 from mdsmix.load.vision import Vision
-from mdsmix.shards.token_ids import IGNORED_LABEL
+from mdsmix.shards.token_ids import IGNORED_LABEL, LOSS_WEIGHTS
 
 Batch = dict[str, torch.Tensor]
 STREAM_ID = "stream_id"
@@ -181,6 +183,9 @@ class Collate:
     """
     has_seen_a_batch: bool = False
     "Whether the first batch was made."
+    with_weights: bool = False
+    """Add loss_weights, float32 [batch, n]: the loss weight of each label; 0 if it is not trained.
+    """
     streams: int = 0
     "The number of streams in the mix if batches have stream ids, otherwise 0."
 
@@ -258,7 +263,7 @@ class Collate:
         """Make a batch from the bytes of its samples. Return None if one of them needs more than
         `read_id_rows` does.
         """
-        rows = read_id_rows(stored, self.rules)
+        rows = None if self.with_weights else read_id_rows(stored, self.rules)
         if rows is None:
             return None
         width = self._choose_width(rows.longest, rows.longest)
@@ -374,6 +379,9 @@ class Collate:
         if self.with_sequence_id:
             batch["sequence_id"] = documents
 
+        if self.with_weights:
+            batch[LOSS_WEIGHTS] = self._pad([*map(weigh_labels, rows)], width, 0)
+
         # Add further outputs of the processor, which rows without images lack.
         output_names = set[str]()
         for row in rows:
@@ -414,9 +422,9 @@ class Collate:
         return self.rules.ids.padding_side == "left"
 
     def _pad(
-        self, rows: Sequence[Tokens], width: int, fill: int, is_left: bool | None = None
-    ) -> Tokens:
-        """Pad rows to one width: int64 [rows, width].
+        self, rows: Sequence[NDArray[Any]], width: int, fill: int, is_left: bool | None = None
+    ) -> NDArray[Any]:
+        """Pad rows to one width: [rows, width], of the dtype of the rows.
 
         Args:
             fill: the value of the padding.
@@ -424,7 +432,7 @@ class Collate:
         """
         if is_left is None:
             is_left = self._is_left
-        padded = np.empty((len(rows), width), np.int64)
+        padded = np.empty((len(rows), width), rows[0].dtype)
         for line, row in zip(padded, rows, strict=True):
             start = width - row.size if is_left else 0
             end = start + row.size
@@ -446,6 +454,14 @@ def number_documents(row: TrainingRow) -> Tokens:
     return row.documents
 
 
+def weigh_labels(row: TrainingRow) -> Weights:
+    """Return float32 [n]: the loss weight of each label of a row, 0 if it is not trained. In a row
+    without weights each trained label has the weight 1.
+    """
+    weights = np.float32(1) if row.weights is None else row.weights
+    return np.where(row.labels == IGNORED_LABEL, np.float32(0), weights)
+
+
 def join_rows(rows: Rows) -> TrainingRow:
     """Join rows end to end into a row of several documents.
 
@@ -464,8 +480,12 @@ def join_rows(rows: Rows) -> TrainingRow:
         labels.append(labels_of_row)
         documents.append(number_documents(row) + next_document)
         next_document = int(documents[-1][-1]) + 1
+    weights = None
+    if any(row.weights is not None for row in rows):
+        weights = np.concatenate([*map(weigh_labels, rows)])
     return TrainingRow(
         np.concatenate([row.input_ids for row in rows]),
         np.concatenate(labels),
         np.concatenate(documents),
+        weights=weights,
     )

@@ -35,7 +35,12 @@ from mdsmix.load.vision import open_vision, refuse_packing
 from mdsmix.messages import join_names, plural
 from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
 from mdsmix.mix.epoch.draws import METHODS, Machines, count_delivered
-from mdsmix.shards.token_ids import IMAGE_COLUMNS, PACKED_COLUMNS, PREFERENCE_COLUMNS
+from mdsmix.shards.token_ids import (
+    IMAGE_COLUMNS,
+    LOSS_WEIGHTS,
+    PACKED_COLUMNS,
+    PREFERENCE_COLUMNS,
+)
 
 log = logging.getLogger(__name__)
 LOCAL_IN_USE = (
@@ -335,6 +340,7 @@ def open_loader(
         collate.with_sequence_id = False
     # Attention must not cross the documents of a packed row, under any loader's name.
     collate.with_sequence_id |= dataset.has_columns(PACKED_COLUMNS)
+    collate.with_weights = dataset.has_columns((LOSS_WEIGHTS,))
 
     dataset.gives_stored_rows = (
         rules.decoder_only_format

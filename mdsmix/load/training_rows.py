@@ -25,6 +25,7 @@ from mdsmix.load.stored_rows import StoredRow
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import (
     IGNORED_LABEL,
+    LOSS_WEIGHTS,
     PACKED_COLUMNS,
     Turn,
     decode_packed_row,
@@ -34,6 +35,7 @@ from mdsmix.shards.token_ids import (
 )
 
 Tokens = NDArray[np.int64]
+Weights = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,10 @@ class TrainingRow(NamedTuple):
     """
     outputs: Mapping[str, Tokens] = {}
     "Further outputs of a processor: name -> one value per token."
+    weights: Weights | None = None
+    """float32: the loss weight of each token; None if the sample has none: then each trained token
+    has the weight 1.
+    """
     stream: int = 0
     "The number of the row's stream in the mix. It is set only if batches have stream ids."
 
@@ -135,9 +141,16 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
         turns = [Turn(turn.prompt[:end], turn.response[:end])]
     ended_turns = _end_with_eos(turns, rules)
     if not rules.decoder_only_format:
+        if LOSS_WEIGHTS in sample:
+            raise MixRefused(
+                "it has loss weights, which rows of an encoder-decoder cannot have; set "
+                "decoder_only_format: true or leave its stream out."
+            )
         return _make_encoder_decoder_row(ended_turns, rules)
     row = _make_decoder_row(ended_turns, rules)
     refuse_negative_ids(row.input_ids)
+    if LOSS_WEIGHTS in sample:
+        row = row._replace(weights=_read_weights(sample, row.input_ids.size, spare=1))
     if is_pictured and sample["sizes"]:  # the row is cut later, with the tokens of its images
         return row._replace(pictures=find_pictures(row.input_ids, sample, rules))
     return cut_row(row, rules)
@@ -197,6 +210,7 @@ def cut_row(row: TrainingRow, rules: RowRules, spare: int = 1) -> TrainingRow:
     return row._replace(
         input_ids=row.input_ids[:end],
         labels=row.labels[:end],
+        weights=None if row.weights is None else row.weights[:end],
         outputs={key: values[:end] for key, values in row.outputs.items()},
     )
 
@@ -228,11 +242,33 @@ def _make_packed_row(sample: Sample, rules: RowRules) -> TrainingRow:
     """
     ids, is_trained, starts = decode_packed_row(sample)  # starts: first token of each document
     labels = np.where(is_trained, ids, IGNORED_LABEL)
-    row = cut_row(TrainingRow(ids, labels), rules, spare=0)
+    weights = _read_weights(sample, ids.size) if LOSS_WEIGHTS in sample else None
+    row = cut_row(TrainingRow(ids, labels, weights=weights), rules, spare=0)
     _refuse_untrained(row.labels, rules)
     lengths = np.diff(np.append(starts, ids.size))
     documents = np.repeat(np.arange(len(starts)), lengths)
     return row._replace(documents=documents[: row.input_ids.size])
+
+
+def _read_weights(sample: Sample, length: int, spare: int = 0) -> Weights:
+    """Return the loss weight of each token of a row. An EOS that was appended has the weight of the
+    token before it.
+
+    Raises MixRefused if there are not as many weights as tokens.
+
+    Args:
+        sample: the decoded sample.
+        length: the tokens of the row.
+        spare: how many tokens may have been appended.
+    """
+    weights = np.asarray(sample[LOSS_WEIGHTS], np.float32)
+    missing = length - weights.size
+    if not 0 <= missing <= spare or not weights.size:
+        raise MixRefused(
+            f"its column {LOSS_WEIGHTS} has {weights.size} values for {length} tokens; convert the "
+            "data again."
+        )
+    return np.append(weights, weights[-1:].repeat(missing))
 
 
 def _make_plain_row(tokens: Tokens, rules: RowRules) -> TrainingRow:

@@ -266,12 +266,13 @@ class Recipe:
     @property
     def loader(self) -> str:
         """The training loader, `text`, `finetuning` or `mdsmix`: it decides the columns of every
-        stream. Only `mdsmix` reads packed rows and images.
+        stream. Only `mdsmix` reads packed rows, images and loss weights.
         """
         if "name" in self.train_loader:
             return str(self.train_loader["name"])
-        if any(stream.pack or stream.has_images for stream in self.streams.values()):
-            return "mdsmix"
+        for stream in self.streams.values():
+            if stream.pack or stream.has_images or stream.loss_weights:
+                return "mdsmix"
         kinds = {stream.kind for stream in self.streams.values() if stream.kind}
         return "text" if kinds == {"pretraining"} else "finetuning"
 

@@ -293,6 +293,10 @@ class StreamSpec:
     """Which [parts of an answer](data.md#which-parts-of-an-answer-are-trained) are trained, a
     section of keys. The recipe's `target_prompts` must be `none`.
     """
+    loss_weights: bool = key(False, "weighted", only_for="messages without images")
+    """Marks of messages may be [loss weights](data.md#loss-weights) such as 0.5, and rows have them
+    in a column that only `mdsmix.load` and `train_loader.name: mdsmix` read.
+    """
     too_long: Literal["cut", "filter", "first_turns", "last_turns"] = key(
         "cut", only_for="finetuning"
     )

@@ -313,7 +313,11 @@ def _notes_on_samples(manifest: Manifest) -> Iterator[str]:
     yield from list_untrained_tokens(manifest)
     yield from _notes_on_parts(manifest)
     totals = manifest.totals
-    if totals.span_records:
+    if totals.loss_weights:
+        weights = sorted(totals.loss_weights.items(), key=lambda item: float(item[0]))
+        listed = ", ".join(f"{weight} ({plural(count, 'token')})" for weight, count in weights)
+        yield f"loss weights of trained tokens: {listed}"
+    if totals.span_untrained:
         yield (
             f"in {plural(totals.span_records, 'record')}, marks train only some characters of an "
             f"answer: {plural(totals.span_untrained, 'token')} of answers are not trained"

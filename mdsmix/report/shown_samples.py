@@ -30,7 +30,13 @@ from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.published import PublishedStream
 from mdsmix.shards.shard_samples import Sample, read_first_samples, read_sample_table
 from mdsmix.shards.side_files import RecordName
-from mdsmix.shards.token_ids import PACKED_COLUMNS, find_id_columns, has_images, split_documents
+from mdsmix.shards.token_ids import (
+    LOSS_WEIGHTS,
+    PACKED_COLUMNS,
+    find_id_columns,
+    has_images,
+    split_documents,
+)
 from mdsmix.storage import map_threads
 from mdsmix.table import Tree
 from mdsmix.tokenizer.decoder import Decoder
@@ -71,6 +77,8 @@ class Segment:
     "Tokens in front of the segment that are not shown."
     is_appended: bool = False
     "Whether it is the EOS that the loader appends, which is not stored."
+    weight: float = 1.0
+    "The loss weight of its tokens, if they are trained."
 
 
 Shown = list[Segment] | Sample
@@ -91,12 +99,39 @@ def cut_into_segments(sample: Sample, manifest: Manifest | None) -> Shown:
         for number, document in enumerate(split_documents(sample)):
             for segment in make_segments(trained_runs(*document)):
                 segments.append(replace(segment, document=number))
-        return segments
+        return split_by_weight(segments, sample)
     if manifest is None:  # what is trained follows from LLM-Foundry's default policies
         return make_segments(stored_pieces(sample))
     kind = kind_of(manifest.encoding)
     eos = kind.appended_eos(sample, manifest.tokenizer.eos_id)
-    return make_segments(kind.pieces(sample), eos)
+    return split_by_weight(make_segments(kind.pieces(sample), eos), sample)
+
+
+def split_by_weight(segments: list[Segment], sample: Sample) -> list[Segment]:
+    """Return the segments of a sample, split where the loss weight of trained tokens changes, with
+    their weights. An EOS that is appended has the weight of the token before it.
+
+    Args:
+        segments: the segments of all tokens of the sample.
+        sample: its decoded columns. Without the column `loss_weights`, nothing is changed.
+    """
+    if LOSS_WEIGHTS not in sample:
+        return segments
+    weights = sample[LOSS_WEIGHTS].tolist()
+    split = list[Segment]()
+    position = 0
+    for segment in segments:
+        of_tokens = weights[position : position + len(segment.ids)] or weights[-1:]
+        position += len(segment.ids)
+        if not segment.is_trained:
+            split.append(segment)
+            continue
+        before = segment.before
+        for weight, run in groupby(zip(segment.ids, of_tokens, strict=True), itemgetter(1)):
+            ids = [token for token, _ in run]
+            split.append(replace(segment, ids=ids, weight=weight, before=before))
+            before = ids[-1]
+    return split
 
 
 def make_segments(pieces: Iterable[Piece], eos: int | None = None) -> list[Segment]:
@@ -192,6 +227,8 @@ def sample_runs(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) ->
             yield from _segment_runs(segment, decoder)
             if segment.is_trained:
                 yield marks[1], "mark"
+            if segment.is_trained and segment.weight != 1:
+                yield f"×{segment.weight:.6g}", "mark"
 
 
 def _segment_runs(segment: Segment, decoder: Decoder | None) -> Iterator[Run]:
@@ -235,6 +272,7 @@ def _segment_json(segment: Segment, decoder: Decoder | None) -> Tree:
         "document": segment.document,
         "ids": segment.ids,
         "trained": segment.is_trained,
+        **({"weight": round(segment.weight, 6)} if segment.weight != 1 else {}),
         "appended": segment.is_appended,
         "text": text,
         "control": control,

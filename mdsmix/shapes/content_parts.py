@@ -44,7 +44,9 @@ class MarkedText(NamedTuple):
 
     text: str
     detail: list[Message] | None
-    "A list as in axolotl's `train_detail`; None if no part has a mark."
+    """A list as in axolotl's `train_detail`, with the marks as the parts have them; None if no part
+    has a mark.
+    """
 
 
 PART_MARKS = ("train", "weight")
@@ -56,8 +58,6 @@ def join_marked_parts(parts: Sequence[Any]) -> MarkedText:
     "text": "Hi", "train": false}]`. A part without a mark is trained.
 
     Raises RecordRefused (content_not_text) if a part is not text.
-    Raises RecordRefused (bad_mark) if a mark is not true, false, 1 or 0, or two marks of a part
-    differ.
     """
     if not any(map(has_part_marks, parts)):
         return MarkedText(join_parts(parts), None)
@@ -65,18 +65,16 @@ def join_marked_parts(parts: Sequence[Any]) -> MarkedText:
     detail = list[Message]()
     position = 0
     for part in parts:
-        is_object = isinstance(part, Mapping)
-        marks = [part[key] for key in PART_MARKS if is_object and part.get(key) is not None]
-        if any(mark not in (0, 1) or mark != marks[0] for mark in marks):
-            raise RecordRefused("bad_mark")
-        if is_object:
+        marks: Message = {}
+        if isinstance(part, Mapping):
+            marks = {key: part[key] for key in PART_MARKS if part.get(key) is not None}
             part = {key: part[key] for key in part if key not in PART_MARKS}
         text = _text_of_part(part)
         texts.append(text)
         if text:
             end = position + len(text)
-            entry = {"begin_offset": position, "end_offset": end - 1, "train": all(marks)}
-            detail.append(entry)
+            offsets = {"begin_offset": position, "end_offset": end - 1}
+            detail.append(offsets | (marks or {"train": True}))
             position = end
     return MarkedText("".join(texts), detail)
 

@@ -20,7 +20,7 @@ from mdsmix.record import (
     is_encodable,
 )
 from mdsmix.shapes.shape import RawRecord
-from mdsmix.shapes.spans import DETAIL, SPAN_REASONS, read_spans
+from mdsmix.shapes.spans import DETAIL, SPAN_REASONS, WEIGHTS, read_spans, read_weight
 
 CONVERSATION_REASONS = {
     **SPAN_REASONS,
@@ -47,7 +47,8 @@ CONVERSATION_REASONS = {
     "trained_prompt": "A message that is not the assistant's is marked as trained.",
     "bad_mark": (
         "A mark of a message (train, weight, loss, loss_weight, loss_mask, ...) is not true, "
-        "false, 1 or 0; or two marks of the message differ."
+        "false, 1 or 0, or with loss_weights: true another number from 0 on; or two marks of the "
+        "message differ."
     ),
     "bad_loss_mask": (
         "The record's loss_mask is not a list with one entry for each message or for each answer; "
@@ -96,6 +97,7 @@ TRIES: tuple[dict[str, Any], ...] = (
     {"consecutive_roles": "merge"},
     {"nulls": "drop"},
     {"consecutive_roles": "merge", "nulls": "drop"},
+    {WEIGHTS: True},
 )
 "The sets of options that `mdsmix init` tries on records that cannot be read without options."
 
@@ -201,7 +203,7 @@ def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) ->
             not from the list of messages.
 
     Raises RecordRefused:
-        bad_mark: a mark is neither true nor false, or two marks of a message differ.
+        bad_mark: a mark is not a weight that the stream allows, or two marks of a message differ.
         bad_loss_mask: the list does not have one entry for each message or answer.
         trained_prompt: a message that is not the assistant's is marked for training.
         bad_span, span_with_calls: by `read_spans`.
@@ -218,16 +220,10 @@ def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) ->
         marks = [message[key] for key in keys if message.get(key) is not None]
         if listed_marks and listed_marks[position] is not None:
             marks.append(listed_marks[position])
-        is_trained = _is_trained(message, marks)
-        losses.append(_read_loss(message) if is_trained else None)
-        trained.append(is_trained)
+        loss = _read_loss(message, marks, with_weights=WEIGHTS in raw.options)
+        trained.append(loss.weight > 0)
+        losses.append(loss if loss.weight > 0 and loss != AnswerLoss() else None)
     return Marks(trained, losses if any(losses) else None)
-
-
-def _read_loss(message: Message) -> AnswerLoss | None:
-    """Return the characters of a trained message that are trained; None if all are."""
-    spans = read_spans(message)
-    return AnswerLoss(spans) if spans else None
 
 
 def remove_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
@@ -287,11 +283,11 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
     )
 
 
-def _is_trained(message: Message, marks: Sequence[Any]) -> bool:
-    """Check whether a message may be used for training: if all its marks are true or 1, or if it
-    has none. A message whose `train_detail` trains no character may not be used.
+def _read_loss(message: Message, marks: Sequence[Any], with_weights: bool) -> AnswerLoss:
+    """Return which characters of a message are trained, and its loss weight: 0 if it is not
+    trained, because of its marks or because its `train_detail` trains no character.
 
-    Raises RecordRefused (bad_mark) if a mark is neither true nor false, or two marks differ.
+    Raises RecordRefused (bad_mark) if a mark is not a weight, or two marks differ.
     Raises RecordRefused (trained_prompt) if a message that is not the assistant's is marked for
     training.
 
@@ -299,19 +295,21 @@ def _is_trained(message: Message, marks: Sequence[Any]) -> bool:
         message: the message.
         marks: the values of its marks, such as the value of its key `weight`, and its entry in the
             record's list of marks.
+        with_weights: whether there may be other weights than 0 and 1.
     """
-    if any(mark not in (0, 1) or mark != marks[0] for mark in marks):
-        raise RecordRefused("bad_mark")
-    is_trained = all(marks)
-    spans = read_spans(message)
-    if spans is not None:
+    weight = read_weight(marks, with_weights)
+    spans = read_spans(message, with_weights)
+    if spans == ():
         # In axolotl an empty list trains nothing, but a mark of the whole message overrides it.
         is_overridden = message[DETAIL] == [] and bool(marks)
-        is_trained = is_trained and (bool(spans) or is_overridden)
-    is_marked = bool(marks) or spans is not None
-    if is_marked and is_trained and message["role"] != "assistant":
+        spans = None
+        weight = weight if is_overridden else 0.0
+    is_marked = bool(marks) or message.get(DETAIL) is not None
+    if is_marked and weight and message["role"] != "assistant":
         raise RecordRefused("trained_prompt")
-    return is_trained
+    if spans is not None:
+        spans = tuple(span._replace(weight=span.weight * weight) for span in spans)
+    return AnswerLoss(spans, weight)
 
 
 def read_messages(raw: RawRecord, key: str) -> list[Any]:

@@ -45,7 +45,7 @@ from mdsmix.shapes.conversation_rules import (
 )
 from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, NAMES, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
-from mdsmix.shapes.spans import DETAIL
+from mdsmix.shapes.spans import DETAIL, WEIGHTS
 
 
 def parse_messages(raw: RawRecord) -> Conversation:
@@ -63,17 +63,21 @@ def parse_messages(raw: RawRecord) -> Conversation:
             raise RecordRefused("unknown_role")
         if type(message["content"]) is not str:
             raise RecordRefused("content_not_text")
-    trained = read_marks(raw, messages).trained
+    marks = read_marks(raw, messages)
+    trained = marks.trained
     if mark:
         messages = remove_marks(raw, messages)
     if raw.merges:
+        count = len(messages)
         messages, trained = merge_messages(messages, trained, unmerged_role="")
+        if marks.losses and len(messages) != count:
+            raise RecordRefused("merged_spans")
     fault = check_roles(tuple([message["role"] for message in messages]))
     if fault:
         raise RecordRefused(fault)
     if not is_encodable("\n".join([message["content"] for message in messages])):
         raise RecordRefused("lone_surrogate")
-    return Conversation(messages, None if all(trained) else trained)
+    return Conversation(messages, None if all(trained) else trained, losses=marks.losses)
 
 
 def _parse_all_messages(records: Sequence[Any], fields: Fields) -> list[Any] | None:
@@ -245,7 +249,7 @@ MESSAGES = Shape(
     fields=("messages",),
     structured=("messages",),
     extras=EXTRAS,
-    options=("consecutive_roles", "nulls", MARK),
+    options=("consecutive_roles", "nulls", MARK, WEIGHTS),
     also_called={"messages": ("conversations", "conversation", "dialogue", "dialog")},
     guess=lambda *_: TRIES,
     plain=_parse_all_messages,

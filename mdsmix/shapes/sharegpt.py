@@ -45,6 +45,7 @@ from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.image_parts import MARK as IMAGE_MARK
 from mdsmix.shapes.image_parts import PLACEHOLDER_REASONS, Image, place_images, read_image
 from mdsmix.shapes.shape import Fields, RawRecord, Shape
+from mdsmix.shapes.spans import WEIGHTS
 
 TAGS = {
     "role_tag": "from",
@@ -273,7 +274,7 @@ SHAREGPT = Shape(
     optional=("system", "tools"),
     structured=("conversations", "tools"),
     extras=EXTRAS,
-    options=("tags", "consecutive_roles", "nulls", MARK),
+    options=("tags", "consecutive_roles", "nulls", MARK, WEIGHTS),
     also_called={
         "conversations": ("conversation", "messages", "chat", "turns", "dialogue", "dialog")
     },
@@ -307,7 +308,7 @@ ROUNDS = Shape(
     optional=("system",),
     structured=("conversation",),
     extras=EXTRAS,
-    options=(MARK,),
+    options=(MARK, WEIGHTS),
     also_called={"conversation": ("conversations", "history", "dialogue")},
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse_rounds),

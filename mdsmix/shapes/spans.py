@@ -1,8 +1,11 @@
 """Reads which characters of an answer are trained: axolotl's key `train_detail` of a message, a
-list such as `[{"begin_offset": 0, "end_offset": 4, "train": true}]`.
+list such as `[{"begin_offset": 0, "end_offset": 4, "train": true}]`; and loss weights.
 
 Offsets count the characters of the message's content, as in a Python string, from 0. The character
 at `end_offset` is part of the range. Characters that no entry names are not trained.
+
+If the stream sets `loss_weights: true`, a mark may be a weight such as 0.5, and an entry may have
+`weight` in place of `train`.
 """
 
 from __future__ import annotations
@@ -15,7 +18,13 @@ from mdsmix.record import AnswerLoss, Message, RecordRefused, Span
 
 DETAIL = "train_detail"
 "The key of a message with the list of ranges."
-DETAIL_KEYS = frozenset({"begin_offset", "end_offset", "train"})
+WEIGHTS = "loss_weights"
+"The stream's option that allows loss weights other than 0 and 1."
+LEAST_WEIGHT, GREATEST_WEIGHT = 1e-6, 1e6
+"The limits of a weight that is not 0. Weights are stored as float32."
+OFFSET_KEYS = frozenset({"begin_offset", "end_offset"})
+ENTRY_MARKS = ("train", "weight")
+"Keys of an entry that say whether its characters are trained; an entry has one of them, or both."
 SPAN_REASONS = {
     "bad_span": (
         "A message's train_detail is not a list of {begin_offset, end_offset, train} with ranges "
@@ -34,26 +43,55 @@ SPAN_REASONS = {
 "Reason codes of records with such marks -> their explanations."
 
 
-def read_spans(message: Message, key: str = DETAIL) -> tuple[Span, ...] | None:
-    """Return the characters of a message's content that are trained, ascending and without overlap;
-    (): no character. Return None if the message has no list of ranges.
+def read_weight(marks: Sequence[Any], with_weights: bool) -> float:
+    """Return the loss weight that marks of a message, or of some characters, give: 0 if it is not
+    trained, 1 if there is no mark.
 
-    Raises RecordRefused (bad_span) if an entry of the list is not valid.
+    True and 1 only say that it is trained, so another mark may give the weight: `"loss": true` and
+    `"loss_scale": 0.5`.
+
+    Raises RecordRefused (bad_mark) if a mark is not a weight, or two marks differ.
+
+    Args:
+        marks: the values of the marks.
+        with_weights: whether there may be other weights than 0 and 1.
+    """
+    weights = set[float]()
+    for mark in marks:
+        is_number = type(mark) in (bool, int, float)
+        is_allowed = mark in (0, 1) or (with_weights and is_number)
+        if not is_allowed or not (mark == 0 or LEAST_WEIGHT <= mark <= GREATEST_WEIGHT):
+            raise RecordRefused("bad_mark")
+        weights.add(float(mark))
+    if 0.0 not in weights:
+        weights.discard(1.0)
+    if len(weights) > 1:
+        raise RecordRefused("bad_mark")
+    return weights.pop() if weights else 1.0
+
+
+def read_spans(message: Message, with_weights: bool = False) -> tuple[Span, ...] | None:
+    """Return the characters of a message's content that are trained, with their weights, ascending
+    and without overlap; (): no character. Return None if the message has no `train_detail`.
+
+    Raises RecordRefused (bad_span, bad_mark) if an entry of the list is not valid.
     Raises RecordRefused (span_with_calls) if the message has calls.
 
     Args:
         message: the message.
-        key: the key with the list of ranges.
+        with_weights: whether there may be other weights than 0 and 1.
     """
-    entries = message.get(key)
+    entries = message.get(DETAIL)
     if entries is None:
         return None
     if not isinstance(entries, list):
-        raise RecordRefused("bad_span", why=f"{key} is not a list")
+        raise RecordRefused("bad_span", why=f"{DETAIL} is not a list")
     if entries and message.get("tool_calls"):
         raise RecordRefused("span_with_calls")
     length = len(message.get("content") or "")
-    spans = [_read_entry(entry, number, length) for number, entry in enumerate(entries)]
+    spans = [
+        _read_entry(entry, number, length, with_weights) for number, entry in enumerate(entries)
+    ]
     spans.sort()
     for earlier, later in pairwise(spans):
         if later.start < earlier.end and later.weight != earlier.weight:
@@ -62,20 +100,21 @@ def read_spans(message: Message, key: str = DETAIL) -> tuple[Span, ...] | None:
     return join_spans([span for span in spans if span.weight])
 
 
-def _read_entry(entry: Any, number: int, length: int) -> Span:
+def _read_entry(entry: Any, number: int, length: int, with_weights: bool) -> Span:
     """Return an entry of `train_detail` as a span, with the weight 0 if it is not trained.
 
     Args:
         entry: the entry.
         number: its position in the list, for the detail of a reason code.
         length: the characters of the content.
+        with_weights: whether there may be other weights than 0 and 1.
     """
-    if not isinstance(entry, Mapping) or entry.keys() != DETAIL_KEYS:
-        keys = ", ".join(sorted(DETAIL_KEYS))
-        raise RecordRefused("bad_span", why=f"entry {number} has not the keys {keys}")
+    keys = {key for key in entry if entry[key] is not None} if isinstance(entry, Mapping) else set()
+    if not OFFSET_KEYS < keys <= OFFSET_KEYS.union(ENTRY_MARKS):
+        why = f"entry {number} has not the keys begin_offset, end_offset and train"
+        raise RecordRefused("bad_span", why=why)
     begin = entry["begin_offset"]
     end = entry["end_offset"]
-    train = entry["train"]
     if not (_is_whole(begin) and _is_whole(end)):
         raise RecordRefused("bad_span", why=f"an offset of entry {number} is not a whole number")
     if not 0 <= begin <= end:
@@ -86,9 +125,8 @@ def _read_entry(entry: Any, number: int, length: int) -> Span:
             f"at offset {length - 1}; end_offset is the last character, not the one after it"
         )
         raise RecordRefused("bad_span", why=why)
-    if train not in (0, 1):
-        raise RecordRefused("bad_span", why=f"train of entry {number} is not true or false")
-    return Span(int(begin), int(end) + 1, float(train))
+    marks = [entry[key] for key in ENTRY_MARKS if entry.get(key) is not None]
+    return Span(int(begin), int(end) + 1, read_weight(marks, with_weights))
 
 
 def _is_whole(offset: Any) -> bool:

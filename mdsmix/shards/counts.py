@@ -136,6 +136,10 @@ class Totals(Counts):
     "Records that mark characters of an answer (`train_detail`)."
     span_untrained: int = 0
     "Tokens of answers that are not trained, in rows of such records, before truncation."
+    loss_weights: dict[str, int] = field(default_factory=dict)
+    """Loss weight, such as `0.5` -> trained tokens that have it. Of a batch with many weights they
+    are rounded to one digit. Empty if the recipe does not set loss_weights.
+    """
     largest_id: int = -1
     longest: int = 0
     "Tokens of the longest sample."
@@ -195,6 +199,26 @@ def count_labels(labels: NDArray[np.int8]) -> dict[str, int]:
         return {}
     desirable = int(np.count_nonzero(labels))
     return {"true": desirable, "false": len(labels) - desirable}
+
+
+MAX_WEIGHTS = 16
+"With more different weights in a batch, weights are rounded to one digit before they are counted."
+
+
+def count_by_weight(weights: NDArray[np.float32]) -> dict[str, int]:
+    """Return weight -> number of tokens, such as `{"0.5": 120, "1": 3000}`. Tokens of the weight 0,
+    which are not trained, are not counted.
+
+    Args:
+        weights: float32 [tokens].
+    """
+    values, counts = np.unique(weights[weights > 0], return_counts=True)
+    digits = 6 if len(values) <= MAX_WEIGHTS else 1
+    tokens_by_weight = dict[str, int]()
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        name = f"{value:.{digits}g}"
+        tokens_by_weight[name] = tokens_by_weight.get(name, 0) + count
+    return tokens_by_weight
 
 
 def count_by_length(lengths: NDArray[np.int64]) -> dict[str, int]:

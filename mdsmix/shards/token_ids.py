@@ -7,8 +7,8 @@ LLM-Foundry's loaders. So one loader can read every kind of stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,10 @@ PROMPT_COLUMNS = ("prompt",)
 _BESIDES_PROMPT = frozenset({"verified_answer", "vstar"})
 """Columns that a stream of prompts may have besides PROMPT_COLUMNS. A stream with others has texts,
 such as `prompt` and `response`.
+"""
+LOSS_WEIGHTS = "loss_weights"
+"""A further column of a conversation or of a packed row: float32, the loss weight of each of its
+tokens; 0 for a token that is not trained.
 """
 IGNORED_LABEL = -100
 "The label that gives no loss, in torch, in LLM-Foundry and in Hugging Face's collators."
@@ -277,6 +281,8 @@ class Tokens:
     """bool [tokens]: whether each token of packed rows is trained; None for other samples, whose
     trained tokens follow from the target policies.
     """
+    weights: NDArray[np.float32] | None = None
+    "float32 [tokens]: the loss weight of each token; None if the samples have no weights."
 
     @property
     def trained(self) -> NDArray[np.int64] | None:
@@ -303,20 +309,30 @@ class TrainedRows:
     """
     starts: Ragged
     "int64: the positions in each row at which its documents begin, first 0."
+    weights: NDArray[np.float32] | None = None
+    """float32 [tokens]: the loss weight of each token, 0 if it gives no loss; None if the rows have
+    no weights.
+    """
 
     @staticmethod
-    def of_one_document(ids: Ragged, is_trained: NDArray[np.bool_]) -> TrainedRows:
+    def of_one_document(
+        ids: Ragged, is_trained: NDArray[np.bool_], weights: NDArray[np.float32] | None = None
+    ) -> TrainedRows:
         """Return rows each of which is one document.
 
         Args:
             ids: the tokens of each row.
             is_trained: bool [tokens]: whether each token gives a loss. The flag of the first token
                 of each row is cleared.
+            weights: float32 [tokens]: the loss weight of each token, which counts only if the token
+                gives a loss; None: the rows have no weights.
         """
         is_trained[ids.offsets[:-1]] = False  # nothing predicts it
         count = len(ids)
         starts = Ragged.from_lengths(np.zeros(count, np.int64), np.ones(count, np.int64))
-        return TrainedRows(ids, is_trained, starts)
+        if weights is not None:
+            weights = np.where(is_trained, weights, np.float32(0))
+        return TrainedRows(ids, is_trained, starts, weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +390,28 @@ def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
     names = find_token_columns(shard)
     if not names or not len(samples):
         return None
-    columns = {name: cells for name, cells in split_columns(shard, samples) if name in names}
+    columns = {
+        name: cells
+        for name, cells in split_columns(shard, samples)
+        if name in (*names, LOSS_WEIGHTS)
+    }
+    tokens = _decode_columns(shard, names, columns)
+    if LOSS_WEIGHTS not in columns:
+        return tokens
+    weights = decode_arrays(columns[LOSS_WEIGHTS], find_codec(shard.columns[LOSS_WEIGHTS]))
+    if (weights.lengths != tokens.ids.lengths).any():
+        raise ValueError("the loss_weights of a row are not as many as its tokens")
+    return replace(tokens, weights=weights.values)
+
+
+def _decode_columns(shard: Shard, names: Sequence[str], columns: Mapping[str, Ragged]) -> Tokens:
+    """Return the ids of samples.
+
+    Args:
+        shard: the shard's entry in the index.
+        names: the columns of ids, as `find_token_columns` returns them.
+        columns: column -> the bytes of each sample's value.
+    """
     if names == ("turns",):
         return _decode_tokens_of_turns(columns["turns"])
     if names == PROMPT_COLUMNS:
@@ -384,12 +421,13 @@ def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
         return _decode_tokens_of_packed_rows(*arrays)
     # The last array has the responses. In front of it are the prompts, if the columns are
     # input_ids and labels.
-    prompts = arrays[0].lengths if len(arrays) == 2 else np.zeros(len(samples), np.int64)
+    responses = arrays[-1].lengths
+    prompts = arrays[0].lengths if len(arrays) == 2 else np.zeros_like(responses)
     return Tokens(
         ids=Ragged.zip(arrays),
         prompts=prompts,
-        responses=arrays[-1].lengths,
-        turns=np.arange(len(samples) + 1),  # each sample is one turn
+        responses=responses,
+        turns=np.arange(len(prompts) + 1),  # each sample is one turn
     )
 
 

@@ -134,6 +134,13 @@ def mistakes() -> None:
     _write("mistakes.jsonl", [json.loads(shown)])
 
 
+def weighed() -> None:
+    """The conversation of the page, with a loss weight."""
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text("utf-8")
+    (shown,) = re.findall(r"\$ cat weighed\.jsonl.*\n((?:[ {].*\n)+)", page)
+    _write("weighed.jsonl", [json.loads(shown)])
+
+
 def few() -> None:
     """demo/train.yaml of 32 samples an epoch, for those who read all of it."""
     recipe = yaml.safe_load(Path("yamls/demo.yaml").read_text())

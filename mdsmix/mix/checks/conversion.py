@@ -23,7 +23,7 @@ from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.processor.card import open_processor
 from mdsmix.recipe.rules import PROCESSOR_FOLDER
 from mdsmix.shards.manifest import Encoding
-from mdsmix.shards.token_ids import PACKED_COLUMNS, find_id_columns, has_images
+from mdsmix.shards.token_ids import LOSS_WEIGHTS, PACKED_COLUMNS, find_id_columns, has_images
 from mdsmix.storage import locate
 from mdsmix.tokenizer.published import fetch_folder, localize_name, read_card
 
@@ -245,6 +245,39 @@ def images_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
             "set train_loader.name: mdsmix, with mdsmix installed in LLM-Foundry's environment "
             "(docs/loading.md), or read the stream with mdsmix.load in a training loop of your "
             "own; or remove the stream.",
+        )
+
+
+@CHECKS.stream(
+    "error",
+    "LLM-Foundry's loaders do not read the column of weights, and train every token with the "
+    "weight 1.",
+)
+def weights_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
+    """Find streams with loss weights under a loader that does not read them."""
+    if LOSS_WEIGHTS in stream.columns and not loader.is_mdsmix:
+        yield Finding(
+            f"{{streams}}: the samples have loss weights, and {{loader}} (name: {loader.name}) "
+            "does not read them.",
+            "set train_loader.name: mdsmix, or convert the stream again without loss_weights.",
+        )
+
+
+@CHECKS.mix(
+    "warning",
+    "The models of LLM-Foundry compute the loss themselves, and every trained token counts alike.",
+)
+def weights_unused(mix: Mix) -> Findings:
+    """Find streams with loss weights in a YAML that names a model of LLM-Foundry."""
+    weighted = [stream for stream in mix.train.streams if LOSS_WEIGHTS in stream.columns]
+    model = mix.yaml.value_at("model", "name")
+    if weighted and mix.train.is_mdsmix and model:
+        yield Finding(
+            f"{{streams}}: batches have loss weights, and the model {model} of LLM-Foundry does "
+            "not use them.",
+            "compute the loss in a training loop of your own, or in a model class of your own that "
+            "multiplies by loss_weights (docs/loading.md).",
+            stream_names(weighted),
         )
 
 
