@@ -215,7 +215,7 @@ class HubBucketPath(Location):
         names of the folders.
 
         Args:
-            recursive: whether files in inner folders are included; then no folders are returned.
+            recursive: whether files in inner folders are included; the hub then lists no folders.
         """
 
         def list_all(api: Any) -> list[Any]:
@@ -229,11 +229,10 @@ class HubBucketPath(Location):
             if not entry.path.startswith(start):
                 continue
             name = entry.path[len(start) :]
-            folder, slash, _ = name.partition("/")
-            if entry.type == "file" and (recursive or not slash):
+            if entry.type == "file":
                 files[name] = _make_stat(entry)
-            elif not recursive and folder:
-                folders.add(folder)
+            else:
+                folders.add(name)
         return files, folders
 
     # Writing
@@ -270,9 +269,8 @@ class HubBucketPath(Location):
     def copy_to(self, target: Location) -> None:
         """Copy this file to `target`. The hub itself copies it if `target` is in a bucket."""
         stat = self.stat()
-        # The hash of an empty file names no stored bytes.
-        if not isinstance(target, HubBucketPath) or stat is None or not stat.size:
-            Location.copy_to(self, target)
+        if not isinstance(target, HubBucketPath) or stat is None:
+            Location.copy_to(self, target)  # which raises an error if this file is missing
             return
         copy = [("bucket", self.bucket, stat.stamp, target.key)]
         target._ask(partial(_change, target.bucket, copy=copy))

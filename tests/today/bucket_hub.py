@@ -97,6 +97,8 @@ class BucketHub(ThreadingHTTPServer):
         self.fault: Fault = lambda request: None
         self.broken = 0
         "So many times the connection breaks in the middle of a file's bytes."
+        self.failing = set[str]()
+        "Paths whose next change fails. The other changes of its batch are made."
         self.page = 1000
         "Entries of a page of a listing."
         self.sends_hash = True
@@ -292,7 +294,10 @@ class _Handler(BaseHTTPRequestHandler):
         failed = list[dict[str, str]]()
         for change in changes:
             path = change["path"]
-            if change["type"] == "deleteFile":
+            if path in self.server.failing:
+                self.server.failing.remove(path)
+                failed.append({"path": path, "error": "Internal error"})
+            elif change["type"] == "deleteFile":
                 if files.pop(path, None) is None:
                     failed.append({"path": path, "error": "File not found"})
             elif change["xetHash"] not in self.server.files:

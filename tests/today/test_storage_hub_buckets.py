@@ -138,6 +138,20 @@ def test_files_of_any_name_are_written_listed_read_copied_and_deleted(
         assert (root / "other/copy").stat() == file.stat()
 
 
+def test_what_a_batch_has_not_deleted_is_deleted_afterwards(hub: BucketHub, root: Location) -> None:
+    for name in "abc":
+        (root / "folder" / name).write(name.encode())
+    hub.failing = {"folder/b"}
+    (root / "folder").delete_all(["a", "b", "missing"])
+    assert [name for name, _ in root.list(recursive=True)] == ["folder/c"]
+    hub.failing = {"folder/c"}
+    with pytest.raises(Unreachable, match="refuses the change"):
+        (root / "folder/c").delete()
+    refuse(hub, 403, "/batch")
+    with pytest.raises(Denied, match="access denied"):
+        (root / "folder").delete_all(["c"])
+
+
 def test_a_folder_has_no_files_of_folders_whose_names_only_begin_alike(
     hub: BucketHub, root: Location
 ) -> None:
