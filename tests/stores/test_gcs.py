@@ -168,7 +168,8 @@ def test_an_answer_of_another_server_is_an_error(
             proxy.rules = [Rule(fault)]
             call()
             assert not proxy.rules[0].times, "the last answer of a server that went"
-    monkeypatch.setattr(retries, "_LATER_SECONDS", 0.1)
+    for name in ("_FIRST_SECONDS", "_LATER_SECONDS"):
+        monkeypatch.setattr(retries, name, 0.1)
     for fault in ("a login page", "another answer"):
         for call in (file.stat, file.fetch, file.read, root.entries, lambda: file.write(b"1")):
             proxy.rules = [Rule(fault, times=999)]
