@@ -28,7 +28,7 @@ from mdsmix.kinds.turn_renderer import TurnRenderer
 from mdsmix.kinds.turn_rows import TurnRows, count_placeholders, tokenize_pairs
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.record import Conversation, Pair, RecordRefused
+from mdsmix.record import Conversation, Pair, RecordRefused, RichConversation
 from mdsmix.shapes.preference import REWARDS, Preference
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, Ids, Tokens, Turn, decode_preference
@@ -384,10 +384,13 @@ class Preferences(TemplateKind):
             unstored = len([position for position in trainable if preferences[position].rewards])
         unread = Counter(dict.fromkeys(REWARDS, unstored))
         for preference in preferences:
-            # Both conversations have the messages of the prompt: count each name once.
+            # Both conversations have the messages of the prompt: count each name once. Plain
+            # conversations have no other keys than role and content.
             names = set[str]()
             for half in (preference.chosen, preference.rejected):
-                if isinstance(half, Conversation):
+                if isinstance(half, Pair):
+                    continue
+                if isinstance(half, RichConversation) or half.variables:
                     names |= self.renderer.find_unread(half)
             unread.update(names)
         return unread
