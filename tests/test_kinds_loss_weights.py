@@ -182,6 +182,9 @@ def test_many_weights_are_counted_by_their_first_digit() -> None:
         ({}, {"columns": "compact"}, "columns: compact has no place for loss weights"),
         ({"target_prompts": "all"}, {}, "target_prompts: none"),
         ({"decoder_only_format": False}, {}, "decoder_only_format: false"),
+        ({}, {"loss_weights": False, "train_parts": {"reasoning": 0.2}}, "set loss_weights: true"),
+        ({}, {"train_parts": {"reasoning": -1}}, "a loss weight from 0.000001"),
+        ({}, {"train_parts": {"answer": "yes"}}, "train_parts.answer"),
     ],
 )
 def test_a_recipe_that_contradicts_weights_is_refused(
@@ -193,6 +196,36 @@ def test_a_recipe_that_contradicts_weights_is_refused(
     recipe = write_recipe(tmp_path, tmp_path, streams={"chat": chat}, **settings)
     with pytest.raises(RecipeError, match=words):
         open_recipe(recipe)
+
+
+def test_parts_have_weights_of_the_recipe(letters: Tokenizer) -> None:
+    """They are multiplied with the weights of the record."""
+    record = dialogue({"content": "<think>b</think>cd", "weight": 0.5})
+    parts = {"reasoning": 0.4, "calls": True, "answer": True}
+    kind = open_chats(letters, TEMPLATE, target_responses="all", pack=True, train_parts=parts)
+    kind.encoding = replace(kind.encoding, columns=COLUMNS["packed"])
+    encoded = kind.encode([read(record)])
+    assert to_text(encoded.columns["input_ids"][0]) == "u:Q~a:<think>b</think>cd.$"
+    assert show(encoded.columns["loss_weights"][0]) == "." * 6 + "2" * 16 + "5555"
+
+
+def test_one_and_zero_are_true_and_false_in_the_recipe(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Streams are not converted again because of how a part is written."""
+    write_jsonl(tmp_path / "a.jsonl", [dialogue({"content": "<think>b</think>cd"})])
+    source = {"path": "a.jsonl", "shape": "openai"}
+    manifests = []
+    for name, parts in (("true", {"reasoning": False}), ("one", {"reasoning": 0, "answer": 1})):
+        chat = {"kind": "finetuning", "train_parts": parts, "source": source}
+        recipe = write_recipe(
+            tmp_path, tokenizer_folder, streams={name: chat}, target_responses="all", max_seq_len=64
+        )
+        run_ok("convert", recipe)
+        manifests.append(manifest_of(tmp_path / f"out/{name}/train"))
+    first, second = manifests
+    assert first.encoding == second.encoding
+    assert [part.key for part in first.parts] == [part.key for part in second.parts]
 
 
 def test_from_init_to_an_export(tmp_path: Path, tokenizer_folder: Path) -> None:

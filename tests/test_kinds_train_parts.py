@@ -349,7 +349,7 @@ REFUSED = {
     "target_prompts=length>=4": "but target_prompts: length>=4 trains prompts",
     "decoder_only_format=false": "because an encoder would read the parts",
     "streams.web.train_parts={thinking: false}": "thinking is not a known key; write streams.web.train_parts.reasoning",
-    "streams.web.train_parts={reasoning: 0.5}": "must be true or false",
+    "streams.web.train_parts={reasoning: 0.5}": "set loss_weights: true for this stream",
     "streams.web.source.messages=null streams.web.source.prompt=a streams.web.source.response=b":
         "train_parts is for messages",
 }  # fmt: skip

@@ -29,7 +29,8 @@ from mdsmix.ragged import Ragged
 
 MARK = np.dtype([("part", "u1"), ("weight", "<f4")])
 """The mark of a token. `part`: the part of the answer that the token belongs to, its place in PARTS
-from 1, or 0 for a token of a prompt; `weight`: 0 if the token is not trained, otherwise 1.
+from 1, or 0 for a token of a prompt; `weight`: 0 if the token is not trained, otherwise its loss
+weight, usually 1.
 """
 SPLIT_REASONS = {
     "ends_untrained": (
@@ -54,7 +55,7 @@ class MarkedRange(NamedTuple):
     part: int
     "The part of the answer that these characters belong to: its place in PARTS, from 1."
     weight: float
-    "0 if the characters are not trained, otherwise 1."
+    "0 if the characters are not trained, otherwise their loss weight, usually 1."
 
 
 def mark_weights(turns: Turns, weights: NDArray[np.float32] | float = 1.0) -> Turns:

@@ -118,9 +118,7 @@ def list_recipe_keys(encoding: Encoding) -> dict[str, Any]:
                 }
             case "train_parts":
                 settings |= {
-                    f"train_parts.{part}": False
-                    for part, is_trained in value.items()
-                    if not is_trained
+                    f"train_parts.{part}": weight for part, weight in value.items() if weight != 1
                 }
             case "stop_ids":
                 settings[STOPS] = value

@@ -235,15 +235,29 @@ class ImagesSpec:
     """
 
 
+LEAST_WEIGHT, GREATEST_WEIGHT = 1e-6, 1e6
+"The limits of a loss weight that is not 0. Weights are stored as float32."
+WEIGHT = must_be(
+    "true, false, or a loss weight from 0.000001 to 1,000,000",
+    lambda value: value == 0 or LEAST_WEIGHT <= value <= GREATEST_WEIGHT,
+    minimum=0,
+    maximum=GREATEST_WEIGHT,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainPartsSpec:
-    """The parts of an assistant's message that the model is trained on."""
+    """The parts of an assistant's message that the model is trained on: true or false, or with
+    `loss_weights: true` a [loss weight](data.md#loss-weights) such as 0.2.
+    """
 
-    reasoning: bool = key(True, "reasoning_content", "thinking", "think", "thought")
+    reasoning: bool | int | float = key(
+        True, "reasoning_content", "thinking", "think", "thought", must=WEIGHT
+    )
     "Text in tags such as `<think>`, or under a key such as `reasoning_content`."
-    calls: bool = key(True, "tool_calls", "tools", "tool_call")
+    calls: bool | int | float = key(True, "tool_calls", "tools", "tool_call", must=WEIGHT)
     "Calls of tools."
-    answer: bool = key(True, "content", "text", "response")
+    answer: bool | int | float = key(True, "content", "text", "response", must=WEIGHT)
     "Everything else, the content of the message."
 
 

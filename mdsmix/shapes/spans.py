@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from mdsmix.recipe.stream_spec import GREATEST_WEIGHT, LEAST_WEIGHT
 from mdsmix.record import AnswerLoss, Message, RecordRefused, Span
 
 DETAIL = "train_detail"
 "The key of a message with the list of ranges."
 WEIGHTS = "loss_weights"
 "The stream's option that allows loss weights other than 0 and 1."
-LEAST_WEIGHT, GREATEST_WEIGHT = 1e-6, 1e6
-"The limits of a weight that is not 0. Weights are stored as float32."
 OFFSET_KEYS = frozenset({"begin_offset", "end_offset"})
 ENTRY_MARKS = ("train", "weight")
 "Keys of an entry that say whether its characters are trained; an entry has one of them, or both."

@@ -152,9 +152,9 @@ class Encoding:
     """Name -> version of the rules that made the rows, if the version is above 1: rules of the
     kind, the shape and the template (`mdsmix.kinds.rules`).
     """
-    train_parts: dict[str, bool] = field(default_factory=dict)
-    """Part of an answer -> whether it is trained: `reasoning`, `calls` and `answer`. Empty if all
-    parts are.
+    train_parts: dict[str, bool | float] = field(default_factory=dict)
+    """Part of an answer -> whether it is trained, or its loss weight: `reasoning`, `calls` and
+    `answer`. Empty if all parts are trained.
     """
     images: dict[str, Any] = field(default_factory=dict)
     """Only for a stream of images. `token` and `id`: the placeholder of an image in the turns.
