@@ -105,6 +105,24 @@ CASES: list[tuple[str, str, Message, list[tuple[str, str]]]] = [
         [("reasoning", "<think>\n\n</think>"), ("answer", "\n\nYes.<|im_end|>\n")],
     ),
     (
+        "chatml, thoughts between answers",
+        CHATML,
+        {"content": "First. <think>a</think> Then <think>b</think> last."},
+        [
+            ("answer", "First."),
+            ("reasoning", " <think>a</think>"),
+            ("answer", " Then"),
+            ("reasoning", " <think>b</think>"),
+            ("answer", " last.<|im_end|>\n"),
+        ],
+    ),
+    (
+        "chatml, several ends of thoughts",
+        CHATML,
+        {"content": "<think>a</think>b</think>c"},
+        [("reasoning", "<think>a</think>"), ("answer", "b</think>c<|im_end|>\n")],
+    ),
+    (
         "chatml, nothing but a thought",
         CHATML,
         {"content": "<think>Hm.</think>"},

@@ -306,13 +306,13 @@ def test_the_summary_counts_each_part(project: Project) -> None:
         f"tokens of answers that are trained: 0 calls, {counts['answer']} answer; not trained "
         f"(train_parts): {counts['reasoning']} reasoning"
     ) in " ".join(summary.split())
-    assert "has a part" not in summary
+    assert "has this part" not in summary
     trained = sum(len(t["labels"]) for row in read_samples(project.train) for t in row["turns"])
     assert trained == counts["answer"]
     stream["train_parts"] = {"calls": False}
     summary = project.configure(stream, **settings).convert_ok().out
     assert (
-        "WARNING: train_parts.calls is false, but no answer of the 3 records has a part calls"
+        "WARNING: train_parts.calls is false, but no answer of the 3 records has this part"
     ) in " ".join(summary.split())
 
 

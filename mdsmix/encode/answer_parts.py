@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ PARTS_REASONS = {
 "Reason codes of conversations whose answers cannot be divided into parts -> their explanations."
 
 _THOUGHT = "thought"
-"""The text of a content before `</think>`, as long as it is not known whether a tag opens it."""
+"A text of a content before `</think>`, as long as it is not known whether a tag opens it."
 _PRIVATE = dict(zip((*PARTS, _THOUGHT), map(chr, range(0xF1E01, 0xF1E05)), strict=True))
 "Part -> the private character that stands for each of its characters."
 _FIRST_PRIVATE = ord(min(_PRIVATE.values()))
@@ -142,8 +142,7 @@ def _find_printed(
         )
     positions = np.flatnonzero(is_private)
     ranges = _join_ranges(positions, shown[positions])
-    parts = [found.part for found in ranges]
-    # Each part must be printed once and as a whole, or not at all.
+    # The texts of each part must be printed once and as a whole, or not at all.
     for part, allowed in masked.texts.items():
         of_part = positions[shown[positions] == ord(_PRIVATE[part])]
         printed = _write_characters(expected[of_part])
@@ -152,9 +151,7 @@ def _find_printed(
                 f"the template changes the {part}, or prints only a piece",
                 **show_difference(max(allowed), printed),
             )
-        if parts.count(part) > 1:
-            _refuse(f"the template prints another part inside the {part}")
-    if masked.has_calls and "calls" not in parts:
+    if masked.has_calls and not any(found.part == "calls" for found in ranges):
         _refuse("the template prints neither the name nor the id of a call")
     return ranges
 
@@ -179,31 +176,48 @@ class _MaskedMessage:
             if isinstance(message.get(key), str):
                 self.texts["reasoning"].add(_remove_space(message[key]))
                 self.message[key] = _mask_text(message[key], "reasoning")
-        # The text of the content before `</think>` is perhaps reasoning.
         content = message.get("content")
-        thought, tag, rest = _join_texts(content).partition(THINK_END)
-        if not tag:
-            thought, rest = "", thought
-        self.texts[_THOUGHT].add(_remove_space(thought))
-        self.texts["answer"].add(_remove_space(rest))
-        self._is_before_end = bool(tag)
+        masked = "".join(self._mask_pieces(_join_texts(content)))
         if isinstance(content, str):
-            self.message["content"] = self._mask_content(content)
+            self.message["content"] = masked
         elif isinstance(content, list):
-            self.message["content"] = [
-                {**part, "text": self._mask_content(part["text"])} if "text" in part else part
-                for part in content
-            ]
+            self.message["content"] = [*_replace_texts(content, masked)]
         if self.has_calls:
             self.message["tool_calls"] = [_mask_call(call) for call in message["tool_calls"]]
 
-    def _mask_content(self, text: str) -> str:
-        """Return a content, or the next part of it, with private characters."""
-        if not self._is_before_end:
-            return _mask_text(text, "answer")
-        thought, tag, rest = text.partition(THINK_END)
-        self._is_before_end = not tag
-        return _mask_text(thought, _THOUGHT) + tag + _mask_text(rest, "answer")
+    def _mask_pieces(self, text: str) -> Iterator[str]:
+        """Yield the pieces of a content between its tags of reasoning, with private characters, and
+        the tags. A text between `<think>` and `</think>` is perhaps reasoning, and so is the text
+        before the first `</think>`, since the prompt may end in `<think>`.
+        """
+        pieces = _THINK_TAGS.split(text)  # every other piece is a tag
+        texts = {_THOUGHT: "", "answer": ""}
+        for number, piece in enumerate(pieces):
+            if number % 2:
+                yield piece
+                continue
+            opening = pieces[number - 1] if number else THINK
+            closing = pieces[number + 1] if number + 1 < len(pieces) else ""
+            is_thought = (opening, closing) == (THINK, THINK_END)
+            part = _THOUGHT if is_thought else "answer"
+            texts[part] += _remove_space(piece)
+            yield _mask_text(piece, part)
+        for part, whole in texts.items():
+            self.texts[part].add(whole)
+
+
+def _replace_texts(parts: Sequence[Mapping[str, Any]], text: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of a content, with another text of the same length in the place of all their
+    texts.
+    """
+    start = 0
+    for part in parts:
+        if "text" in part:
+            stop = start + len(part["text"])
+            yield {**part, "text": text[start:stop]}
+            start = stop
+        else:
+            yield part
 
 
 def _mask_text(text: str, part: str) -> str:

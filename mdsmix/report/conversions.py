@@ -386,8 +386,7 @@ def _notes_on_parts(manifest: Manifest) -> Iterator[str]:
         if not count and totals.samples:
             yield (
                 f"WARNING: train_parts.{part} is false, but no answer of the "
-                f"{plural(manifest.records.written, 'record')} has a part {part}: train_parts "
-                f"changes nothing there"
+                f"{plural(manifest.records.written, 'record')} has this part: it changes nothing"
             )
 
 
