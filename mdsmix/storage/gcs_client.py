@@ -10,6 +10,7 @@ Importing these packages takes 0.2 s, so they are imported only at the first req
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import os
 import secrets
@@ -20,8 +21,6 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
-
-import orjson
 
 from mdsmix.storage.gcs_errors import (
     DAMAGED,
@@ -212,7 +211,7 @@ def put(
             any.
     """
     boundary = secrets.token_hex(16)
-    entry = orjson.dumps({"crc32c": _encode_crc32c(parts)})
+    entry = json.dumps({"crc32c": _encode_crc32c(parts)}).encode()
     head = (
         f"--{boundary}\r\ncontent-type: application/json\r\n\r\n".encode()
         + entry
@@ -245,7 +244,7 @@ def _reason_of(status: int, body: bytes) -> str:
     Some reasons are told apart by the message alone.
     """
     try:
-        error = orjson.loads(body)["error"]
+        error = json.loads(body)["error"]
         message = str(error.get("message", ""))
         reason = str(error["errors"][0]["reason"])
     except (ValueError, LookupError, TypeError, AttributeError):
