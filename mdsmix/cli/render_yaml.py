@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,9 @@ from mdsmix.cli.options import (
     evals_mode,
 )
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.foundry_yaml.findings import Finding
+
+if TYPE_CHECKING:
+    from mdsmix.foundry_yaml.findings import Finding
 
 
 def render_yaml(
