@@ -22,6 +22,7 @@ from streaming.base.world import World
 
 from mdsmix import plan_phases
 from mdsmix.load import build_loader
+from mdsmix.mix.epoch import repeats
 from mdsmix.mix.epoch.draws import Machines, batch_shares, count_delivered, count_draws
 from mdsmix.mix.epoch.repeats import draw_epoch
 from mdsmix.mix.plan.nodes import chance_of_fetch
@@ -74,13 +75,16 @@ def weighted(weights: list[Any], sizes: Sequence[int], epoch_size: int | None, s
     return streams
 
 
-def test_an_epoch_draws_the_samples_that_streaming_draws(tmp_path: Path) -> None:
+def test_an_epoch_draws_the_samples_that_streaming_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The very samples, by the dataset's own `resample_streams`: 60 cases of whole passes and
     parts, seeds, epochs, granules and both sampling methods.
     """
     dataset = dataset_of(tmp_path, SIZES, 400)
     rng = np.random.default_rng(4)
     opened = [open_stream_in(locate(stream.local)) for stream in dataset.streams]
+    monkeypatch.setattr(repeats, "PART", 7)
     for number in range(60):
         chosen = [int(rng.integers(0, 3 * size)) for size in SIZES]
         chosen[number % 3] = SIZES[number % 3] * (number % 4)

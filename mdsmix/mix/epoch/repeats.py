@@ -23,9 +23,11 @@ from mdsmix.recipe.phases import SHUFFLE_SEED
 from mdsmix.table import Estimate
 
 EXACT_SAMPLES = 1 << 25
-"""Streams of a phase with more samples than this, 33 million, are not drawn here: a permutation of
-so many takes 270 MB and 2 s. Their repeats are expected numbers.
+"""The most samples of all streams together that are drawn here, 33 million: a phase takes 3 s and
+650 MB then. With more, repeats are expected numbers.
 """
+PART = 1 << 20
+"Granules that are drawn at a time."
 Copies = NDArray[np.int64]
 "How often each sample of a stream is drawn: int64 [samples]."
 
@@ -117,15 +119,22 @@ def _draw_from_shards(sizes: Copies, drawn: int, granularity: int, seed: int) ->
     # Shards consist of granules, the last of which may be smaller. All granules are shuffled, and
     # drawn until there are enough samples.
     granules = -(-sizes // granularity)
-    shard_of_granule = np.repeat(np.arange(len(sizes)), granules)
-    granule_sizes = np.full(len(shard_of_granule), granularity, np.int64)
-    granule_sizes[np.cumsum(granules) - 1] = sizes - (granules - 1) * granularity
-    order = np.random.default_rng(seed).permutation(len(granule_sizes))
-    up_to = np.cumsum(granule_sizes[order])
-    last = int(np.searchsorted(up_to, remainder))
-    taken = granule_sizes[order[: last + 1]]
-    taken[-1] -= up_to[last] - remainder
-    np.add.at(counts, shard_of_granule[order[: last + 1]], taken)
+    ends = np.cumsum(granules)
+    order = np.random.default_rng(seed).permutation(ends[-1])
+    left = remainder
+    # In parts, since a run has many millions of samples.
+    for start in range(0, len(order), PART):
+        part = order[start : start + PART]
+        shards = np.searchsorted(ends, part, side="right")
+        drawn_sizes = np.full(len(part), granularity, np.int64)
+        is_last = part == ends[shards] - 1
+        drawn_sizes[is_last] = (sizes - (granules - 1) * granularity)[shards[is_last]]
+        # The granule that has more samples than are left gives only these.
+        before = np.cumsum(drawn_sizes) - drawn_sizes
+        np.add.at(counts, shards, np.clip(left - before, 0, drawn_sizes))
+        left -= int(drawn_sizes.sum())
+        if left <= 0:
+            break
     return counts
 
 
