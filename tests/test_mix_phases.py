@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 import yaml
@@ -29,7 +30,7 @@ from mdsmix.tokenizer import card as pretrained
 from tests import published
 from tests.converting import mdsmix as command
 from tests.converting import run_ok
-from tests.published import CONCAT, LENGTH, publish, write_mix
+from tests.published import CONCAT, LENGTH, PAIR, publish, write_mix
 
 SAMPLES = {"web": 400, "books": 100}
 PHASES: dict[str, Any] = {
@@ -136,6 +137,45 @@ def test_the_plan_counts_on_from_phase_to_phase(home: Path) -> None:
     rows = " ".join(str(planned).split())
     assert f"anneal books 50 400 50.0% 1.00 {drawn['books']} {8 * drawn['books']}" in rows
     assert "anneal 800 tokens 10 35 800" in rows
+
+
+def test_the_third_phase_counts_both_phases_before_it(home: Path) -> None:
+    thirds = {name: {"budget": "30 samples", "mix": {"books": "100%"}} for name in "abc"}
+    path = write(home, {**thirds, "d": PHASES["anneal"]})
+    planned = mdsmix.plan_phases(path, **MACHINES)
+    assert [phase.steps_before for phase in planned.phases] == [0, 3, 6, 9]
+    seen = set[int]()
+    for number, (mix, phase) in enumerate(
+        zip(open_phase_mixes(path), planned.phases[:3], strict=False)
+    ):
+        (copies,) = repeats.draw_epoch(mix.train, number)
+        drawn = set(np.flatnonzero(copies).tolist())
+        assert phase.streams[0].repeated == len(drawn & seen)
+        seen |= drawn
+    assert 55 < len(seen) < 78, "of 100 books; three draws of 30 leave 34 on average"
+
+
+def test_tokens_of_repeats_are_a_mean_if_rows_differ_in_length(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5] * n, "labels": [6, 0]} for n in (1, 2, 3, 4)] * 10
+    publish(tmp_path / "web", PAIR, rows, card={"kind": "finetuning", "layout": None})
+    publish(tmp_path / "books", PAIR, rows, card={"kind": "finetuning", "layout": None})
+    draws = {"mix": {"web": "50%", "books": "50%"}, "max_repeat": 9}
+    phases = {
+        "some": {"budget": "40 samples", **draws},
+        "more": {"budget": "80 samples", **draws},
+        "all": {"budget": "80 samples", **draws},
+    }
+    loader = {"name": "finetuning", "num_workers": 0}
+    path = write_mix(tmp_path, "web", "books", phases=phases, train_loader=loader)
+    some, more, last = mdsmix.plan_phases(path, **MACHINES).phases
+    assert [s.repeated_tokens for s in some.streams] == [0, 0]
+    for stream in more.streams:
+        assert (stream.drawn, stream.repeated) == (40, 20)
+        assert isinstance(stream.repeated_tokens, Estimate)
+        assert stream.repeated_tokens == stream.tokens / 2
+    for stream in last.streams:
+        assert stream.repeated_tokens == stream.tokens == 180
+        assert not isinstance(stream.repeated_tokens, Estimate)
 
 
 def test_after_a_whole_pass_every_sample_was_drawn_before(home: Path) -> None:

@@ -139,6 +139,13 @@ REFUSALS = (
         "The sentence has the largest budget that fits. Or lower the share, or raise `max_repeat`.",
     ),
     Refusal(
+        ", and this needs the mix of one of them: name it as an override",
+        2,
+        "The recipe has phases, and this command is about one mix.",
+        "Add `phase=NAME` to the command ([phases](mixing.md#phases)). `plan`, `check` and "
+        "`render-yaml` take all phases at once.",
+    ),
+    Refusal(
         "is published for the",
         2,
         "Another `train_loader.name` or `pack` needs other columns.",

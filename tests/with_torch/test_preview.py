@@ -289,3 +289,22 @@ def test_a_stream_of_weight_0_is_in_no_batch(recipe: Path, tmp_path: Path) -> No
         streams = {sample["stream"] for samples in draws for sample in samples}
         assert streams == {"chat"}
     run_ok("report", recipe, "mix.docs.repeat=0", "--batch", 8, "-o", tmp_path / "r.html")
+
+
+def test_a_phase_is_previewed_in_its_own_epoch(tmp_path: Path, tokenizer_folder: Path) -> None:
+    write_tokens(tmp_path / "web", 60)
+    phase = {"budget": "20 samples", "mix": {"web": "100%"}}
+    recipe = {
+        "tokenizer": str(tokenizer_folder),
+        "max_seq_len": 8,
+        "streams": {"web": {"local": str(tmp_path / "web"), "split": "train"}},
+        "phases": {"one": phase, "two": phase},
+        "train_loader": {"name": "text", "num_workers": 0},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe))
+    words = ("preview", path, "phase=two", "--batch", 4, "--gpus", 1, "--steps", 0)
+    for options, epoch in (((), 1), (("--epoch", 0), 0)):
+        printed = run_ok(*words, *options).out
+        assert f"epoch {epoch}, 5 steps" in printed
+        assert "shuffle_seed         9177" in printed
