@@ -68,7 +68,7 @@ def write_sources(folder: Path) -> None:
     write_mds(folder / "messages.mds", chats)
     renamed = {"user": "asks", "assistant": "says", "from": "who", "value": "what"}
     lines(folder / "tagged.jsonl", made.sharegpt("tagged", 60, **renamed))
-    for make in (made.openai, made.sharegpt, made.alpaca, made.rounds, made.masked):
+    for make in (made.openai, made.sharegpt, made.alpaca, made.rounds, made.masked, made.judged):
         lines(folder / f"{make.__name__}.jsonl", make(make.__name__, 90))
     for key, no, yes in (
         ("loss_mask", 0, 1),

@@ -133,6 +133,24 @@ def messages(seed: str, count: int) -> Iterator[Record]:
         yield {"messages": [{"role": role, "content": said} for role, said in talk]}
 
 
+def judged(seed: str, count: int) -> Iterator[Record]:
+    """Talks whose last message is an answer that was judged, with another answer to the same prompt
+    and the last question and answer as texts. Some labels are no labels.
+    """
+    draws = Draws(f"{seed} other")
+    for number, record in enumerate(messages(seed, count)):
+        *prompt, answer = record["messages"]
+        other = {"role": "assistant", "content": text(draws, 1, 12)}
+        yield {
+            "prompt": prompt,
+            "completion": [answer],
+            "other": [other],
+            "label": "good" if number % 20 == 19 else number % 3 > 0,
+            "question": prompt[-1]["content"] if prompt else "",
+            "said": answer["content"],
+        }
+
+
 def openai(seed: str, count: int) -> Iterator[Record]:
     """Calls of tools and their results, weights, null entries, parts, and a call that nothing
     describes.

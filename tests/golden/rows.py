@@ -81,6 +81,10 @@ def _hash(row: Row) -> str:
         value = row[name]
         if isinstance(value, np.ndarray):
             content = f"{value.dtype} {value.shape} ".encode() + value.tobytes()
+        elif isinstance(value, bytes):
+            content = value
+        elif isinstance(value, np.integer):
+            content = f"{value.dtype} {value}".encode()
         else:
             content = json.dumps(value, sort_keys=True).encode()
         digest.update(f"{name} {len(content)} ".encode() + content)

@@ -33,6 +33,11 @@ MERGE = {"consecutive_roles": "merge"}
 TEMPLATE = "# {meta.title}\n\n{text}"
 
 
+def alone(kind: str, source: Tree) -> Tree:
+    """Return a stream of a kind that needs a run of its own, with these fields of its records."""
+    return {"kind": kind, "source": {"path": "judged.jsonl", **source}}
+
+
 def pairs(path: str = "pairs.jsonl", **settings: Any) -> Tree:
     return finetuning(path, PAIR, **settings)
 
@@ -181,6 +186,27 @@ PARTS = {
     "messages-packed": chats(pack=True, **THOUGHTLESS),
     "openai": OPENAI | THOUGHTLESS,
 }
+LABEL = {"label": "label"}
+COMPLETION = {"prompt": "prompt", "completion": "completion"}
+PREFERENCES: dict[str, Tree] = {
+    "messages": alone(
+        "preference", {"prompt": "prompt", "chosen": "completion", "rejected": "other"}
+    ),
+    "texts": alone("preference", {"prompt": "question", "chosen": "said", "rejected": "question"}),
+}
+UNPAIRED: dict[str, Tree] = {
+    "messages": alone("preference", COMPLETION | LABEL),
+    "texts": alone("preference", {"prompt": "question", "completion": "said"} | LABEL),
+}
+PROMPTS: dict[str, Tree] = {
+    "messages": alone("prompt", {"prompt": "prompt", "verified_answer": "said"}),
+    "texts": alone("prompt", {"prompt": "question"}),
+    "instructions": alone("prompt", {"instruction": "question", "verified_answer": "said"}),
+}
+PAIRWISE, LABELLED = (
+    {"train_loader": {"name": name}} for name in ("pairwise_preference", "unpaired_preference")
+)
+ASKED = {"train_loader": {"name": "prompt", "dataset": {"max_gen_len": 60}}}
 EACH = {"messages": chats(pack=True, rewritten_history="each")}
 FEW = _of(PACKED, "document", "pairs", "messages-first", "sharegpt") | EACH
 FRAMED = _of(LAYOUTS, "concat", "concat-bos", "document")
@@ -206,6 +232,9 @@ RECIPES: dict[str, tuple[Tree, Tree]] = {
         {"openai": OPENAI | {"pack": True}, "messages": chats(pack=True)},
     ),
     "parts": (OWN | RESPONSES | FORGETS, PARTS),
+    "preferences": (PAIRWISE | FORGETS, PREFERENCES),
+    "unpaired": (LABELLED | FORGETS, UNPAIRED),
+    "prompts": (ASKED, PROMPTS),
     "named": (FINETUNING | {"tokenizer": "named"}, {"openai": OPENAI, "messages": chats()}),
     "wide-packed": (OWN | WIDE | LONGER, _of(PACKED, "document-bos", "pairs", "messages")),
 }
