@@ -133,6 +133,21 @@ SWIFT_MESSAGES = [
     }
     for record in TAGGED
 ]
+TWICE = [message("user", "Who?"), message("user", "Sure?")]
+REPEATED = [
+    {"prompt": TWICE, "chosen": "Ann.", "rejected": "Bob."},
+    {"prompt": TWICE[:1], "chosen": "Ann.", "rejected": "Bob."},
+]
+REPEATED_SHAREGPT = [
+    {
+        "conversations": [sharegpt_item("human", "Who?"), sharegpt_item("human", "Sure?")],
+        "chosen": sharegpt_item("gpt", "Ann."),
+        "rejected": sharegpt_item("gpt", "Bob."),
+    },
+    SHAREGPT[0],
+]
+MERGED = [record | {"prompt": [message("user", "Who?\n\nSure?")]} for record in REPEATED[:1]]
+MERGED += REPEATED[1:]
 WITHOUT_TOOLS = [record | {"tools": []} for record in CHATS]
 ODD: list[Any] = [
     {"chosen": "a", "rejected": "b"},
@@ -146,6 +161,13 @@ FORMS: dict[str, tuple[Sequence[Record], Sequence[Record], str]] = {
     "ms_swift": (SWIFT, CHATS, "preference_openai"),
     "ms_swift_messages": (SWIFT_MESSAGES, CHATS, "preference_openai"),
     "trl_with_tools": (WITHOUT_TOOLS, CHATS, "preference_openai"),
+    "repeated_roles": (REPEATED, MERGED, "preference"),
+    "repeated_roles_with_tools": (
+        [record | {"tools": []} for record in REPEATED],
+        MERGED,
+        "preference_openai",
+    ),
+    "repeated_roles_of_sharegpt": (REPEATED_SHAREGPT, MERGED, "preference_sharegpt"),
     "alpaca": (ALPACA, ALPACA_CHATS, "preference_alpaca"),
     "one_message": (ONE_MESSAGE, CHATS, "preference"),
     "answers_as_texts": (ANSWERS_AS_TEXTS, CHATS, "preference"),
@@ -156,11 +178,11 @@ that `init` recognises.
 
 
 def convert(
-    folder: Path, tokenizer: Path, records: Sequence[Any], source: Mapping[str, Any]
+    folder: Path, tokenizer: Path, records: Sequence[Any], source: Mapping[str, Any], **keys: Any
 ) -> Any:
-    """Convert a stream of preferences and return its manifest."""
+    """Convert a stream of preferences with these keys and return its manifest."""
     path = str(write_jsonl(folder / "a.jsonl", records))
-    stream = {"kind": "preference", "source": {"path": path, **source}}
+    stream = {"kind": "preference", "source": {"path": path, **source}, **keys}
     settings = {"max_seq_len": 256, "train_loader": {"name": "pairwise_preference"}, "max_bad": 0.9}
     run_ok("convert", write_recipe(folder, tokenizer, streams={"likes": stream}, **settings))
     return manifest_of(folder / "out/likes/train")
@@ -178,12 +200,12 @@ def test_each_form_is_recognised_and_gives_the_same_rows_as_the_plain_form(
     run_ok("init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
     (stream,) = yaml.safe_load((tmp_path / "recipe.yaml").read_text())["streams"].values()
     source = stream["source"]
-    assert stream["kind"] == "preference"
-    del source["path"]
-    manifest = convert(tmp_path / "recognised", tokenizer_folder, records, source)
+    assert stream.pop("kind") == "preference"
+    del source["path"], stream["source"]
+    manifest = convert(tmp_path / "recognised", tokenizer_folder, records, source, **stream)
     assert manifest.encoding.shape in (shape, None)
     assert manifest.index_hash == expected.index_hash
-    odd = convert(tmp_path / "odd", tokenizer_folder, [*records, *ODD], source)
+    odd = convert(tmp_path / "odd", tokenizer_folder, [*records, *ODD], source, **stream)
     assert (odd.records.written, odd.records.bad) == (len(plain), len(ODD))
     assert odd.index_hash == expected.index_hash
 

@@ -37,7 +37,9 @@ class Conversations(TemplateKind, Finetuning):
 
     name = "conversations"
     reads: ClassVar[type] = Conversation
-    key_groups: ClassVar[tuple[str, ...]] = ("finetuning", "messages", "messages without images")
+    key_groups: ClassVar[tuple[str, ...]] = (
+        *("finetuning", "records with messages", "messages", "messages without images"),
+    )
     reasons: ClassVar[Mapping[str, str]] = TEMPLATE_REASONS | SPLIT_REASONS
 
     @classmethod

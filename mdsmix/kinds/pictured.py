@@ -61,7 +61,7 @@ class ConversationsWithImages(Conversations):
 
     name = "images"
     reads = Conversation
-    key_groups = ("finetuning", "messages", "messages with images")
+    key_groups = ("finetuning", "records with messages", "messages", "messages with images")
     has_images = True
     window_bytes = Kind.window_bytes
     reasons: ClassVar[Mapping[str, str]] = {

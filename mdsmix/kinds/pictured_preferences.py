@@ -60,7 +60,7 @@ class PreferencesWithImages(Preferences):
 
     name = "image_preferences"
     version = 1
-    key_groups = ("preference", "messages with images")
+    key_groups = (*Preferences.key_groups, "messages with images")
     window_bytes = Kind.window_bytes
     has_images = True
     image_copies = 2

@@ -126,7 +126,7 @@ class Preferences(TemplateKind):
     version = 2
     word = "preference"
     reads = Preference
-    key_groups: ClassVar[tuple[str, ...]] = ("preference",)
+    key_groups: ClassVar[tuple[str, ...]] = ("preference", "records with messages")
     window_bytes = WINDOW_BYTES
     has_targets = False
     keeps_long = True

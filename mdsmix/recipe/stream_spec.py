@@ -324,7 +324,7 @@ class StreamSpec:
     of `max_seq_len` that record where each begins; only `mdsmix.load` and `train_loader.name:
     mdsmix` read them ([packing](one-loader.md#packing-when-converting)).
     """
-    consecutive_roles: Literal["reject", "merge"] = key("reject", only_for="messages")
+    consecutive_roles: Literal["reject", "merge"] = key("reject", only_for="records with messages")
     """Messages of one role in a row make the record bad (`reject`), or are joined by an empty line
     (`merge`).
     """

@@ -28,6 +28,7 @@ from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
     MARK,
     MASK,
+    TRIES,
     copy_nested,
     make_conversation,
     read_marks,
@@ -320,8 +321,9 @@ PREFERENCE = Shape(
     optional=("prompt", *REWARDS),
     structured=("prompt", *ANSWERS),
     extras=(VARIABLES, OBJECTS),
-    options=(MARK,),
+    options=("consecutive_roles", MARK),
     also_called=RATED,
+    guess=lambda *_: TRIES[:1],
     reasons=CONVERSATION_REASONS
     | EXTRAS_REASONS
     | {
@@ -343,14 +345,14 @@ PREFERENCE_OPENAI = Shape(
     optional=("prompt", "system", "tools", *REWARDS),
     structured=("prompt", *ANSWERS, "tools"),
     extras=(VARIABLES, OBJECTS),
-    options=("nulls", MARK),
+    options=("consecutive_roles", "nulls", MARK),
     also_called={
         **RATED,
         "prompt": ("messages",),
         "chosen": ("messages",),
         "rejected": ("rejected_response", "rejected_messages"),
     },
-    guess=lambda *_: [{"nulls": "drop"}],
+    guess=lambda *_: TRIES,
     images_first=True,
     reasons=OPENAI.reasons,
     parse=with_extras(parse_preference_openai),
