@@ -353,6 +353,10 @@ REFUSED = {
     "cuts": CHATML.replace(CONTENT, f"{CONTENT}[:33]"),
     "counts": CHATML.replace(CONTENT, f"{CONTENT} + {CONTENT}.count('e') | string"),
     "escapes": CHATML.replace(CONTENT, f"({CONTENT} | tojson)"),
+    "fails": CHATML.replace(
+        CONTENT,
+        f"({CONTENT} if 'Y' in {CONTENT} or message['role'] == 'user' else raise_exception('no Y'))",
+    ),
 }
 "What a template does with a content -> such a template."
 
@@ -365,7 +369,7 @@ def test_a_template_that_does_more_than_print_is_refused(name: str) -> None:
     assert refused.value.why == "parts_not_found"
     assert refused.value.why.detail["why"]
     template = open_template(REFUSED[name], VARIABLES)
-    if name in ("cuts", "escapes"):  # the probes are too short, and have nothing to escape
+    if name in ("cuts", "escapes", "fails"):  # the probes do not show it
         require_findable_parts(template)
     else:
         with pytest.raises(RecipeError, match="train_parts cannot be used"):

@@ -23,13 +23,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.encode import forms
-from mdsmix.encode.chat import ChatTemplate, show_difference
+from mdsmix.encode.chat import ChatTemplate, slice_around_difference
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
 
@@ -120,11 +120,11 @@ def _find_printed(
     Raises RecordRefused (parts_not_found) as `find_parts` does.
     """
     masked = _MaskedMessage(conversation.messages[answer])
-    whole = template.render(
-        [*conversation.messages[:answer], masked.message],
-        add_generation_prompt=False,
-        tools=conversation.tools,
-    )
+    messages = [*conversation.messages[:answer], masked.message]
+    try:
+        whole = template.render(messages, add_generation_prompt=False, tools=conversation.tools)
+    except RecordRefused as refused:
+        _refuse("the template fails on other texts", **refused.why.detail)
     # The response is the end of the rendered text.
     start = max(len(whole) - len(response), 0)
     text = whole[start:]
@@ -136,9 +136,10 @@ def _find_printed(
     expected = _read_characters(response)
     is_private = (shown >= _FIRST_PRIVATE) & (shown <= _LAST_PRIVATE)
     if len(shown) != len(expected) or not ((shown == expected) | is_private).all():
-        _refuse(
-            "the template prints other text around another answer",
-            **show_difference(response, _ANY_PRIVATE.sub("*", text)),
+        _refuse_texts(
+            "the template prints other text around other texts",
+            response,
+            _ANY_PRIVATE.sub("*", text),
         )
     positions = np.flatnonzero(is_private)
     ranges = _join_ranges(positions, shown[positions])
@@ -147,18 +148,24 @@ def _find_printed(
         of_part = positions[shown[positions] == ord(_PRIVATE[part])]
         printed = _write_characters(expected[of_part])
         if printed not in ("", *allowed):
-            _refuse(
-                f"the template changes the {part}, or prints only a piece",
-                **show_difference(max(allowed), printed),
+            name = "reasoning" if part == _THOUGHT else part
+            _refuse_texts(
+                f"the template changes the {name}, or prints only a piece", max(allowed), printed
             )
     if masked.has_calls and not any(found.part == "calls" for found in ranges):
         _refuse("the template prints neither the name nor the id of a call")
     return ranges
 
 
-def _refuse(why: str, **detail: str) -> None:
+def _refuse(why: str, **detail: str | int) -> NoReturn:
     """Raise RecordRefused (parts_not_found)."""
     raise RecordRefused("parts_not_found", why=why, **detail)
+
+
+def _refuse_texts(why: str, expected: str, printed: str) -> NoReturn:
+    """Raise RecordRefused (parts_not_found) with excerpts of two texts that should be equal."""
+    around = slice_around_difference([expected, printed])
+    _refuse(why, expected=expected[around], printed=printed[around])
 
 
 class _MaskedMessage:
