@@ -249,6 +249,8 @@ class ExtraLoader:
     "(rules, rows) -> a batch: arrays, and lists of strings."
     pads_to_longest: bool = False
     "Whether batches are as wide as their longest row, and not max_seq_len tokens."
+    least_batch: int = 1
+    "The fewest rows of a device's batch with which training makes sense."
     multiple: int = 1
     "The loader takes only a max_seq_len that is a multiple of this."
 

@@ -3,6 +3,7 @@ same rows.
 
 KTO estimates how far the model has moved from its reference on answers that do not belong to their
 prompts. TRL takes them from the same batch: each prompt gets the completion of the row before it.
+So a batch needs two rows; only a last batch of one row has the same completion twice, as in TRL.
 `tests/exporting/test_peers.py` compares batches with those of TRL's collator.
 """
 
@@ -114,4 +115,5 @@ UNPAIRED_LOADER = ExtraLoader(
     row=make_row,
     batch=make_batch,
     pads_to_longest=True,
+    least_batch=2,
 )

@@ -40,7 +40,9 @@ PREFERENCE_COLUMNS = ("prompt", "chosen", "rejected")
 do not contain the prompt.
 """
 UNPAIRED_COLUMNS = ("prompt_ids", "completion_ids")
-"Columns of an unpaired preference, beside its label. The completion does not contain the prompt."
+"""Columns of an unpaired preference, in addition to its label. The completion does not contain the
+prompt.
+"""
 PROMPT_COLUMNS = ("prompt",)
 "Column of a prompt that a model answers: int64 ids (little endian) as plain bytes."
 _BESIDES_PROMPT = frozenset({"verified_answer", "vstar"})

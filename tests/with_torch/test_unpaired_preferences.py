@@ -13,7 +13,7 @@ import torch
 import yaml
 from transformers import AutoTokenizer
 
-from mdsmix.errors import MixRefused
+from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import build_loader
 from tests.converting import (
     make_encoder,
@@ -198,6 +198,8 @@ def test_a_batch_has_each_prompt_with_its_completion_and_with_another(
         for key, values in wanted.items():
             assert batch[key].dtype == values.dtype, key
             assert torch.equal(batch[key], values), key
+    with pytest.raises(RecipeError, match="needs batches of 2 rows or more"):
+        build_loader(config, 1)
     # A shorter row cuts completions, and is refused if nothing of one is left.
     config["train_loader"]["dataset"]["max_seq_len"] = 20
     assert all(batch["input_ids"].shape[1] <= 20 for batch in build_loader(config, 3))
