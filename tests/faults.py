@@ -200,6 +200,8 @@ class Proxy:
             _reset(client)
         if fault == "500 after the work":
             return _refuse(client, request, 500, "InternalError")
+        if fault == "no time":
+            head = re.sub(rb"(?i)last-modified: [^\r]*\r\n", b"", head)
         if fault == "no ETags":
             body = re.sub(rb"<ETag>.*?</ETag>", b"", body)
             head = re.sub(rb"content-length: \d+", b"content-length: %d" % len(body), head)

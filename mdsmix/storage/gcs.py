@@ -200,7 +200,7 @@ class GCSPath(Location):
         parameters = {"fields": "done,rewriteToken"}
         while True:
             answer = ask(name, partial(_rewrite, path, parameters))
-            if answer["done"]:
+            if answer.get("done"):
                 return
             parameters["rewriteToken"] = answer["rewriteToken"]
 
@@ -263,4 +263,7 @@ def _list_page(bucket: str, parameters: Parameters, session: Session) -> Answer:
 
 
 def _rewrite(path: str, parameters: Parameters, session: Session) -> Answer:
-    return session.ask("POST", path, parameters, {"content-length": "0"})
+    answer = session.ask("POST", path, parameters, {"content-length": "0"})
+    if not answer.get("done") and "rewriteToken" not in answer:
+        raise NotOfGoogle
+    return answer

@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage.gcs_client import Session, answer_unless, ask
+from mdsmix.storage.gcs_client import FIELDS, Session, answer_unless, ask, stat_from
 from mdsmix.storage.gcs_errors import Broken, Damaged, NotOfGoogle, Refused
 from mdsmix.storage.location import CHANGED, Stat
 from mdsmix.storage.object_reader import ObjectReader, OpenedBody
 
 _SIZE = "x-goog-stored-content-length"
+_MODIFIED = "last-modified"
 _GENERATION = "x-goog-generation"
 
 
@@ -92,9 +93,19 @@ def open_object(path: str, session: Session) -> tuple[Stat, OpenedBody] | None:
     answer = answer_unless(404, lambda: _get(session, path, {}, {}))
     if answer is None:
         return None
-    body = _take_body(answer, is_whole=True)
-    modified = parsedate_to_datetime(_header(answer, "last-modified")).timestamp()
-    return Stat(int(_header(answer, _SIZE)), body.stamp, modified), body
+    opened = _take_body(answer, is_whole=True)
+    size = answer.headers.get(_SIZE)
+    modified = answer.headers.get(_MODIFIED)
+    if size and modified:
+        return Stat(int(size), opened.stamp, parsedate_to_datetime(modified).timestamp()), opened
+
+    # Google's documents promise these two headers for another protocol only: ask for the fields.
+    entry = answer_unless(404, lambda: session.ask("GET", path, {"fields": FIELDS}))
+    stat = stat_from(entry) if entry else None
+    if stat is None or stat.stamp != opened.stamp:  # replaced meanwhile: begin again
+        opened.body.close()
+        raise Broken
+    return stat, opened
 
 
 def _open_body(

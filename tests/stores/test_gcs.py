@@ -85,6 +85,23 @@ print(json.dumps([rows, [row for batch in batches for row in batch]]))
 "Prints the rows of a rendered YAML as Streaming's own dataset reads them, and as mdsmix's loader."
 
 
+def test_an_answer_without_a_time_takes_another_request_for_the_same_version(
+    root: Location, proxy: Proxy
+) -> None:
+    file = root / "x"
+    file.write(b"one")
+    proxy.rules = [Rule("no time", "GET")]
+    with count_requests(proxy) as requests:
+        assert file.fetch() == (file.stat(), b"one")
+    assert requests.by_operation == {"GET": 3}
+    # The object is replaced between the two requests, and then deleted.
+    for change, expected in ((lambda: file.write(b"two"), b"two"), (file.delete, None)):
+        proxy.rules = [Rule("no time", "GET"), Rule("none", "GET", then=change)]
+        answer = file.fetch()
+        assert (answer[1] if answer else None) == expected
+        assert not [rule for rule in proxy.rules if rule.times]
+
+
 def test_threads_keep_their_connections_between_batches(
     root: Location, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,15 +180,20 @@ def test_an_answer_of_another_server_is_an_error(
     """A login page, and objects and headers that lack what Google sends."""
     file = root / "x"
     file.write(b"1")
+
+    def copy() -> None:
+        file.copy_to(root / "copy")
+
+    calls = (file.stat, file.fetch, file.read, root.entries, lambda: file.write(b"1"), copy)
     for fault in ("a login page", "another answer"):
-        for call in (file.stat, file.fetch, file.read, root.entries, lambda: file.write(b"1")):
+        for call in calls:
             proxy.rules = [Rule(fault)]
             call()
             assert not proxy.rules[0].times, "the last answer of a server that went"
     for name in ("_FIRST_SECONDS", "_LATER_SECONDS"):
         monkeypatch.setattr(retries, name, 0.1)
     for fault in ("a login page", "another answer"):
-        for call in (file.stat, file.fetch, file.read, root.entries, lambda: file.write(b"1")):
+        for call in calls:
             proxy.rules = [Rule(fault, times=999)]
             with pytest.raises(Unreachable, match="is not an answer of Google Cloud Storage; run"):
                 call()
