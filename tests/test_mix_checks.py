@@ -703,3 +703,22 @@ def test_a_function_of_several_checks_looks_once_at_each_subject(
     assert len(counting) < len(checks), "some functions serve several checks"
     assert {*calls.values()} == {1}
     assert len(calls) > len(counting)
+
+
+def test_answers_that_records_split_need_the_targets_of_the_conversion(tmp_path: Path) -> None:
+    """As those that train_parts splits: a policy that trains prompts, or fewer responses, would
+    train other pieces.
+    """
+    for spans, of_stream, of_run, expected in (
+        (3, ("none", "last"), ("all", "last"), {"targets-parts"}),
+        (3, ("none", "all"), ("none", "last"), {"targets-parts"}),
+        (0, ("none", "all"), ("none", "last"), {"targets-narrower"}),
+        (3, ("none", "last"), ("none", "all"), {"targets-wider"}),
+        (3, ("none", "all"), ("none", "all"), set[str]()),
+    ):
+        keys = ("target_prompts", "target_responses")
+        card = {"totals": {"span_records": spans}, **dict(zip(keys, of_stream, strict=True))}
+        build = finetuning_loader(CHAT(card=card), **dict(zip(keys, of_run, strict=True)))
+        folder = tmp_path / "-".join((str(spans), *of_stream, *of_run))
+        ids = list_ids(run_checks(build(folder)))
+        assert {id for id in ids if id.startswith("targets-")} == expected

@@ -79,8 +79,8 @@ def decoder_only(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 )
 @CHECKS.stream(
     "error",
-    "Parts of answers that are not trained (train_parts) are stored as prompts: this policy would "
-    "train them, or only the last piece of an answer.",
+    "Parts of answers that are not trained (by train_parts, or by the marks of records) are stored "
+    "as prompts: this policy would train them, or only the last piece of an answer.",
     "targets-parts",
 )
 @CHECKS.stream(
@@ -102,7 +102,10 @@ def targets_differ(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     policies = loader.target_policies
     if not encoding or not policies or loader.is_text or not stream.has_targets:
         return
-    check = _compare_targets(encoding, policies)
+    manifest = stream.trusted_manifest
+    has_spans = manifest is not None and manifest.totals.span_records > 0
+    is_split = bool(encoding.train_parts) or has_spans
+    check = _compare_targets(encoding, policies, is_split)
     if check:
         converted = f"{encoding.target_prompts}/{encoding.target_responses}"
         yield Finding(
@@ -114,13 +117,14 @@ def targets_differ(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         )
 
 
-def _compare_targets(encoding: Encoding, policies: Targets) -> str | None:
+def _compare_targets(encoding: Encoding, policies: Targets, is_split: bool) -> str | None:
     """Return the id of the check that fails, such as `targets-wider`; None if the policies are the
     same as at the conversion.
 
     Args:
         encoding: how the stream was converted.
         policies: the policies of the loader.
+        is_split: whether answers of the stream are split into trained and untrained pieces.
     """
     converted = targets_of(encoding)
     # No prompt is empty, so `all` is the same as length>=1.
@@ -135,7 +139,7 @@ def _compare_targets(encoding: Encoding, policies: Targets) -> str | None:
         return "targets-compact"
     trains_fewer_responses = not is_same and policies.target_responses == "last"
     trains_prompts = policies.target_prompts != "none"
-    if encoding.train_parts and (trains_prompts or trains_fewer_responses):
+    if is_split and (trains_prompts or trains_fewer_responses):
         return "targets-parts"
     if least_now > least_converted or trains_fewer_responses:
         return "targets-narrower"
