@@ -275,6 +275,7 @@ ARRAY = (
 SHAPE = "mdsmix init SOURCE shows which shape and settings read such records."
 ADVICE = {
     "json_array": ARRAY,
+    "bad_mark": "loss_weights: true reads marks such as 0.5 as loss weights.",
     "repeated_role": "consecutive_roles: merge joins consecutive messages of one role.",
     "unknown_role": (
         "shape: sharegpt accepts any role that its tags name (assistant_tag: ...); shape: openai "

@@ -78,7 +78,10 @@ class Parquet(FileWriter):
                 "and an attention kernel that supports it"
             )
         if self.stream.has_weights:
-            yield "TRL, axolotl and transformers' Trainer ignore the column loss_weights"
+            yield (
+                "no trainer uses the column loss_weights by itself: multiply a loss of your own by "
+                "it"
+            )
 
     def write_file(self, file: BinaryIO, shard: Shard, samples: Ragged) -> Counts:
         import pyarrow.parquet

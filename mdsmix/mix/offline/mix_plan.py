@@ -232,8 +232,9 @@ def _refuse_different_settings(streams: Sequence[StreamInMix]) -> None:
                     hint = (
                         " To give both streams the same columns, set one of these keys in the "
                         "recipe: columns: compact gives conversations the columns of pairs, "
-                        "layout: document gives text the columns of pairs, and images: {} gives a "
-                        "stream the columns of streams with images."
+                        "layout: document gives text the columns of pairs, images: {} gives a "
+                        "stream the columns of streams with images, and loss_weights: true gives "
+                        "conversations a column of weights."
                     )
                 raise MixRefused(
                     f"{first_name} has {key}: {first_value}, but {stream.name} has {key}: {value}, "
