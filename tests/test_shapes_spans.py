@@ -138,9 +138,22 @@ def test_ranges_in_a_preference_are_refused() -> None:
     """Its loss is of the whole answer. Ranges of earlier answers are in the prompt."""
     marked = ANSWER | {"train_detail": [span_entry(0, 0)]}
     other = ANSWER | {"content": "No."}
-    shape = SHAPES["preference"]
-    record = {"chosen": [QUESTION, marked], "rejected": [QUESTION, other]}
-    assert shape.read(record, shape.own_fields) == "bad_span"
+    for name in ("preference", "preference_openai"):
+        shape = SHAPES[name]
+        record = {"chosen": [QUESTION, marked], "rejected": [QUESTION, other]}
+        assert shape.read(record, shape.own_fields) == "bad_span"
+        earlier = [QUESTION, marked, QUESTION]
+        record = {"chosen": [*earlier, ANSWER], "rejected": [*earlier, other]}
+        preference = shape.read(record, shape.own_fields)
+        assert preference.chosen.losses is preference.rejected.losses is None
+    unpaired = SHAPES["unpaired_preference"]
+    labelled = {"prompt": [QUESTION], "completion": [marked], "label": True}
+    assert unpaired.read(labelled, unpaired.own_fields) == "bad_span"
+    labelled |= {"prompt": [QUESTION, marked, QUESTION], "completion": [ANSWER]}
+    assert unpaired.read(labelled, unpaired.own_fields).answer.losses is None
+    prompt = SHAPES["prompt"]
+    asked = prompt.read({"prompt": [QUESTION, marked, QUESTION]}, prompt.own_fields)
+    assert asked.prompt.losses is None
     sharegpt = SHAPES["preference_sharegpt"]
     halves = {
         "conversations": [{"from": "human", "value": "?"}],

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from mdsmix.record import AnswerLoss, Conversation, Message, Pair, RecordRefused
+from mdsmix.record import Conversation, Message, Pair, RecordRefused
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
     MARK,
@@ -39,6 +39,7 @@ from mdsmix.shapes.extras import EXTRAS_REASONS, OBJECTS, VARIABLES, with_extras
 from mdsmix.shapes.messages import OPENAI, parse_messages, parse_openai_messages
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.sharegpt import SHAREGPT, guess_options, parse_sharegpt_items
+from mdsmix.shapes.spans import ANSWER_LOSS, drop_losses
 from mdsmix.shapes.texts import ALPACA_REASONS, parse_alpaca_prompt
 
 REWARDS = ("chosen_reward", "rejected_reward")
@@ -158,7 +159,8 @@ def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversati
         is_answer_untrained = bool(marks.trained) and not marks.trained[-1]
         if is_answer_untrained:
             raise RecordRefused("nothing_trained")
-        _refuse_losses(marks.losses)
+        if marks.losses and marks.losses[-1]:
+            raise RecordRefused("bad_span", why=ANSWER_LOSS)
         record = record._replace(record={"messages": remove_marks(record, messages)})
     return parse_messages(record)
 
@@ -277,17 +279,7 @@ def _check_half(conversation: Conversation) -> Conversation:
     """
     if conversation.trained and not conversation.trained[-1]:
         raise RecordRefused("nothing_trained")
-    _refuse_losses(conversation.losses)
-    return conversation
-
-
-def _refuse_losses(losses: Sequence[AnswerLoss | None] | None) -> None:
-    """Raise RecordRefused (bad_span) if marks name characters of the answer of a preference, whose
-    loss is of the whole answer. Marks of earlier answers change nothing, since they are prompt.
-    """
-    if losses and losses[-1]:
-        why = "the loss of a preference is of whole answers, and cannot leave out characters"
-        raise RecordRefused("bad_span", why=why)
+    return drop_losses(conversation)
 
 
 def parse_preference_sharegpt(raw: RawRecord) -> Preference:

@@ -80,7 +80,8 @@ def _without_mask(raw: RawRecord) -> RawRecord:
 
 def _without_stand_in(conversation: Conversation) -> Conversation:
     """Return the conversation without its last message, STAND_IN."""
-    return conversation._replace(messages=conversation.messages[:-1], trained=None)
+    messages = conversation.messages[:-1]
+    return conversation._replace(messages=messages, trained=None, losses=None)
 
 
 def _read_answer(raw: RawRecord) -> str:

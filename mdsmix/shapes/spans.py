@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from mdsmix.recipe.stream_spec import GREATEST_WEIGHT, LEAST_WEIGHT
-from mdsmix.record import AnswerLoss, Message, RecordRefused, Span
+from mdsmix.record import AnswerLoss, Conversation, Message, RecordRefused, Span
 
 DETAIL = "train_detail"
 "The key of a message with the list of ranges."
@@ -133,6 +133,22 @@ def _is_whole(offset: Any) -> bool:
     into 0.0.
     """
     return type(offset) is int or (type(offset) is float and offset.is_integer())
+
+
+ANSWER_LOSS = "the loss of a preference is of the whole answer, without weights of its characters"
+"Why a preference whose answer has marks of characters, or a loss weight, is bad."
+
+
+def drop_losses(conversation: Conversation) -> Conversation:
+    """Return the conversation of a preference without marks of characters and without loss weights.
+    Those of earlier answers change nothing, since they are a part of the prompt.
+
+    Raises RecordRefused (bad_span) if its last message, the answer, has such marks.
+    """
+    losses = conversation.losses
+    if losses and losses[-1]:
+        raise RecordRefused("bad_span", why=ANSWER_LOSS)
+    return conversation._replace(losses=None)
 
 
 def check_losses(

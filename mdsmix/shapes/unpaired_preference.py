@@ -13,6 +13,7 @@ from mdsmix.shapes.conversation_rules import CONVERSATION_REASONS, MASK, read_me
 from mdsmix.shapes.extras import EXTRAS_REASONS, OBJECTS, VARIABLES, with_extras
 from mdsmix.shapes.messages import parse_openai_messages
 from mdsmix.shapes.shape import RawRecord, Shape
+from mdsmix.shapes.spans import drop_losses
 
 LABEL = "label"
 "The key of `source:` for the field with the label, and the column that stores it."
@@ -63,7 +64,7 @@ def _parse_messages(raw: RawRecord) -> Conversation:
     conversation = parse_openai_messages(raw, [*prompt, *completion])
     if conversation.trained and not conversation.trained[-1]:
         raise RecordRefused("nothing_trained")
-    return conversation._replace(trained=None)
+    return drop_losses(conversation)._replace(trained=None)
 
 
 def _messages_of(raw: RawRecord, key: str, role: str) -> list[Any]:
