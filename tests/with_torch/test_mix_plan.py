@@ -42,7 +42,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.published import PAIR, TURNS, publish
+from tests.published import PAIR, TOKENIZER, TURNS, publish
 from tests.with_torch.load_streams import IDS, first_tokens, write_tokens
 
 METHODS = ("stratified", "per_stream", "device_per_stream")
@@ -110,8 +110,11 @@ def test_an_epoch_draws_the_samples_that_streaming_draws(
         assert copies.tolist() == np.bincount(ids, minlength=sum(SIZES)).tolist(), settings
 
 
-def test_a_loop_of_ones_own_reads_what_the_plan_counts(tmp_path: Path) -> None:
+def test_a_loop_of_ones_own_reads_what_the_plan_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Phase n is epoch n of the loader of its YAML, as it is under Composer."""
+    monkeypatch.setattr("mdsmix.tokenizer.card.open_tokenizer", lambda spec: TOKENIZER)
     write_tokens(tmp_path / "web", 90)
     phases = {
         name: {"budget": "30 samples", "mix": {"web": "100%"}} for name in ("one", "two", "three")
