@@ -252,6 +252,11 @@ def test_each_phase_gets_a_yaml_and_a_lock(home: Path, tmp_path: Path) -> None:
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     run_ok("render-yaml", write(home), "--into", tmp_path / "base.yaml", "-o", out)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
+    again = command(
+        "render-yaml", write(home), "phase=main", "--into", tmp_path / "train.main.yaml"
+    )
+    assert again.code == 2
+    assert "is the rendered YAML of the phase main: name the config of the whole run" in again.err
     planned = command("plan", tmp_path / "train.anneal.yaml", "--gpus", 1).out
     assert "max_duration: 2ep also counts the steps of the checkpoint in load_path" in planned
 
@@ -264,7 +269,7 @@ KEYS: tuple[tuple[int, dict[str, Any], dict[str, Any], list[str]], ...] = (
     (0, {"save_folder": "a"}, {"save_folder": "a/b"}, []),
     (0, {}, {}, ["set save_folder"]),
     (2, {}, {}, ["set load_path to the last checkpoint of c"]),
-    (1, {"save_folder": "a/c/"}, {"save_folder": "a/c", "load_path": "a/b/latest-rank0.pt"}, []),
+    (1, {"save_folder": "c/"}, {"save_folder": "c/c", "load_path": "c/b/latest-rank0.pt"}, []),
     (
         2,
         {"save_folder": "s3://x/{run_name}", "load_weights_only": True},

@@ -9,16 +9,23 @@ draw the samples again that this phase drew.
 
 from __future__ import annotations
 
-import os
+import re
 from typing import Any
 
+from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.training_yaml import Settings
+from mdsmix.mix.render.set_into import MARK
 from mdsmix.mix.streams.mix import PhaseOfMix
 
 LOADER_STATE = "state/dataset_state"
 "The key of a checkpoint of Composer that has the position of the loader, as `load_ignore_keys`."
 LATEST = "latest-rank0.pt"
 "The link that Composer makes to the last checkpoint, unless `save_latest_filename` is set."
+
+PHASE_HEAD = re.compile(rf"^{MARK} rendered by version .*, phase ([\w-]+) \(\d+ of \d+\)\.", re.M)
+"""The first line above the YAML of a phase, as `make_epoch_comment` writes it; the group is the
+name of the phase.
+"""
 
 
 def make_phase_keys(phase: PhaseOfMix, config: Settings) -> dict[str, Any]:
@@ -32,7 +39,7 @@ def make_phase_keys(phase: PhaseOfMix, config: Settings) -> dict[str, Any]:
     if folder:
         # A folder for each phase: with `autoresume` a run takes the newest checkpoint of its folder
         # and loads the state of the loader.
-        keys["save_folder"] = _name_folder(folder, phase, phase.name)
+        keys["save_folder"] = _name_folder(folder, phase.name)
     if phase.number:
         if config.get("load_weights_only"):
             keys["load_weights_only"] = False  # without the counts it would train all epochs again
@@ -40,7 +47,7 @@ def make_phase_keys(phase: PhaseOfMix, config: Settings) -> dict[str, Any]:
         others = list(ignored) if isinstance(ignored, list) else []
         keys["load_ignore_keys"] = [*others, *({LOADER_STATE} - {*others})]
         if folder and not _names_own_checkpoints(config):
-            before = _name_folder(folder, phase, phase.names[phase.number - 1])
+            before = _name_folder(folder, phase.names[phase.number - 1])
             # In a store the link is a file that contains the path of the checkpoint.
             suffix = ".symlink" if "://" in str(folder) else ""
             keys["load_path"] = f"{before}/{LATEST}{suffix}"
@@ -70,17 +77,25 @@ def list_phase_remarks(phase: PhaseOfMix, config: Settings) -> list[str]:
     return remarks
 
 
-def _name_folder(folder: object, phase: PhaseOfMix, name: str) -> str:
-    """Return the folder of a phase's checkpoints in that of the run: `ckpt/main`.
+def refuse_phase_yaml(text: str, into: str) -> None:
+    """Raise RecipeError if a config is the YAML of a phase, so that its folders and its checkpoint
+    are those of the phase and not those of the whole run.
 
     Args:
-        folder: the folder of the config, which may be that of this phase already.
-        name: the phase whose folder is wanted.
+        text: the text of the config.
+        into: its path.
     """
-    root = str(folder).rstrip("/")
-    if os.path.basename(root) == phase.name:
-        root = os.path.dirname(root)
-    return f"{root}/{name}"
+    match = PHASE_HEAD.search(text)
+    if match:
+        raise RecipeError(
+            f"--into names {into}, which is the rendered YAML of the phase {match[1]}: name the "
+            "config of the whole run, into which the phases were rendered."
+        )
+
+
+def _name_folder(folder: object, name: str) -> str:
+    """Return the folder of a phase's checkpoints in that of the run: `ckpt/main`."""
+    return f"{str(folder).rstrip('/')}/{name}"
 
 
 def _names_own_checkpoints(config: Settings) -> bool:

@@ -33,7 +33,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
 from mdsmix.mix.render.foundry_config import EVALS, Section, make_sections
-from mdsmix.mix.render.phase_keys import list_phase_remarks, make_phase_keys
+from mdsmix.mix.render.phase_keys import list_phase_remarks, make_phase_keys, refuse_phase_yaml
 from mdsmix.mix.render.set_into import MARK, dump_yaml, set_sections
 from mdsmix.mix.render.small_epoch import find_small_epoch, forget_small_epoch
 from mdsmix.mix.streams.mix import Mix
@@ -207,6 +207,8 @@ def _render_streams(
         return RenderedRecipe(mix, make_epoch_comment(mix) + dump_yaml(tree))
 
     old_text = read_text(into)
+    if opened.phase:
+        refuse_phase_yaml(old_text, into)
     config = read_unresolved(old_text, into)
     dropped = set[str]()
     if own_evals == "drop" and EVALS in config:
