@@ -82,6 +82,15 @@ SHAREGPT: list[Record] = [
         "tools": json.dumps([tool["function"] for tool in TOOLS]),
     }
 ]
+CALLED_SHAREGPT: Record = {
+    "conversations": [{"from": "human", "value": "Rain in Oslo?"}],
+    "chosen": {
+        "from": "function_call",
+        "value": json.dumps({"name": "weather", "arguments": {"city": "Oslo"}}),
+    },
+    "rejected": {"from": "gpt", "value": "No."},
+    "tools": TOOLS,
+}
 FIELDS = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "tools": "tools"}
 
 
@@ -141,16 +150,14 @@ def test_prompt_and_answers_are_what_transformers_renders_with_the_tools(
 def test_the_forms_of_other_tools_give_the_same_rows(
     project: Project, styles: dict[str, Path]
 ) -> None:
-    expected = [render_sides(TEMPLATES_WITH_TOOLS["qwen_2_5"], TRL[2])]
+    sides_of = [render_sides(TEMPLATES_WITH_TOOLS["qwen_2_5"], record) for record in TRL]
+    sharegpt = {"conversations": "conversations"} | {k: k for k in FIELDS if k != "prompt"}
     sources: list[tuple[Record, Record]] = [
         (
             SWIFT[0] | {"tools": TOOLS},
             {"chosen": "messages", "rejected": "rejected_response", "tools": "tools"},
         ),
-        (
-            SHAREGPT[0],
-            {"conversations": "conversations"} | {k: k for k in FIELDS if k != "prompt"},
-        ),
+        (SHAREGPT[0], sharegpt),
         (
             {"chosen": TRL[2]["prompt"] + TRL[2]["chosen"], "tools": json.dumps(TOOLS)}
             | {"rejected": TRL[2]["prompt"] + TRL[2]["rejected"]},
@@ -160,7 +167,10 @@ def test_the_forms_of_other_tools_give_the_same_rows(
     for record, source in sources:
         project.write_source([record])
         configure(project, styles["qwen_2_5"], **source).run()
-        assert read_sides(project) == expected, source
+        assert read_sides(project) == [sides_of[2]], source
+    project.write_source([CALLED_SHAREGPT])
+    configure(project, styles["qwen_2_5"], **sharegpt).run()
+    assert read_sides(project) == [sides_of[0]]
 
 
 REFUSED: dict[str, tuple[str, Record]] = {
