@@ -185,6 +185,10 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
         labelled_streams({"true": 3, "false": 0}, {"true": 1, "false": 0}),
         labelled_streams({"true": 3, "false": 0}, {"true": 0, "false": 2}),
     ),
+    "max-gen-len-differs": (
+        prompt_streams(top={"callbacks": {"on_policy_rl": {}}}),
+        prompt_streams(top={"variables": {"max_gen_len": LENGTH - 5}}),
+    ),
     "prompt-cut": (prompt_streams(tokens=6), prompt_streams(tokens=5)),
     "rows-too-long": (text_loader(max_seq_len=LENGTH - 1), text_loader()),
     "rows-cut": (finetuning_loader(LONGER_CHATS), finetuning_loader(FULL_CHATS)),

@@ -7,7 +7,7 @@ shard. These can show that a stream is wrong, but not that it is right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mdsmix.encode.labels import USABLE, Labels
@@ -22,6 +22,10 @@ from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.shards.manifest import Manifest
 
 CHECKS = CheckList()
+RL_CALLBACKS = frozenset({"on_policy_rl", "ppo"})
+"Callbacks of ComposeRL, under which models write answers to prompts."
+DEFAULT_GEN_LEN = 32
+"The tokens that ComposeRL lets a model write if the YAML does not set variables.max_gen_len."
 
 
 @CHECKS.stream(
@@ -74,6 +78,33 @@ def prompt_cut(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
             f"the longest prompt of {{streams}} has {longest:,} tokens, and {{loader}} has "
             f"max_gen_len: {answer} and max_seq_len: {loader.row_limit}.",
             "set both in the recipe and convert again, which leaves such prompts out.",
+        )
+
+
+@CHECKS.mix(
+    "warning",
+    "ComposeRL lets the model write variables.max_gen_len tokens, or 32 if that is not set. The "
+    "key of the dataset only decides which prompts have room.",
+)
+def max_gen_len_differs(mix: Mix) -> Findings:
+    """Find a training YAML of ComposeRL whose two numbers of tokens to write differ."""
+    if mix.train.name != PROMPT_LOADER.name:
+        return
+    variables = mix.yaml.value_at("variables")
+    callbacks = mix.yaml.value_at("callbacks")
+    has_callback = isinstance(callbacks, Mapping) and not RL_CALLBACKS.isdisjoint(callbacks)
+    if not isinstance(variables, Mapping):
+        if not has_callback:
+            return  # a part of a YAML, or that of a loop of one's own
+        variables = {}
+    written = variables.get(MAX_GEN_LEN, DEFAULT_GEN_LEN)
+    has_room_for = mix.train.dataset.get(MAX_GEN_LEN)
+    if has_room_for is not None and written != has_room_for:
+        state = f"is {written}" if MAX_GEN_LEN in variables else "is not set"
+        yield Finding(
+            f"variables.{MAX_GEN_LEN} {state}, and dataset.{MAX_GEN_LEN} of train_loader is "
+            f"{has_room_for}.",
+            f"set variables.{MAX_GEN_LEN}: {has_room_for}.",
         )
 
 
