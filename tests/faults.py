@@ -161,7 +161,10 @@ class Proxy:
         if fault == "reset in the request":
             stream.read(size // 2)
             _reset(client)
-        request.body = stream.read(size)
+        while fault == "slow" and len(request.body) < size - (1 << 20):
+            request.body += stream.read(1 << 20)
+            time.sleep(0.05)
+        request.body += stream.read(size - len(request.body))
         then()
         self._answer(client, request, fault)
 

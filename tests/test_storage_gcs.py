@@ -52,6 +52,7 @@ class Answers:
 
     def request(self, method: str, url: str, params: Any, **options: Any) -> requests.Response:
         params = dict(params or {})
+        options["data"] = options["data"].read() if options["data"] else None
         self.requests.append(SimpleNamespace(method=method, url=url, params=params, **options))
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, Exception):
