@@ -21,7 +21,9 @@ from tests.converting import (
     manifest_of,
     run_ok,
     write_jsonl,
+    write_recipe,
 )
+from tests.pictures import seeing_tokenizer, write_drawings
 from tests.styles import EOS, make_dialogue, open_chats, write_letter_tokenizer
 from tests.test_shapes_refused import span_entry
 
@@ -211,3 +213,25 @@ def test_init_convert_and_inspect_name_the_spans(tmp_path: Path, tokenizer_folde
     assert "1 bad_span" in out
     shown = run_ok("inspect", tmp_path / "out/marked/train", "-n", "1").out
     assert "⟦One⟧ two three⟦" in shown
+
+
+def test_answers_about_images_have_spans(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """By `train_detail` and by parts, which a stream of images reads in another way."""
+    tokenizer = seeing_tokenizer(tokenizer_folder, tmp_path / "seeing")
+    drawing = write_drawings(tmp_path, 1)[0].name
+    parts = [{"type": "image", "image": drawing}, {"type": "text", "text": "What?"}]
+    question = {"role": "user", "content": parts}
+    by_detail = make_record("Q", "[One] two three")["messages"][1]
+    answer_parts = [{"type": "text", "text": "One"}, {"type": "text", "text": " two", "train": 0}]
+    by_parts = {"role": "assistant", "content": answer_parts}
+    records = [{"messages": [question, answer]} for answer in (by_detail, by_parts)]
+    write_jsonl(tmp_path / "seen.jsonl", records)
+    source = {"path": "seen.jsonl", "shape": "openai"}
+    stream = {"kind": "finetuning", "images": {}, "source": source}
+    recipe = write_recipe(
+        tmp_path, tokenizer, max_seq_len=64, target_responses="all", streams={"seen": stream}
+    )
+    run_ok("convert", recipe)
+    shown = run_ok("inspect", tmp_path / "out/seen/train", "-n", "2").out
+    assert "⟦One⟧ two three⟦⟨<|im_end|>⟩" in shown
+    assert "⟦One⟧ two⟦⟨<|im_end|>⟩" in shown
