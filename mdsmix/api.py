@@ -488,18 +488,21 @@ def _render(
     all_checked = [CheckedMix(run_checks(mix), mix) for mix, _ in phases]
     for checked in all_checked:
         if checked.is_refused:
-            phase = f"phase {checked.mix.phase.name}: " if checked.mix.phase else ""
             verdict = describe_verdict(checked.mix, checked)
-            raise MixRefused(f"{phase}{verdict}; nothing was rendered.", checked=checked)
+            raise MixRefused(
+                f"{_name_phase(checked.mix)}{verdict}; nothing was rendered.", checked=checked
+            )
+
+    all_drawn = list[str | None]()
+    for mix, text in phases:
+        labels = [loader.label for loader in mix.loaders]
+        all_drawn.append(validate_with_foundry(text, labels) if options.validate else None)
 
     # Write each YAML, and its lock next to it.
     rendered = dict[str | None, RenderedYaml]()
-    for (name, target), (mix, text), checked in zip(
-        paths.items(), phases, all_checked, strict=True
+    for (name, target), (mix, text), checked, drawn in zip(
+        paths.items(), phases, all_checked, all_drawn, strict=True
     ):
-        drawn = None
-        if options.validate:
-            drawn = validate_with_foundry(text, [loader.label for loader in mix.loaders])
         if target:
             write_yaml(target, text)
         lock_file = locks[name]
@@ -515,6 +518,11 @@ def _render(
             before_training=fetch_command(mix),
         )
     return rendered
+
+
+def _name_phase(mix: Mix) -> str:
+    """Return the beginning of a message on a mix: `phase main: `, or nothing without phases."""
+    return f"phase {mix.phase.name}: " if mix.phase else ""
 
 
 def _as_path(path: str | os.PathLike[str] | None) -> str | None:
@@ -641,8 +649,8 @@ def _refuse_plan(mix: Mix) -> None:
     errors = find_plan_problems(mix)
     if errors:
         raise MixRefused(
-            f"the mix has {plural(len(errors), 'error')}, so it cannot be trained and nothing was "
-            "planned.",
+            f"{_name_phase(mix)}the mix has {plural(len(errors), 'error')}, so it cannot be "
+            "trained and nothing was planned.",
             checked=CheckedMix(errors, mix),
         )
 

@@ -351,6 +351,8 @@ def test_commands_for_one_mix_name_the_phases(home: Path) -> None:
     assert (answer.code, "name the files with --out" in answer.err) == (2, True)
     answer = command("plan", path, "--tokens", "5k", "--batch", 10)
     assert (answer.code, "each phase of this recipe has a budget" in answer.err) == (2, True)
+    answer = command("plan", path, "--batch", 200, "--gpus", 1)
+    assert (answer.code, answer.err[:40]) == (2, "error: phase anneal: an epoch of 100 sam")
     for function in (mdsmix.check, mdsmix.plan, mdsmix.render_yaml):
         with pytest.raises(RecipeError, match="name it as an override"):
             function(path)

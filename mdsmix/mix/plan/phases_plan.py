@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.mix.epoch.repeats import Repeats, count_repeats
 from mdsmix.mix.epoch.stream_counts import fixed_row_length
 from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan
@@ -76,7 +77,10 @@ def make_phases_plan(mixes: Sequence[Mix], options: PlanOptions) -> PhasesPlan:
     for mix, repeats in zip(mixes, count_repeats(mixes), strict=True):
         assert mix.phase is not None, "the caller opened phases"
         assert mix.shares is not None, "a phase has a budget"
-        plan = make_plan(mix, options)
+        try:
+            plan = make_plan(mix, options)
+        except (RecipeError, MixRefused) as error:
+            raise type(error)(f"phase {mix.phase.name}: {error}") from None
         streams = tuple(_measure_streams(mix, plan, repeats, passes))
         phases.append(
             PhasePlan(
