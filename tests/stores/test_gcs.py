@@ -102,20 +102,6 @@ def test_an_answer_without_a_time_takes_another_request_for_the_same_version(
         assert not [rule for rule in proxy.rules if rule.times]
 
 
-def test_a_slow_link_has_five_seconds_for_each_part_of_a_body_and_not_for_all(
-    root: Location, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here it has half a second, and the body takes longer."""
-    monkeypatch.setattr(gcs_client, "_CONNECT_SECONDS", 0.5)
-    content = bytes(range(256)) * 4096 * 24
-    proxy.rules = [Rule("slow", "PUT")]
-    with count_requests(proxy) as requests:
-        (root / "x").write(content)
-    assert requests.by_operation == {"PUT": 1}
-    assert requests.seconds > 1
-    assert (root / "x").read() == content
-
-
 def test_threads_keep_their_connections_between_batches(
     root: Location, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Location, retries
 from tests.converting import Project, documents, mdsmix, pairs, run_ok
+from tests.counting import count_requests
 from tests.e2e.test_faults import DONE_BY_STORE, PLACES, fail_with_one_sentence, put_into_bucket
 from tests.e2e.test_killed import (  # noqa: F401  (a test)
     WINDOW,
@@ -104,6 +105,20 @@ def test_a_broken_body_is_continued_where_it_broke_and_never_in_another_version(
         file.open(stamp=stat.stamp)
     with pytest.raises(Unreachable, match="was changed while it was being read"):
         file.open_random(stat).read(1)
+
+
+def test_a_slow_link_has_five_seconds_for_each_part_of_a_body_and_not_for_all(
+    root: Location, proxy: Proxy, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it has half a second, and the body takes longer."""
+    monkeypatch.setattr(store.client, "_CONNECT_SECONDS", 0.5)
+    content = bytes(range(256)) * 4096 * 24
+    proxy.rules = [Rule("slow", "PUT")]
+    with count_requests(proxy) as requests:
+        (root / "x").write(content)
+    assert requests.by_operation == {"PUT": 1}
+    assert requests.seconds > 1
+    assert (root / "x").read() == content
 
 
 def test_of_writers_at_one_moment_one_succeeds(root: Location) -> None:
