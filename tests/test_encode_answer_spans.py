@@ -143,6 +143,16 @@ def test_spans_are_found_in_a_content_that_is_printed_in_another_form() -> None:
     assert weigh(as_json, make_conversation(['a"[b]c'])) == [['"a\\"[b]c["<|im_end|>\n]']]
 
 
+def test_many_spans_are_found_together() -> None:
+    """A template that strips contents, and one that takes them apart."""
+    words = " ".join(f"[{number}] w" for number in range(300))
+    ((shown,),) = weigh(LLAMA_3, make_conversation([f"  {words}  "]))
+    assert shown == f"{words}[<|im_end|>]"
+    with pytest.raises(RecordRefused) as refused:
+        weigh(QWEN_3, make_conversation([f"<think>a</think>[\n\nx] {words}"]))
+    assert refused.value.why.detail["why"] == "it has too many spans"
+
+
 def test_a_private_character_of_the_record_is_text() -> None:
     text = f"{chr(0xF0000)}[{chr(0xF0001)}]{chr(0xF0000)}"
     (row,) = weigh(CHATML, make_conversation([text]))

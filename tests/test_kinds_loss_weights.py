@@ -132,6 +132,14 @@ def test_weights_do_not_depend_on_the_records_around_them(letters: Tokenizer, la
         assert np.array_equal(together.columns[name][1], alone.columns[name][0])
 
 
+def test_weights_are_counted_of_the_answers_that_are_trained(letters: Tokenizer) -> None:
+    record = dialogue({"content": "ab", "weight": 0.25}, {"content": "c", "weight": 0.5})
+    for responses, expected in (("all", {"0.25": 3, "0.5": 2}), ("last", {"0.5": 2})):
+        kind = open_chats(letters, TEMPLATE, target_responses=responses)
+        kind.encoding = replace(kind.encoding, columns=COLUMNS["turns"])
+        assert kind.encode([read(record)]).totals.loss_weights == expected
+
+
 def test_weights_other_than_numbers_make_a_bad_record() -> None:
     for keys in (
         {"weight": -0.5},

@@ -19,6 +19,8 @@ from mdsmix.record import AnswerLoss, Conversation, RecordRefused
 
 Rows = Sequence[Sequence[Turn]]
 "The rows of a conversation, each a list of prompts and responses."
+MAX_MOVED = 200
+"The most ends of spans of an answer that are looked for one by one."
 _PRIVATE = range(0xF0000, 0xFFFFE)
 "The code points of a private use area, which no alphabet and hardly a text uses."
 
@@ -132,15 +134,26 @@ class _EdgeFinder:
                 wanted[answer] = sorted({len(content), *ends})
         if not wanted:
             return {}
-        # Usually all ends are found as they are, by one rendering.
+        # Usually all ends are found as they are, by one rendering; or the template strips contents.
         edges = self.prove(
             {answer: {offset: offset for offset in offsets} for answer, offsets in wanted.items()}
         )
+        if edges is None:
+            edges = self.prove({answer: self.trim(answer, wanted[answer]) for answer in wanted})
         if edges is None:
             edges = self.prove({answer: self.move(answer, wanted[answer]) for answer in wanted})
         if edges is None:
             raise RecordRefused("span_not_printed", message=min(wanted))
         return edges
+
+    def trim(self, answer: int, offsets: Sequence[int]) -> Edges:
+        """Return for each of the offsets in an answer's content the place of its private character
+        if the template strips the content: the offset, but not in the white space at the ends.
+        """
+        content = self.conversation.messages[answer]["content"]
+        first = len(content) - len(content.lstrip())
+        last = len(content.rstrip())
+        return {offset: min(max(offset, first), last) for offset in offsets}
 
     def move(self, answer: int, offsets: Sequence[int]) -> Edges:
         """Return for each of the offsets in an answer's content the place at which a private
@@ -150,8 +163,11 @@ class _EdgeFinder:
         The beginning of a content may be left out: it is the beginning of the response. Qwen 3's
         template drops what is before a `<think>` in the content, and prints a tag of its own.
 
-        Raises RecordRefused (span_not_printed) if an offset has no such place.
+        Raises RecordRefused (span_not_printed) if an offset has no such place, or there are more
+        than MAX_MOVED offsets, since each takes up to three renderings.
         """
+        if len(offsets) > MAX_MOVED:
+            raise RecordRefused("span_not_printed", message=answer, why="it has too many spans")
         message = self.conversation.messages[answer]
         content = message["content"]
         # Other keys, such as reasoning_content, may be printed before the content.

@@ -165,6 +165,8 @@ class Finetuning(Kind):
             )
         if self.has_weights:
             weights = encoded.columns[LOSS_WEIGHTS].values
+            if not self.encoding.pack:  # rows of turns have the weights of all responses
+                weights = weights[labels.trained]
             totals = replace(totals, loss_weights=count_by_weight(weights))
         if rows.has_spans is not None:
             is_marked = rows.has_spans & keep

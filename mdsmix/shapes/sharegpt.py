@@ -285,6 +285,7 @@ SHAREGPT = Shape(
 LLAVA = replace(
     SHAREGPT,
     name="llava",
+    options=("tags", "consecutive_roles", "nulls", MARK),
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS | PLACEHOLDER_REASONS,
     optional=("system",),
     structured=("conversations",),
