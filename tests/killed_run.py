@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from mdsmix.cli.main import run
-from mdsmix.storage import STORES
+from mdsmix.storage import import_stores
 from mdsmix.storage.local import LocalPath
 from tests.alarm import WAIT_SECONDS
 from tests.converting import set_window_size
@@ -108,7 +108,7 @@ class Run:
             os.dup2(file.fileno(), 2)
         sys.stdout = os.fdopen(1, "w")
         sys.stderr = os.fdopen(2, "w")
-        for location_type in (LocalPath, *STORES):
+        for location_type in (LocalPath, *import_stores()):
             _patch_writes(location_type, self._log, end)
         set_window_size(pytest.MonkeyPatch(), window)
         sys.argv = ["mdsmix", "convert", *arguments]

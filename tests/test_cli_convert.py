@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mdsmix.storage.urls import STORES
 from tests.converting import Answer, Project, assert_refused, chats, documents, mdsmix, pairs
 
 GOOD = [f"good {n}" for n in range(20)]
@@ -116,4 +117,6 @@ def test_converting_checking_rendering_import_nothing_heavy(
     packages = {module.partition(".")[0] for module in modules}
     assert not packages & {"torch", "torchvision", "streaming", "transformers", "llmfoundry"}
     assert "urllib.request" not in modules, "images alone are asked for at URLs"
+    stores = {f"mdsmix.storage.{store.module}" for store in STORES}
+    assert not modules & stores, "a store is imported at its first URL"
     assert "mdsmix.cli.bench" not in modules, "a command imports no other one"

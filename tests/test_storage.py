@@ -16,11 +16,20 @@ from urllib.parse import urlparse
 import pytest
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.storage import locate
+from mdsmix.storage import find_store, locate
 from mdsmix.storage.local import explained
 from mdsmix.storage.location import path_matches
+from mdsmix.storage.urls import STORES
 from tests.alarm import WAIT_SECONDS
 from tests.converting import Project, assert_refused, mdsmix, read_files, run_ok
+
+
+def test_a_store_is_listed_with_the_scheme_of_its_class() -> None:
+    """Each class is also found by a URL of its scheme, not hidden by a store before it."""
+    for store in STORES:
+        found = find_store(f"{store.scheme}bucket/key")
+        assert found is store.import_class()
+        assert found.scheme == store.scheme
 
 
 def test_a_written_file_is_read_completely_and_in_parts(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from mdsmix.engines.memory import WORKER_BYTES, choose_memory_cap, count_cpus
 from mdsmix.errors import Denied, MdsmixError
 from mdsmix.messages import plural
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.storage import STORES, Location, find_store, locate
+from mdsmix.storage import Location, find_store, import_stores, locate
 from mdsmix.table import format_size
 from mdsmix.tokenizer.card import open_tokenizer
 
@@ -89,7 +89,7 @@ def diagnose(recipe: Recipe) -> Diagnoses:
     for stream in streams:
         addresses += stream.source.path if stream.source else [stream.remote]
     used_stores = {find_store(str(address)) for address in addresses}
-    for store in STORES:
+    for store in import_stores():
         if store in used_stores and store.needs_credentials:
             yield try_to_describe("store", store.describe_access)
 

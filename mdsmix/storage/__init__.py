@@ -19,10 +19,10 @@ from mdsmix.storage.location import (
 )
 from mdsmix.storage.threads import map_in_batches, map_threads
 from mdsmix.storage.urls import (
-    STORES,
     begins_like_url,
     find_key_terminator,
     find_store,
+    import_stores,
     is_for_streaming_alone,
     is_url,
     locate,
@@ -32,7 +32,6 @@ from mdsmix.storage.urls import (
 
 __all__ = [
     "CHANGED",
-    "STORES",
     "FoundFiles",
     "Location",
     "Stat",
@@ -41,6 +40,7 @@ __all__ = [
     "find_store",
     "fixed_prefix",
     "has_pattern",
+    "import_stores",
     "is_for_streaming_alone",
     "is_url",
     "locate",

@@ -62,7 +62,6 @@ class GCSPath(Location):
     __slots__ = ()
     scheme = "gs://"
     example_url = "gs://bucket/key"
-    other_schemes = ("gcs",)
     container_noun = "bucket"
     container_depth = 1
     has_cheap_listings = True

@@ -60,8 +60,6 @@ class Location(ABC):
     "A URL of a file in the store as messages show it: `s3://bucket/key`. Empty for a disk."
     is_read_only: ClassVar[bool] = False
     "Whether mdsmix only reads from the store."
-    other_schemes: ClassVar[Sequence[str]] = ()
-    "Schemes of other tools for the same store, such as `s3a`. They are refused with a suggestion."
     container_noun: ClassVar[str] = ""
     "The word for the part of a store that no path may leave, such as `bucket`. Empty for a disk."
     container_depth: ClassVar[int] = 0

@@ -49,7 +49,6 @@ class S3Path(Location):
     __slots__ = ()
     scheme = "s3://"
     example_url = "s3://bucket/key"
-    other_schemes = ("s3a", "s3n")
     container_noun = "bucket"
     container_depth = 1
     has_cheap_listings = True

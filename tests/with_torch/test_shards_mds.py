@@ -39,7 +39,7 @@ from mdsmix.shards.shard_files import (
     split_into_shards,
 )
 from mdsmix.shards.shard_samples import decode_samples, read_all_samples
-from mdsmix.storage import STORES, is_for_streaming_alone, locate
+from mdsmix.storage import import_stores, is_for_streaming_alone, locate
 from mdsmix.storage.gcs import GCSPath
 
 RNG = np.random.default_rng(7)
@@ -183,7 +183,7 @@ def test_a_gs_url_names_to_streaming_the_bucket_and_key_that_mdsmix_writes(tmp_p
 
 def test_the_schemes_that_streaming_reads_are_known() -> None:
     """`dbfs-uc` is dbfs:/Volumes; no scheme is a local path."""
-    opened = {store.scheme.partition("://")[0] for store in STORES}
+    opened = {store.scheme.partition("://")[0] for store in import_stores()}
     read = set(download.DOWNLOADER_MAPPINGS) - {"", "dbfs-uc"} - opened
     assert {scheme for scheme in read if is_for_streaming_alone(f"{scheme}://a/b")} == read
     assert is_for_streaming_alone("dbfs:/Volumes/a/b/c")
