@@ -119,4 +119,5 @@ def test_converting_checking_rendering_import_nothing_heavy(
     assert "urllib.request" not in modules, "images alone are asked for at URLs"
     stores = {f"mdsmix.storage.{store.module}" for store in STORES}
     assert not modules & stores, "a store is imported at its first URL"
+    assert "mdsmix.report.shown_samples" not in modules, "these commands show no sample"
     assert "mdsmix.cli.bench" not in modules, "a command imports no other one"

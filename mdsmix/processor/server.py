@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
-from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -134,6 +133,8 @@ def try_to_ask(name: str, question: Mapping[str, Any]) -> tuple[Any, str]:
         until_exit = ExitStack()
         until_exit.enter_context(share_server())
         atexit.register(until_exit.close)
+    from multiprocessing.connection import Client  # 2.4 ms, and few commands ask a processor
+
     try:
         with Client(os.environ[SOCKET_VARIABLE]) as connection:
             connection.send({"name": name, **question})
@@ -153,6 +154,8 @@ def serve(listening: socket.socket, answer: Callable[[Any], Any]) -> None:
         listening: the socket at which questions arrive.
         answer: the function that answers a question.
     """
+    from multiprocessing.connection import Connection
+
     parent = os.getppid()
     listening.settimeout(1)
     while os.getppid() == parent:

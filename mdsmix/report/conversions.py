@@ -20,9 +20,9 @@ from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.messages import format_percent, join_counts, join_names, plural
 from mdsmix.report.drawings import Ribbon, choose_colours, make_records_ribbon
-from mdsmix.report.inspection import list_untrained_tokens, trained_tokens
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item
+from mdsmix.report.trained_tokens import list_untrained_tokens, trained_tokens
 from mdsmix.shapes.extras import VARIABLES
 from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import BAD_SHARE, NO_MATCH, NOT_SAMPLED, Records

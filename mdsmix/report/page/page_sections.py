@@ -12,17 +12,16 @@ from mdsmix.mix.check import describe_coverage
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.report.drawings import Ribbon, make_records_ribbon
 from mdsmix.report.inspection import (
-    list_untrained_tokens,
     make_lengths_table,
     show_bad_records,
     sum_in_words,
-    trained_tokens,
 )
 from mdsmix.report.named_streams import TRAINED
 from mdsmix.report.page.gather import MOST_BAD, ROWS, UNKNOWN, Gathered, StreamOnPage
 from mdsmix.report.page.run_curves import Curves, show_run
 from mdsmix.report.planned_run import make_mix_ribbons, make_step_ribbon, show_plan
 from mdsmix.report.show import Item, SampleText, Title, group_findings
+from mdsmix.report.trained_tokens import list_untrained_tokens, trained_tokens
 from mdsmix.shards.counts import Records
 from mdsmix.table import Column, Table, format_cell
 

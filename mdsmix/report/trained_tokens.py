@@ -1,0 +1,78 @@
+"""The tokens of a stream that are trained and those that are not, in numbers and sentences.
+
+They are not in inspection.py, since `convert` shows them too: the samples that inspection.py shows
+take 5 ms to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mdsmix.kinds import kind_of
+from mdsmix.messages import plural
+from mdsmix.shards.manifest import Manifest
+from mdsmix.table import mark_estimate
+
+CUT_SHARE = 0.05
+"A warning is given if a larger share of the tokens is cut off."
+
+
+def trained_tokens(manifest: Manifest) -> float:
+    """Return the tokens of all samples as they are trained, with the EOS that the loader appends.
+    The result is an Estimate if an early version converted the stream, since that version did not
+    count this EOS.
+    """
+    is_counted = manifest.totals.is_eos_counted or not kind_of(manifest.encoding).gets_eos
+    return mark_estimate(manifest.totals.seen_tokens, is_exact=is_counted)
+
+
+def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
+    """Yield a sentence for each kind of tokens that are not trained: tokens that the loader cuts
+    off at max_seq_len, tokens that the conversion truncated, and tokens that the conversion
+    dropped.
+    """
+    totals = manifest.totals
+    encoding = manifest.encoding
+    if totals.cut_rows:
+        share = totals.cut_tokens / max(1, totals.tokens)
+        warning = "WARNING: " if share > CUT_SHARE else ""
+        yield (
+            f"{warning}{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than "
+            f"max_seq_len: the loader cuts off {totals.cut_tokens:,} tokens, {share:.1%} of all, "
+            "which are not counted above"
+        )
+    if totals.truncated_tokens:
+        share = totals.truncated_tokens / (totals.tokens + totals.truncated_tokens)
+        rows = plural(totals.documents or totals.samples, "document" if encoding.pack else "row")
+        is_wanted = encoding.too_long in ("first_turns", "last_turns")
+        reason = f"too_long: {encoding.too_long}" if is_wanted else "longer than max_seq_len"
+        if totals.left_out_turns:
+            reason += f", {plural(totals.left_out_turns, 'turn')} left out"
+        warning = "WARNING: " if share > CUT_SHARE and not is_wanted else ""
+        yield (
+            f"{warning}{plural(totals.truncated_tokens, 'token')} truncated in "
+            f"{totals.truncated_rows:,} of {rows} ({reason}), {share:.1%} of all, which are not "
+            "counted above"
+        )
+    if totals.untrained_ends:
+        yield (
+            f"{plural(totals.untrained_ends, 'token')} after the last trained token of a row left "
+            "out (train_parts): they give no loss"
+        )
+    dropped = totals.lost_tokens - totals.truncated_tokens - totals.untrained_ends
+    if dropped:
+        yield f"{plural(dropped, 'token')} dropped ({_drop_reason(manifest)})"
+
+
+def _drop_reason(manifest: Manifest) -> str:
+    """Return why the conversion dropped tokens, by the settings of the stream. The tokens in
+    `truncated_tokens` are not meant: these are reported on their own.
+    """
+    encoding = manifest.encoding
+    if kind_of(encoding).joins_units:  # `layout: concat`: the tokens after the last full row
+        return "last partial row"
+    if encoding.kind == "pretraining":  # `layout: document`: what remains of a split document
+        return "last pieces of one token, which train nothing"
+    if encoding.rewritten_history == "each":  # a conversation has several rows
+        return "in rows that train nothing, or cut off"
+    return "truncated, in rows that an earlier version did not count"
