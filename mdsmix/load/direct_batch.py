@@ -99,50 +99,76 @@ def read_id_rows(stored: Sequence[StoredRow], rules: RowRules) -> IdRows | None:
     """Return the ids of a batch's samples. Return None if one of them needs more than a direct
     batch does: columns of other encodings, a cut, an EOS.
     """
-    rows: list[IdRow] = []
     first_columns = stored[0].source.columns
     if first_columns is None:
         return None
     dtype = first_columns.dtype
-    width = dtype.itemsize
-    end = rules.max_seq_len
     eos = None if rules.ids.eos is None else _to_bytes(rules.ids.eos, dtype)
+    rows: list[IdRow] = []
     for data, source, _ in stored:
         columns = source.columns
-        if columns is None or columns.dtype != dtype:
+        if columns is None or (columns is not first_columns and columns.dtype != dtype):
             return None
         arrays = columns.read(data)
         if arrays is None:
             return None
-        ids = arrays[0]
-        length = len(ids) // width
+        row: IdRow | None
         if len(arrays) == 1:
-            # A pretraining row is cut without a warning.
-            if length > end:
-                length = end
-                ids = ids[: end * width]
-            row = IdRow((ids,), length, is_plain=True)
+            row = _read_plain_row(arrays[0], dtype.itemsize, rules.max_seq_len)
         elif columns.layout == SIDES:
-            # A prompt and its response, which must end with EOS.
-            response = arrays[1]
-            untrained = 0 if rules.trains_prompt(length) else length
-            length += len(response) // width
-            if eos is not None and response[-width:] != eos:
-                return None
-            row = IdRow((ids, response), length, untrained)
+            row = _read_pair(arrays, dtype.itemsize, rules, eos)
         else:
-            # A packed row. Whether its documents ascend is checked for the whole batch.
-            starts = arrays[1]
-            loss_mask = arrays[2] if len(arrays) == 3 else b"\1" * length
-            last_start = int.from_bytes(starts[-START_BYTES:], "little", signed=True)
-            begins_at_zero = starts[:START_BYTES] == FIRST_START
-            if not begins_at_zero or last_start >= length or len(loss_mask) != length:
-                return None
-            row = IdRow((ids,), length, starts=starts, loss_mask=loss_mask)
-        if length > end:
+            row = _read_packed_row(arrays, dtype.itemsize)
+        if row is None or row.length > rules.max_seq_len:
             return None
         rows.append(row)
     return IdRows(rows, dtype)
+
+
+def _read_plain_row(ids: bytes, itemsize: int, max_seq_len: int) -> IdRow:
+    """Return a pretraining row. It is cut to max_seq_len tokens, without a warning."""
+    length = len(ids) // itemsize
+    if length > max_seq_len:
+        length = max_seq_len
+        ids = ids[: max_seq_len * itemsize]
+    return IdRow((ids,), length, is_plain=True)
+
+
+def _read_pair(
+    arrays: Sequence[bytes], itemsize: int, rules: RowRules, eos: bytes | None
+) -> IdRow | None:
+    """Return a prompt and its response as a row. Return None if the response does not end with
+    EOS.
+
+    Args:
+        eos: the bytes of EOS, b"" if the dtype of the ids has no such number; None if the tokenizer
+            has no EOS.
+    """
+    prompt, response = arrays
+    if eos is not None and response[-itemsize:] != eos:
+        return None
+    prompt_length = len(prompt) // itemsize
+    length = prompt_length + len(response) // itemsize
+    untrained = 0 if rules.trains_prompt(prompt_length) else prompt_length
+    return IdRow((prompt, response), length, untrained)
+
+
+def _read_packed_row(arrays: Sequence[bytes], itemsize: int) -> IdRow | None:
+    """Return a packed row. Return None if its first document does not begin with the row, or its
+    loss_mask has another length. `_find_documents` checks the other documents, of a whole batch at
+    once.
+    """
+    ids = arrays[0]
+    starts = arrays[1]
+    length = len(ids) // itemsize
+    if not starts.startswith(FIRST_START):
+        return None
+    if len(arrays) == 2:
+        return IdRow((ids,), length, starts=starts)
+    loss_mask = arrays[2]
+    if len(loss_mask) != length:
+        return None
+    return IdRow((ids,), length, starts=starts, loss_mask=loss_mask)
 
 
 def write_batch(
@@ -160,126 +186,151 @@ def write_batch(
     fill = _to_bytes(rules.ids.fill or 0, dtype)
     if not fill:
         return None
-    is_left = rules.ids.padding_side == "left"
-    lengths = [row.length for row in rows]
-    begins = [width - length if is_left else 0 for length in lengths]
-    ends = [width if is_left else length for length in lengths]
-    lines = Lines(rows, begins, ends, width)
+    lines = _place_rows(rows, width, is_left=rules.ids.padding_side == "left")
 
     stored_ids = lines.join([row.ids for row in rows], fill, dtype)
     if dtype.kind == "i" and stored_ids.min() < 0:
         return None
-    ids = stored_ids.astype(np.int64)
+    mask = _mask_padding(lines)
 
-    is_full = sum(lengths) == ids.size
-    if is_full:
-        mask = np.ones(ids.shape, np.int64)
-    else:
-        mask = np.zeros(ids.shape, np.int64)
-        for line, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-            mask[line, begin:end] = 1
-
-    labels: Tokens | None
+    # The labels are the ids, with IGNORED_LABEL for each token that is not trained.
+    labels = stored_ids.astype(np.int64)
     packed = None
     if any(row.starts for row in rows):
-        packed = _read_documents(lines)
-        labels = _label_packed_rows(lines, ids, packed.starts) if packed else None
+        packed = _find_documents(lines)
+        if packed is None:
+            return None
+        is_untrained = _find_untrained(lines, packed.starts)
+        if is_untrained.all(axis=1).any():
+            return None
+        labels[is_untrained] = IGNORED_LABEL
     else:
-        labels = ids.copy()
         for line, row in enumerate(rows):
-            begin = begins[line] + row.untrained
-            if begin:
-                labels[line, :begin] = IGNORED_LABEL
-            if not is_full:
-                labels[line, ends[line] :] = IGNORED_LABEL
-    if labels is None:
-        return None
+            first_trained = lines.begins[line] + row.untrained
+            if first_trained:
+                labels[line, :first_trained] = IGNORED_LABEL
+            if lines.ends[line] < width:
+                labels[line, lines.ends[line] :] = IGNORED_LABEL
     _ignore_padding_tokens(lines, stored_ids, labels, rules)
 
+    ids = stored_ids.astype(np.int64)
     documents = NO_IDS
     if has_documents:
-        documents = packed.numbers if packed else mask - 1
+        documents = packed.number_tokens(lines) if packed else mask - 1
         if rules.separator is not None:
-            for line, row in enumerate(rows):
-                if row.is_plain:
-                    row_ids = ids[line, begins[line] : ends[line]]
-                    numbers = number_plain_documents(row_ids, rules)
-                    documents[line, begins[line] : ends[line]] = numbers
+            _number_plain_rows(lines, ids, documents, rules)
     return DirectBatch(ids, labels, mask, documents)
 
 
-class PackedDocuments(NamedTuple):
-    """The documents of a batch with packed rows."""
+def _place_rows(rows: Sequence[IdRow], width: int, is_left: bool) -> Lines:
+    """Return the places of rows in lines of `width` tokens.
 
+    Args:
+        is_left: whether the padding is on the left.
+    """
+    lengths = [row.length for row in rows]
+    if is_left:
+        return Lines(rows, [width - length for length in lengths], [width] * len(rows), width)
+    return Lines(rows, [0] * len(rows), lengths, width)
+
+
+def _mask_padding(lines: Lines) -> Tokens:
+    """Return the attention mask of a batch: 1 for each token of a row, 0 for padding."""
+    mask = np.ones((len(lines.rows), lines.width), np.int64)
+    for line, (begin, end) in enumerate(zip(lines.begins, lines.ends, strict=True)):
+        if begin:
+            mask[line, :begin] = 0
+        if end < lines.width:
+            mask[line, end:] = 0
+    return mask
+
+
+class Documents(NamedTuple):
+    """The documents of a batch with packed rows. A row that is not packed is one document.
+
+    The padding of each line is a part too, perhaps of 0 tokens: before its documents if it is on
+    the left, otherwise after them.
+    """
+
+    lengths: Ids
+    "The tokens of each part."
+    numbers: Ids
+    "The number of each document in its row, from 0; -1 for padding."
     starts: Ids
     "The first token of each document in the whole batch, as one line."
-    numbers: Tokens
-    "int64 [rows, width]: the number of each token's document in its row, -1 for padding."
+
+    def number_tokens(self, lines: Lines) -> Tokens:
+        """Return int64 [rows, width]: the number of each token's document, -1 for padding."""
+        # 4 us for 8 rows of 2,048; a cumulative sum over the first tokens takes 11.
+        return self.numbers.repeat(self.lengths).reshape(-1, lines.width)
 
 
-def _read_documents(lines: Lines) -> PackedDocuments | None:
-    """Return the documents of a batch; a row that is not packed is one document. Return None if
-    those of a row do not ascend.
-    """
-    # The parts of each line: perhaps padding, documents, perhaps padding. Where they begin, in
-    # relation to the row's first token, and their numbers, as int32.
+def _find_documents(lines: Lines) -> Documents | None:
+    """Return the documents of a batch. Return None if those of a row do not ascend."""
+    # The first token of each part, counted from the first token of its row, and the number of the
+    # part. Both as bytes of int32.
     begins_of_parts: list[bytes] = []
     numbers_of_parts: list[bytes] = []
-    parts_of_lines: list[int] = []
+    parts_of_rows: list[int] = []
     ascending = _make_numbers(lines.width)
-    for row, begin, end in zip(*lines[:3], strict=True):
-        left = b"" if not begin else (-begin).to_bytes(START_BYTES, "little", signed=True)
-        right = b"" if end == lines.width else row.length.to_bytes(START_BYTES, "little")
+    for row, begin in zip(lines.rows, lines.begins, strict=True):
         starts = row.starts or FIRST_START
-        begins_of_parts += (left, starts, right)
-        numbers_of_parts += (
-            PADDING_NUMBER if left else b"",
-            ascending[: len(starts)],
-            PADDING_NUMBER if right else b"",
-        )
-        parts_of_lines.append((len(left) + len(starts) + len(right)) // START_BYTES)
+        numbers = ascending[: len(starts)]
+        if begin:
+            left = (-begin).to_bytes(START_BYTES, "little", signed=True)
+            begins_of_parts += (left, starts)
+            numbers_of_parts += (PADDING_NUMBER, numbers)
+        else:
+            right = row.length.to_bytes(START_BYTES, "little")
+            begins_of_parts += (starts, right)
+            numbers_of_parts += (numbers, PADDING_NUMBER)
+        parts_of_rows.append(len(starts) // START_BYTES + 1)
 
-    # Where the parts begin in the whole batch, as one line. Those of each row are within the row,
-    # so all ascend if those of each row do.
-    rows = len(lines.rows)
-    first_tokens = np.arange(0, rows * lines.width, lines.width) + lines.begins
-    begins = np.frombuffer(b"".join(begins_of_parts), STARTS_DTYPE).astype(np.int64)
-    begins += np.repeat(first_tokens, parts_of_lines)
+    # The same for the whole batch as one line.
+    size = len(lines.rows) * lines.width
+    first_tokens = np.arange(0, size, lines.width)
+    if any(lines.begins):
+        first_tokens += lines.begins
+    begins = first_tokens.repeat(parts_of_rows)
+    begins += np.frombuffer(b"".join(begins_of_parts), STARTS_DTYPE)
+    numbers_of_batch = np.frombuffer(b"".join(numbers_of_parts), STARTS_DTYPE).astype(np.int64)
+
+    # Each part ends where the next one begins. Padding may be empty, a document may not.
     lengths = np.empty_like(begins)
     np.subtract(begins[1:], begins[:-1], out=lengths[:-1])
-    lengths[-1] = rows * lines.width - begins[-1]
-    if lengths.min() <= 0:
+    lengths[-1] = size - begins[-1]
+    is_document = numbers_of_batch >= 0
+    if lengths[is_document].min() <= 0:
         return None
-    numbers = np.frombuffer(b"".join(numbers_of_parts), STARTS_DTYPE).astype(np.int64)
-    return PackedDocuments(
-        starts=begins[numbers >= 0],
-        numbers=np.repeat(numbers, lengths).reshape(rows, lines.width),
-    )
+    return Documents(lengths, numbers_of_batch, begins[is_document])
 
 
-def _label_packed_rows(lines: Lines, ids: Tokens, starts: Ids) -> Tokens | None:
-    """Return the labels of a batch with packed rows. Return None if one of them has no trained
-    token.
+def _find_untrained(lines: Lines, starts: Ids) -> NDArray[np.bool_]:
+    """Return bool [rows, width]: whether each token of a batch with packed rows, or padding, is not
+    trained.
 
     Args:
         starts: the first token of each document in the whole batch, as one line.
     """
     trained = _make_padding(b"\1", lines.width)
-    untrained = _make_padding(b"\0", lines.width)
-    pieces = [
-        (row.loss_mask,)
-        if row.starts
-        else (untrained[: row.untrained], trained[: row.length - row.untrained])
-        for row in lines.rows
-    ]
-    is_trained = lines.join(pieces, b"\0", np.uint8) > 0
-    is_trained.reshape(-1)[starts] = False  # nothing predicts the first token of a document
+    masks = [(row.loss_mask or trained[: row.length],) for row in lines.rows]
+    is_untrained: NDArray[np.bool_] = lines.join(masks, b"\0", np.uint8) == 0
+    # Nothing predicts the first token of a document in a packed row.
+    is_untrained.reshape(-1)[starts] = True
     for line, row in enumerate(lines.rows):
         if not row.starts:
-            is_trained[line, lines.begins[line]] = not row.untrained
-    if not is_trained.any(axis=1).all():
-        return None
-    return np.where(is_trained, ids, IGNORED_LABEL)
+            begin = lines.begins[line]
+            is_untrained[line, begin] = False
+            is_untrained[line, begin : begin + row.untrained] = True
+    return is_untrained
+
+
+def _number_plain_rows(lines: Lines, ids: Tokens, documents: Tokens, rules: RowRules) -> None:
+    """Change the documents of pretraining rows: separators divide them."""
+    for line, row in enumerate(lines.rows):
+        if row.is_plain:
+            tokens = slice(lines.begins[line], lines.ends[line])
+            documents[line, tokens] = number_plain_documents(ids[line, tokens], rules)
 
 
 def _ignore_padding_tokens(
