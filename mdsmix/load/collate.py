@@ -205,7 +205,7 @@ class Collate:
             direct_batch = self._write_directly(rows)
             if direct_batch:
                 return direct_batch
-            rows = [self._make_row(row) for row in rows]
+            rows = [make_named_row(row, self.rules, bool(self.streams)) for row in rows]
         if self.packer:
             packed = self.packer.pack(rows)
             packed_rows = [join_rows(rows_of_bin) for rows_of_bin in packed]
@@ -253,11 +253,6 @@ class Collate:
         if self.allow_pad_trimming and self.has_seen_a_batch:
             width = min(width, _round_up_to_eight(longest))
         return width
-
-    def _make_row(self, stored: StoredRow) -> TrainingRow:
-        """Return the row of a sample. Raises MixRefused or Unreachable with the name of the row."""
-        row = make_named_row(stored, self.rules)
-        return row._replace(stream=stored.source.stream_number)
 
     def _write_directly(self, stored: Sequence[StoredRow]) -> Batch | None:
         """Make a batch from the bytes of its samples. Return None if one of them needs more than

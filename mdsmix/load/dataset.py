@@ -632,8 +632,7 @@ class MixDataset(ShardKeeper):
         if self.other_row:
             make_row = self.other_row
             return stored.decode(lambda sample: make_row(sample, stored.number))
-        row = make_named_row(stored, self.rules)
-        return row._replace(stream=stored.source.stream_number) if self.numbers_streams else row
+        return make_named_row(stored, self.rules, self.numbers_streams)
 
 
 def _describe_shard(shard: Reader) -> LockedShard:

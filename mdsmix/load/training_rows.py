@@ -166,16 +166,19 @@ def refuse_bare_placeholders(rules: RowRules) -> None:
         )
 
 
-def make_named_row(stored: StoredRow, rules: RowRules) -> TrainingRow:
+def make_named_row(stored: StoredRow, rules: RowRules, numbers_stream: bool) -> TrainingRow:
     """Turn a stored sample into a row to train on.
 
     Raises MixRefused if the sample does not fit the rules, Unreachable if it does not decode. Both
     name stream, shard and row.
+
+    Args:
+        numbers_stream: set the number of the row's stream, which batches with stream ids need.
     """
     row = stored.decode(lambda sample: make_training_row(sample, rules))
     if row.pictures:  # they are decoded later
         row.pictures.where = stored.name
-    return row
+    return row._replace(stream=stored.source.stream_number) if numbers_stream else row
 
 
 def find_pictures(ids: Tokens, sample: Sample, rules: RowRules) -> RowImages:
