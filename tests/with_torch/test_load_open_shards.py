@@ -192,6 +192,52 @@ def test_evicted_shards_are_closed(tmp_path: Path) -> None:
     assert 0 < len([*local.glob("*.mds")]) < shards, "some were evicted"
 
 
+def test_workers_read_each_sample_once_while_shards_are_evicted(tmp_path: Path) -> None:
+    """Two workers share the cache: each evicts shards that the other one may have open."""
+    remote = write_tokens(tmp_path / "remote", 300, size_limit=300)
+    local = tmp_path / "local"
+    limit = (remote / "index.json").stat().st_size + 45 * 300
+    loader = loaded(
+        {"web": {"remote": str(remote), "local": str(local)}},
+        cache_limit=limit,
+        predownload=2,
+        shuffle=True,
+        shuffle_block_size=16,
+        num_workers=2,
+        drop_last=False,
+    )
+    assert sorted(first_tokens(loader)) == [10 + 8 * row for row in range(300)]
+    loader.end()
+    assert 0 < len([*local.glob("*.mds")]) < len([*remote.glob("*.mds")]), "some were evicted"
+
+
+@pytest.mark.parametrize("keeps_compressed", [False, True])
+def test_kept_compressed_shards_are_not_fetched_again(
+    tmp_path: Path, keeps_compressed: bool
+) -> None:
+    """Under keep_zip the compressed shards stay in the cache, and rows come from them after the
+    decompressed ones are gone. Otherwise only the decompressed shards stay.
+    """
+    remote = write_tokens(tmp_path / "remote", ROWS, size_limit=300, compression="zstd")
+    local = tmp_path / "local"
+    stream = {"remote": str(remote), "local": str(local), "keep_zip": keeps_compressed}
+    expected = [10 + 8 * row for row in range(ROWS)]
+    loader = loaded({"web": stream})
+    assert first_tokens(loader) == expected
+    del loader
+    shards = [path.name for path in remote.glob("*.mds.zstd")]
+    kept = [path.name for path in local.glob("*.mds.zstd")]
+    assert sorted(kept) == (sorted(shards) if keeps_compressed else [])
+    assert len([*local.glob("*.mds")]) == len(shards) > 4
+
+    for path in remote.glob("*.mds.zstd"):
+        path.unlink()
+    if keeps_compressed:
+        for path in local.glob("*.mds"):
+            path.unlink()
+    assert first_tokens(loaded({"web": stream})) == expected
+
+
 def test_shards_that_another_process_evicts_are_closed_and_fetched_again(tmp_path: Path) -> None:
     remote = write_tokens(tmp_path / "remote", ROWS, size_limit=400)
     local = tmp_path / "local"
@@ -384,3 +430,27 @@ def test_ranks_read_what_bare_datasets_of_ranks_do(
     ]
     rest = [json.loads(result.stdout) for result in results]
     assert len({*rest[0], *rest[1]}) == len(rest[0]) + len(rest[1]) == ROWS - 2 * 5 * 4
+
+
+WORKERS_OF_RANKS = """
+import json, sys
+from mdsmix.load import build_loader
+from tests.with_torch.load_streams import IDS, first_tokens
+loader = build_loader(json.loads(sys.argv[1]), 2, ids=IDS)
+print(json.dumps(first_tokens(loader)))
+loader.end()
+"""
+
+
+def test_workers_of_ranks_read_each_sample_once(tmp_path: Path, programs: PreloadedPython) -> None:
+    """Each of the two ranks has two workers, and all share the folder of the stream."""
+    folder = write_tokens(tmp_path / "a", 48, size_limit=300)
+    keys: dict[str, Any] = {"shuffle": True, "num_workers": 2, "drop_last": False}
+    tree = config({"a": {"local": str(folder)}}, "text", **keys)
+    results = [process.wait() for process in ranks(programs, WORKERS_OF_RANKS, json.dumps(tree))]
+    assert [result.returncode for result in results] == [0, 0], [
+        result.stderr[-3000:] for result in results
+    ]
+    first, second = (json.loads(result.stdout) for result in results)
+    assert len(first) == len(second) == 24
+    assert sorted(first + second) == [10 + 8 * row for row in range(48)]
