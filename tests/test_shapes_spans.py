@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mdsmix.record import AnswerLoss, Span, canonical, detail_of
@@ -183,3 +183,36 @@ def test_a_character_is_trained_if_an_entry_names_it(pairs: list[tuple[int, int]
     assert all(isinstance(span, Span) and span.weight == 1 for span in spans)
     edges = [edge for span in spans for edge in (span.start, span.end)]
     assert edges == sorted(set(edges)), "ascending, apart from each other"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 13), st.integers(0, 13), st.sampled_from([0, 0.5, 1])),
+        min_size=1,
+        max_size=5,
+    )
+)
+@example([(0, 13, 1), (1, 2, 1), (5, 6, 0)])
+@example([(0, 13, 0.5), (1, 2, 0.5), (5, 6, 1)])
+def test_entries_that_differ_on_a_character_contradict(
+    entries: list[tuple[int, int, float]],
+) -> None:
+    """Also if an entry that agrees with both lies between them."""
+    weights: list[set[float]] = [set() for _ in TEXT]
+    for first, second, weight in entries:
+        for offset in range(min(first, second), max(first, second) + 1):
+            weights[offset].add(weight)
+    detail = [
+        {"begin_offset": min(pair), "end_offset": max(pair), "weight": weight}
+        for *pair, weight in entries
+    ]
+    conversation = read({"train_detail": detail}, loss_weights=True)
+    if max(map(len, weights)) > 1:
+        assert conversation == "bad_span"
+    elif any(map(any, weights)):
+        found = [0.0] * len(TEXT)
+        for span in conversation.losses[1].spans:
+            found[span.start : span.end] = [span.weight] * (span.end - span.start)
+        assert found == [sum(of_one) for of_one in weights]
+    else:
+        assert conversation.trained == [True, False]

@@ -11,7 +11,6 @@ If the stream sets `loss_weights: true`, a mark may be a weight such as 0.5, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from mdsmix.recipe.stream_spec import GREATEST_WEIGHT, LEAST_WEIGHT
@@ -92,10 +91,13 @@ def read_spans(message: Message, with_weights: bool = False) -> tuple[Span, ...]
         _read_entry(entry, number, length, with_weights) for number, entry in enumerate(entries)
     ]
     spans.sort()
-    for earlier, later in pairwise(spans):
-        if later.start < earlier.end and later.weight != earlier.weight:
-            why = f"two entries differ on the character at offset {later.start}"
+    # An entry that overlaps any earlier one overlaps the one that ends last.
+    last_to_end = Span(0, 0, 0.0)
+    for span in spans:
+        if span.start < last_to_end.end and span.weight != last_to_end.weight:
+            why = f"two entries differ on the character at offset {span.start}"
             raise RecordRefused("bad_span", why=why)
+        last_to_end = max(last_to_end, span, key=lambda each: each.end)
     return join_spans([span for span in spans if span.weight])
 
 
