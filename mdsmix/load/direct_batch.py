@@ -154,14 +154,14 @@ def _read_pair(
 
 
 def _read_packed_row(arrays: Sequence[bytes], itemsize: int) -> IdRow | None:
-    """Return a packed row. Return None if its first document does not begin with the row, or its
-    loss_mask has another length. `_find_documents` checks the other documents, of a whole batch at
-    once.
+    """Return a packed row. Return None if its first document does not begin with the row, it has
+    more documents than tokens, or its loss_mask has another length. `_find_documents` checks that
+    documents ascend, in the whole batch at once.
     """
     ids = arrays[0]
     starts = arrays[1]
     length = len(ids) // itemsize
-    if not starts.startswith(FIRST_START):
+    if not starts.startswith(FIRST_START) or len(starts) > length * START_BYTES:
         return None
     if len(arrays) == 2:
         return IdRow((ids,), length, starts=starts)

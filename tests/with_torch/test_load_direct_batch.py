@@ -200,6 +200,10 @@ def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: lis
             (packed, make_packed([0, 2, 1], [1, 1, 1, 1]), "`starts` does not contain ascending"),
             (packed, make_packed([1, 2], [1, 1, 1, 1]), "`starts` does not contain ascending"),
             (packed, make_packed([0, 4], [1, 1, 1, 1]), "`starts` does not contain ascending"),
+            (packed, make_packed([0, 5], [1, 1, 1, 1]), "`starts` does not contain ascending"),
+            (packed, make_packed([0, -1], [1, 1, 1, 1]), "`starts` does not contain ascending"),
+            # more documents than the batch is wide
+            (packed, make_packed([*range(30)], [1, 1, 1, 1]), "`starts` does not contain ascend"),
             (packed, make_packed([0, 1], [1, 1, 0, 0]), "nothing left to train on"),
             (packed, make_packed([0, 1], [1, 1, 1]), "loss_mask has 3 values"),
             (
