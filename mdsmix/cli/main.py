@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from gc import freeze, set_threshold
+from gc import freeze
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -141,9 +141,6 @@ class Ending(NamedTuple):
 
 def run() -> None:
     """Run the console script. With MDSMIX_DEBUG=1 the traceback of a defect is shown."""
-    # Imports make no garbage: with Python's threshold of 700, searching them took 0.1 s, and with
-    # 50,000 still 15 ms.
-    set_threshold(200_000)
     # numpy's BLAS starts a thread for each processor when it is imported: 40 ms of CPU on two
     # cores. No command multiplies matrices. A function of the user may, but it runs in as many
     # processes as there are workers.
