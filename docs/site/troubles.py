@@ -404,7 +404,8 @@ def list_lines(check: Check) -> Sequence[Line]:
             Line(fill(find_sentence(message)), f"{find_sentence(fix)}.")
             for message, fix in ELSEWHERE[check.id]
         ]
-    lines = []
+    lines = list[Line]()
+    unnamed_lines = list[Line]()  # of findings whose id is only known at run time
     function = FunctionText(check.find)
     for call in function.list_calls("Finding"):
         identity = call.get("id")
@@ -415,7 +416,12 @@ def list_lines(check: Check) -> Sequence[Line]:
             fixes = function.list_texts(call["fix"])
             if check.id in FAULT_CHECKS:
                 fixes = [FAULT_CHECKS[check.id].fix]
-            lines += [Line(fill(message), fill(fix)) for fix in fixes if fix.strip(GAP + ". ")]
+            found = [Line(fill(message), fill(fix)) for fix in fixes if fix.strip(GAP + ". ")]
+            if check.id in ids:
+                lines += found
+            else:
+                unnamed_lines += found
+    lines = lines or unnamed_lines
     if not lines:
         raise LookupError(f"no message and fix of the check {check.id} were found in its code")
     return lines
