@@ -157,7 +157,7 @@ SKIPPED: dict[str, tuple[Any, str]] = {
     ),
     "kto": (
         {"file_name": "x.json", "columns": {"messages": "m", "kto_tag": "label"}},
-        "kto_tag: skipped, since answers with a rating each need a loss",
+        "kto_tag: skipped, since unpaired preferences are read from the fields",
     ),
     "mllm": (
         {"file_name": "x.json", "columns": {"messages": "m", "videos": "videos"}},
@@ -234,8 +234,8 @@ def test_entries_that_are_skipped_for_one_reason_share_a_line(
         "write a stream with path: hf://datasets/ORG/NAME/... for each (hub1, hub2, hub3, hub4, "
         "hub5 and 85 more)",
         "2 entries name files that are not here: fetch those that you want (gone0, gone1)",
-        "2 entries (kto, rated): kto_tag: skipped, since answers with a rating each need a loss "
-        "that is not supported.",
+        "2 entries (kto, rated): kto_tag: skipped, since unpaired preferences are read from the "
+        "fields prompt, completion and label, so write these.",
     ]
     named: list[Any] = []
     read_dataset_info(str(info), ["hub1", "hub2"], info.parent.parent, named)

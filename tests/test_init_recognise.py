@@ -262,7 +262,8 @@ def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
     kto = [{"prompt": f"q{n}", "response": f"a{n}", "label": n % 3 > 0} for n in range(9)]
     classes = [{"prompt": "q", "completion": "a", "label": n} for n in range(9)]
     good = [{"prompt": "q", "response": "a", "label": True}] * 9
-    for records, where in ((kto, "label"), (classes, None), (good, None)):
+    factory = [{"instruction": "q", "output": "a", "kto_tag": n % 3 > 0} for n in range(9)]
+    for records, where in ((kto, "label"), (classes, None), (good, None), (factory, "kto_tag")):
         write_jsonl(tmp_path / "a.jsonl", records)
         notices: list[Any] = []
         (draft,) = group_files(find_data([str(tmp_path)], tmp_path, notices), notices)
@@ -275,7 +276,7 @@ def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
             [parse_where(where).refusal(record) is None for record in records] if where else []
         )
         assert stream.source.where == where
-        assert trained == [record["label"] for record in records if where]
+        assert trained == [record[where] for record in records if where]
 
 
 def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() -> None:

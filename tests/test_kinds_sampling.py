@@ -204,6 +204,7 @@ def test_fields_that_are_not_read_are_reported_with_their_numbers(project: Proje
         assert "fields not read: label (12 of 12 not empty), input (8 of 12 not empty)" in out
         assert "WARNING: the field input of 8 records is not read" in out
         assert "WARNING: the field label of 12 records" in out
+        assert "if it marks bad answers, set where: label on the source" in out
         assert out.count("WARNING") == 2
     assert manifest_of(project.out / "faq/train").records.unread == {"input": 8, "label": 12}
     assert b"unread" not in (project.out / "docs/train/mdsmix.manifest").read_bytes()

@@ -227,8 +227,8 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
             )
         else:
             hint = (
-                "Check the source, and the settings that leave records out: where, sample, budget, "
-                "holdout and --limit."
+                "Check the source, and the settings that leave records out: max_seq_len, where, "
+                "sample, budget, holdout and --limit."
             )
         raise TooManyBadRecords(
             f"stream {job.name}: its source gives no sample ({plural(records.read, 'record')}: "

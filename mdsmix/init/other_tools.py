@@ -103,7 +103,9 @@ RANKED = {
 WITH_TAGS = {"openai": "sharegpt", "preference_openai": "preference_sharegpt"}
 "Shape of OpenAI's messages -> the shape of messages with other roles or keys."
 UNSUPPORTED = {
-    "kto_tag": "answers with a rating each need a loss that is not supported",
+    "kto_tag": (
+        "unpaired preferences are read from the fields prompt, completion and label, so write these"
+    ),
     "videos": "video is not supported",
     "audios": "audio is not supported",
 }

@@ -36,6 +36,10 @@ GOOD_SHARE = 0.9
 """Guesses that read this share of the records or more count as equally good. A recipe allows a
 tenth of bad records, and an option is not worth it for a few records.
 """
+BAD_ANSWER_MARKS = frozenset({"label", "labels", "chosen", "is_good", "desirable", "kto_tag"})
+"""Names of fields that may mark bad answers by false. LLaMA-Factory's records for KTO have the last
+one.
+"""
 VERL_ANSWER = "reward_model.ground_truth"
 "The path of the verified answer in verl's records."
 PREFERENCES_WITH_IMAGES = ("preference_openai", "preference_alpaca", "preference_sharegpt")
@@ -207,7 +211,7 @@ def find_bad_answer_mark(guess: Guess) -> str | None:
     """
     if guess.kind.word != "finetuning":
         return None
-    for name in sorted(guess.unread & {"label", "labels", "chosen", "is_good", "desirable"}):
+    for name in sorted(guess.unread & BAD_ANSWER_MARKS):
         values = [record.get(name) for record in guess.head.objects]
         if False in values and all(type(value) is bool for value in values):
             return name

@@ -81,6 +81,8 @@ class Kind(ABC):
     "Whether a chat template renders its records."
     has_images: ClassVar[bool] = False
     "Whether its records have images."
+    may_have_images: ClassVar[bool] = True
+    "Whether such records may have images if the stream sets `images:`."
     image_copies: ClassVar[int] = 1
     """How often the model sees an image of a sample: twice if the prompt of a preference has it.
     The counts of images and of their tokens are multiplied by this.

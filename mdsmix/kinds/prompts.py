@@ -79,6 +79,7 @@ class Prompts(TemplateKind):
     key_groups = ("prompt",)
     window_bytes = WINDOW_BYTES
     has_targets = False
+    may_have_images = False
     loader = PROMPT_LOADER
     reasons: ClassVar[Mapping[str, str]] = PROMPT_REASONS
 

@@ -57,6 +57,7 @@ class UnpairedPreferences(TemplateKind):
     key_groups = ("preference",)
     window_bytes = WINDOW_BYTES
     has_targets = False
+    may_have_images = False
     loader = UNPAIRED_LOADER
     reasons: ClassVar[Mapping[str, str]] = UNPAIRED_REASONS
 

@@ -50,6 +50,9 @@ REASONING_HINT = (
     "rename it to the key that the chat template prints (reasoning_content, reasoning or "
     "thinking), or move it into the content"
 )
+RATINGS = ("label", "kto_tag")
+"Fields that may mark bad answers. LLaMA-Factory's records for KTO have the second one."
+NO_IMAGES_HINT = "streams of prompts and of unpaired preferences have no images"
 FIELD_HINT = "move it into the records' text"
 VARIABLE_HINT = (
     "use the chat template of the model that the field is for (this template does not read it)"
@@ -64,7 +67,7 @@ MEANINGFUL_FIELDS = (
     "audios",
     "input",
     "history",
-    "label",
+    *RATINGS,
     "rejected",
     "rejected_response",
     "rejected_messages",
@@ -245,26 +248,28 @@ def describe_outcome(outcome: Outcome | PartOutcome) -> Iterator[str]:
             f"{records.read:,} records read, {records.written:,} written, "
             f"{outcome.tokens:,} tokens, {outcome.seconds:.1f} s; into {outcome.target}"
         )
-        notes = _notes_on_rejected(records, "shown once it is published")
+        notes = _notes_on_rejected(records, "shown once it is published", has_targets=False)
     else:
         yield f"{outcome.stream}: {outcome.state}, {outcome.target}"
         records = outcome.manifest.records
+        kind = kind_of(outcome.manifest.encoding)
         notes = chain(
-            _notes_on_rejected(records, f"in {outcome.target}/quarantine/"),
+            _notes_on_rejected(records, f"in {outcome.target}/quarantine/", kind.has_targets),
             _notes_on_duplicates(records, outcome.is_eval),
             _notes_on_samples(outcome.manifest),
-            _notes_on_unread(records),
+            _notes_on_unread(records, kind.may_have_images),
             _notes_on_budget(outcome),
         )
     yield from (f"  {note}" for note in (*notes, *outcome.notes))
 
 
-def _notes_on_rejected(records: Records, where: str) -> Iterator[str]:
+def _notes_on_rejected(records: Records, where: str, has_targets: bool) -> Iterator[str]:
     """Yield notes on the records without a sample: filtered ones, which a rule leaves out, and
     quarantined ones, which are bad.
 
     Args:
         where: where the bad records are stored or shown.
+        has_targets: whether the recipe's target_responses applies to the stream.
     """
     if records.filtered:
         # Records that the recipe filters on purpose count neither as filtered nor as read.
@@ -277,9 +282,10 @@ def _notes_on_rejected(records: Records, where: str) -> Iterator[str]:
         warning = f"WARNING: {share:.1%} of the records are " if share > BAD_SHARE else ""
         yield f"{warning}quarantined: {join_counts(records.quarantined)}, {where}"
     if "no_loss_tokens" in records.filtered:
-        yield (
-            "no_loss_tokens: a larger max_seq_len, or target_responses: all, may keep these records"
-        )
+        other = ", or target_responses: all," if has_targets else ""
+        yield f"no_loss_tokens: a larger max_seq_len{other} may keep these records"
+    if "prompt_too_long" in records.filtered:
+        yield "prompt_too_long: a larger max_seq_len, or a smaller max_gen_len, keeps these records"
     if "ends_untrained" in records.quarantined:
         yield (
             "ends_untrained: pack: true keeps these records, since packed rows may end in a part "
@@ -390,7 +396,7 @@ def _notes_on_parts(manifest: Manifest) -> Iterator[str]:
             )
 
 
-def _notes_on_unread(records: Records) -> Iterator[str]:
+def _notes_on_unread(records: Records, may_have_images: bool) -> Iterator[str]:
     """Yield notes on contents of records that training ignores or misreads: fields that the
     conversion did not read, nulls inside structured fields, and image placeholders that are trained
     as text.
@@ -409,10 +415,10 @@ def _notes_on_unread(records: Records) -> Iterator[str]:
     variables = [name for name in filled if name.startswith(f"{VARIABLES}.")]
     for name in (*MEANINGFUL_FIELDS, *variables):
         if records_with_field.get(name):
+            hint = _field_hint(name, may_have_images)
             yield (
                 f"WARNING: the field {name} of {plural(records_with_field[name], 'record')} is not "
-                f"read, so it is ignored in training: {_field_hint(name)}, or remove these "
-                "records"
+                f"read, so it is ignored in training: {hint}, or remove these records"
             )
     yield from (f"WARNING: {mark}" for mark in describe_possible_marks(filled))
     for key, count in records.nulls.items():
@@ -423,15 +429,18 @@ def _notes_on_unread(records: Records) -> Iterator[str]:
             "Set `nulls: drop` to remove them"
         )
     for name, count in records.placeholders.items():
-        yield f"WARNING: {name} of {plural(count, 'record')} is trained as text: {IMAGES_HINT}"
+        state = f"trained as text: {IMAGES_HINT}" if may_have_images else f"text: {NO_IMAGES_HINT}"
+        yield f"WARNING: {name} of {plural(count, 'record')} is {state}"
 
 
-def _field_hint(name: str) -> str:
+def _field_hint(name: str, may_have_images: bool) -> str:
     """Return what the user can do to have the content of a field trained that the conversion did
     not read.
     """
     if name.removeprefix("messages.") in FIELDS:
-        return IMAGES_HINT
+        return IMAGES_HINT if may_have_images else NO_IMAGES_HINT
+    if name in RATINGS:
+        return f"if it marks bad answers, set where: {name} on the source"
     if name in REASONING:
         return REASONING_HINT
     if name.startswith(f"{VARIABLES}."):

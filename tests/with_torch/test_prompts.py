@@ -330,6 +330,8 @@ def test_a_prompt_that_composerl_would_cut_is_refused(
     assert "train_loader.dataset.max_gen_len was 10 and is 40" in told
     again = run_ok("convert", recipe, "train_loader.dataset.max_gen_len=40")
     assert "1 prompt_too_long" in again.out
+    hint = "prompt_too_long: a larger max_seq_len, or a smaller max_gen_len, keeps these records"
+    assert hint in again.out
 
 
 def test_a_batch_has_answers_for_all_rows(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -142,6 +142,22 @@ def test_a_completion_keeps_at_least_one_token(tmp_path: Path, tokenizer_folder:
     assert filtered == {"no_loss_tokens": 2}
 
 
+def test_hints_name_only_keys_that_such_streams_take(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """The run's target_responses and `images:` are refused in these streams."""
+    long = {"prompt": "long " * 80, "completion": "a", "label": True}
+    seen = {"prompt": "<image> q", "completion": " a", "label": False, "images": ["a.png"]}
+    _, out = convert(tmp_path, tokenizer_folder, [*TEXTS, long, seen])
+    assert "no_loss_tokens: a larger max_seq_len may keep these records" in out
+    assert "target_responses" not in out
+    no_images = "streams of prompts and of unpaired preferences have no images"
+    assert f"WARNING: <image> of 1 record is text: {no_images}" in out
+    ignored = "the field images of 1 record is not read, so it is ignored in training"
+    assert f"WARNING: {ignored}: {no_images}, or remove these records" in out
+    assert "images: {}" not in out
+
+
 @pytest.mark.parametrize(
     ("labels", "told"),
     [
