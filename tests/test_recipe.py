@@ -287,6 +287,8 @@ REFUSED_PHASES: list[tuple[dict[str, Any], str]] = [
     (_phases({"budget": "50%"}) | {"budget": "2 passes of web"}, "the recipe has no budget in tokens or samples: add one"),
     (_phases({"budget": "50%"}) | {"budget": "2B tokens"}, "the budgets of main are parts of the recipe's budget, and those of anneal are not"),
     (_phases({"budget": "50%"}, anneal=ANNEAL | {"budget": "1/3"}) | {"budget": "2B tokens"}, "sum to 83.33333333% of the recipe's budget, not to 100%"),
+    (_phases({"budget": "99%"}, anneal=ANNEAL | {"budget": "1%"}) | {"budget": "40 tokens"}, "phases.anneal.budget is 1% of 40 tokens, which is rounded to 0"),
+    (_phases(Main=ANNEAL), "phases.Main and phases.main differ only in case"),
     (_phases({"budget": "2B"}), "phases.main.budget is '2B'; it must be above 0, with its unit"),
     (_phases({"budget": "0%"}), "phases.main.budget is '0%'; it must be above 0"),
     (_phases({"mix": {"wep": "30%"}}), "phases.main.mix.wep names no stream that is trained on; did you mean web?"),

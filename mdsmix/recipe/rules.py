@@ -188,6 +188,12 @@ def _phase_contradictions(recipe: Recipe) -> Iterator[str]:
                 f"phases.{name}: this name cannot be used, since it becomes a part of file names: "
                 "begin with a letter, and use letters, digits, '_' and '-'."
             )
+        same = [other for other in recipe.phases if str(other).lower() == str(name).lower()]
+        if same[0] != name:
+            yield (
+                f"phases.{name} and phases.{same[0]} differ only in case, and so would the names "
+                "of their files, which are one file on some machines: give one another name."
+            )
         for stream in phase.mix:
             if stream not in trained:
                 similar = suggest_key(stream, sorted(trained), "these are")
@@ -236,6 +242,13 @@ def _phase_budget_contradictions(recipe: Recipe) -> Iterator[str]:
     elif sum(shares.values()) != 1:
         total = f"{float(100 * sum(shares.values())):,.10g}%"
         yield f"the budgets of the phases sum to {total} of the recipe's budget, not to 100%."
+    else:
+        for name, share in shares.items():
+            if not round(budget.amount * share):
+                yield (
+                    f"phases.{name}.budget is {recipe.phases[name].budget} of {budget}, which is "
+                    "rounded to 0: set a larger budget, or a larger part of it."
+                )
 
 
 def _weight_contradictions(recipe: Recipe) -> Iterator[str]:
