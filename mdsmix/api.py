@@ -449,6 +449,7 @@ def _render(
     """
     from mdsmix.mix.check import describe_verdict, run_checks
     from mdsmix.mix.lock_check import lock_path, make_lock
+    from mdsmix.mix.render.phase_keys import refuse_overwriting
     from mdsmix.mix.render.render import (
         fetch_command,
         list_remarks,
@@ -469,7 +470,7 @@ def _render(
         )
     # Refuse an output file that cannot be written before anything is read.
     locks = {name: lock_path(target) if target else None for name, target in paths.items()}
-    for file in filter(None, (*paths.values(), *locks.values())):
+    for file in filter(None, (out, *paths.values(), *locks.values())):
         require_writable(file)
     for file in filter(None, (out, *paths.values())):
         refuse_recipe(file, "--out" if out else "--into")
@@ -483,6 +484,8 @@ def _render(
         options.callback,
         is_one=None in paths,
     )
+    if into and phases[0].mix.phase:
+        refuse_overwriting(into, paths.values())
 
     # Refuse mixes that may not be trained.
     all_checked = [CheckedMix(run_checks(mix), mix) for mix, _ in phases]

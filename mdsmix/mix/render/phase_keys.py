@@ -9,7 +9,9 @@ draw the samples again that this phase drew.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from mdsmix.errors import RecipeError
@@ -91,6 +93,22 @@ def refuse_phase_yaml(text: str, into: str) -> None:
             f"--into names {into}, which is the rendered YAML of the phase {match[1]}: name the "
             "config of the whole run, into which the phases were rendered."
         )
+
+
+def refuse_overwriting(into: str, targets: Iterable[str | None]) -> None:
+    """Raise RecipeError if the YAML of a phase would replace the config of the whole run, which
+    the other phases are rendered into too.
+
+    Args:
+        into: the path of the config.
+        targets: the files of the YAMLs of phases; None for a YAML that is not written.
+    """
+    for target in filter(None, targets):
+        if os.path.realpath(target) == os.path.realpath(into):
+            raise RecipeError(
+                f"the YAML of a phase would replace {into}, the config of the whole run: name "
+                "another file with --out."
+            )
 
 
 def _name_folder(folder: object, name: str) -> str:
