@@ -109,6 +109,11 @@ def test_max_repeat_counts_what_earlier_phases_draw(home: Path) -> None:
         "largest budget that fits is 400 tokens;"
     )
     with pytest.raises(MixRefused) as refusal:
+        list_draws(write(home, change("anneal", max_repeat=0.5)))
+    assert str(refusal.value).endswith(
+        "can draw at most web 0, books 0 tokens. Raise max_repeat, or add data."
+    ), "a budget of 0 is no advice"
+    with pytest.raises(MixRefused) as refusal:
         list_draws(write(home, change("anneal", max_repeat=0.75), absolute=True))
     assert str(refusal.value).startswith(
         "phase anneal: the share of books, 50% under a budget of 800 tokens, comes to 400 tokens, "
@@ -259,6 +264,24 @@ def test_each_phase_gets_a_yaml_and_a_lock(home: Path, tmp_path: Path) -> None:
     assert "is the rendered YAML of the phase main: name the config of the whole run" in again.err
     planned = command("plan", tmp_path / "train.anneal.yaml", "--gpus", 1).out
     assert "max_duration: 2ep also counts the steps of the checkpoint in load_path" in planned
+
+
+def test_phases_never_replace_the_config_of_the_whole_run(home: Path, tmp_path: Path) -> None:
+    config = tmp_path / "train.main.yaml"
+    config.write_text(yaml.safe_dump(CONFIG))
+    before = config.read_bytes()
+    for words in (("-o", tmp_path / "train.yaml"), ("phase=main",), ("phase=anneal",)):
+        answer = command("render-yaml", write(home), "--into", config, *words)
+        assert (answer.code, answer.err.count("\n")) == (2, 1), words
+        assert f"would replace {config}, the config of the whole run" in answer.err
+    assert (list(tmp_path.iterdir()), config.read_bytes()) == ([config], before)
+
+
+def test_a_folder_is_no_name_for_the_yamls_of_phases(home: Path, tmp_path: Path) -> None:
+    """`-o folder/` would write `folder/.main`, which `ls` does not list."""
+    answer = command("render-yaml", write(home), "-o", f"{tmp_path}/")
+    assert (answer.code, "the path is a folder" in answer.err) == (2, True)
+    assert not list(tmp_path.iterdir())
 
 
 def make_phase(number: int) -> PhaseOfMix:

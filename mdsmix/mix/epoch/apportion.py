@@ -412,10 +412,16 @@ def _refuse_large_budget(
     if budget.stream:
         # What the others must fill grows with the passes.
         amount = budget.amount * possible / (_dot(asked, sizes) - fixed)
+    remedy = "Raise max_repeat, or add data."
+    largest = _round_down(budget, amount)
+    if largest.amount:
+        remedy = (
+            f"The largest budget that fits is {largest}; set this budget, raise max_repeat, or add "
+            "data."
+        )
     raise MixRefused(
         f"the streams are too small for a budget of {budget}: within max_repeat {reader} can draw "
-        f"at most {', '.join(most)} {noun}. The largest budget that fits is "
-        f"{_round_down(budget, amount)}; set this budget, raise max_repeat, or add data."
+        f"at most {', '.join(most)} {noun}. {remedy}"
     )
 
 
