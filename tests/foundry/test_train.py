@@ -87,7 +87,7 @@ StreamingDataset.resample_streams = tell
 
 
 def train_phase(
-    programs: PreloadedPython, config: Path, *settings: str
+    programs: PreloadedPython, config: str, *settings: str
 ) -> tuple[list[float], tuple[int, int, list[int]]]:
     """Train a phase, and return its losses and the last draw: epoch, seed and samples."""
     ended = programs.start(DRAWN_BY_TRAINING, "train", config, *settings).wait()
@@ -97,56 +97,51 @@ def train_phase(
     return losses(said), draws[-1]
 
 
-@pytest.mark.parametrize("name", ["text", "mdsmix"])
 def test_phases_train_one_after_the_other_on_what_the_plan_says(
-    name: str, programs: PreloadedPython, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    programs: PreloadedPython, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The anneal begins with the weights, steps and learning rate of the first phase, and draws the
-    samples that the plan counts. Without `load_ignore_keys` Foundry's own loader draws by the seed
-    of the first phase, and mdsmix's loader refuses the other data.
+    samples that the plan counts. It is trained by mdsmix's loader and by Foundry's own, both from
+    the checkpoint of the first phase. If the state of the loader were read from it, mdsmix's loader
+    would refuse the other data, and Foundry's would draw by the epoch and the seed of that phase.
     """
     monkeypatch.chdir(lab.folder)
     phases = {
         "main": {"budget": "200 samples", "mix": {"web": "60%", "docs": "40%"}},
         "anneal": {"budget": "80 samples", "mix": {"docs": "50%", "web": "50%"}},
     }
-    loader = {"name": name, "num_workers": 0, "dataset": {"shuffle": True, "shuffle_seed": 17}}
+    loader = {"name": "mdsmix", "num_workers": 0, "dataset": {"shuffle": True, "shuffle_seed": 17}}
     settings = {"max_seq_len": 128, "train_loader": loader, "phases": phases}
     recipe = lab.converted(streams=lab.demo("web docs"), **settings)
     base = lab.folder / "base.yaml"
     schedule = "scheduler: {name: cosine_with_warmup, t_warmup: 2ba, t_max: 35ba}"
     kept = [line for line in TINY.read_text().splitlines() if not line.startswith("scheduler")]
     base.write_text("\n".join([*kept, schedule, "save_folder: ckpt", ""]))
-    run_ok("render-yaml", recipe, "--into", base, "-o", "train.yaml")
+    for name in ("mdsmix", "text"):
+        named = f"train_loader.name={name}"
+        run_ok("render-yaml", recipe, named, "--into", base, "-o", f"{name}.yaml")
     planned = plan_phases(recipe, gpus=1, batch=8)
+    assert planned.steps == 35
+    main, anneal = planned.phases
     mixes = open_phase_mixes(recipe)
 
-    seen: set[int] = set()
-    all_losses = list[float]()
-    for number, (phase, mix) in enumerate(zip(planned.phases, mixes, strict=True)):
-        found, (epoch, seed, drawn) = train_phase(programs, Path(f"train.{phase.name}.yaml"))
-        assert len(found) == phase.plan.run.steps
+    def assert_drawn(number: int, draw: tuple[int, int, list[int]]) -> None:
+        epoch, seed, drawn = draw
         assert (epoch, seed) == (number, 17 + number)
-        copies = np.concatenate(draw_epoch(mix.train, number))
+        copies = np.concatenate(draw_epoch(mixes[number].train, number))
         assert np.bincount(drawn, minlength=len(copies)).tolist() == copies.tolist()
-        assert sum(s.repeated for s in phase.streams) == sum(sample in seen for sample in drawn)
-        seen.update(drawn)
-        all_losses += found
-    assert planned.steps == 35
-    assert abs(all_losses[25] - all_losses[24]) < abs(all_losses[0] - all_losses[24]) / 2
 
-    text = Path("train.anneal.yaml").read_text()
-    plain = Path("plain.yaml")
-    tree = yaml.safe_load(text)
-    del tree["load_ignore_keys"]
-    plain.write_text(yaml.safe_dump(tree | {"save_folder": "ckpt/plain"}))
-    if name == "text":
-        _, (epoch, seed, _) = train_phase(programs, plain)
-        assert (epoch, seed) == (0, 17), "the epoch and the seed of the first phase"
-    else:
-        ended = programs.start(LLMFOUNDRY, "train", plain).wait()
-        assert ended.returncode != 0
-        assert "The checkpoint was written on other data" in ended.stdout + ended.stderr
+    first, draw = train_phase(programs, "mdsmix.main.yaml")
+    assert len(first) == main.plan.run.steps
+    assert_drawn(0, draw)
+    seen = set(draw[2])
+    for name in ("mdsmix", "text"):
+        assert f"name: {name}" in Path(f"{name}.anneal.yaml").read_text()
+        then, draw = train_phase(programs, f"{name}.anneal.yaml", f"save_folder=ckpt/{name}")
+        assert len(then) == anneal.plan.run.steps
+        assert_drawn(1, draw)
+        assert sum(s.repeated for s in anneal.streams) == sum(sample in seen for sample in draw[2])
+        assert abs(then[0] - first[-1]) < abs(first[0] - first[-1]) / 2
 
 
 OPENED_HERE = """
