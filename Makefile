@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-images quick test tests-without-torch tests-with-torch test-docs test-exports docs tables docs-env test-stores test-ray stores soak vocabularies mutants test-foundry test-today test-package test-browser browser lint bench venv foundry-env today-env bench-env exports-env mutants-env minio clean
+.PHONY: help demo demo-images quick test tests-without-torch tests-with-torch test-docs test-exports docs tables docs-env test-stores test-ray stores soak vocabularies mutants test-foundry test-today test-package test-browser browser lint bench venv foundry-env today-env bench-env exports-env mutants-env minio versitygw fake-gcs-server clean
 
 PYTHON ?= >=3.10,<3.13
 # The newest Python of this machine that is 3.13 or later, also one of pyenv's that is not on the
@@ -53,6 +53,10 @@ ROOM := $(shell [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 2
 export PYTEST_DEBUG_TEMPROOT := $(ROOM)
 # Where compiled modules may not be kept, each first use of a tokenizer takes 8 s more.
 unexport PYTHONDONTWRITEBYTECODE
+
+# Each of these says what it took.
+CHECKS := tests-without-torch tests-with-torch test-ray test-browser test-stores test-foundry test-today test-exports test-package test-docs lint docs
+$(CHECKS): private .SHELLFLAGS = -euo pipefail -c 'TIMEFORMAT="$@: %0R s (processor time: %0U s, and %0S s in the system)"; time eval "$$0"'
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
@@ -171,8 +175,12 @@ browser: .venv-browser/.ready ## Playwright, axe-core and a Chromium: this machi
 minio: $(OWN_UV) ## the MinIO binary from source: 4.5 minutes the first time
 	@$(call go_install,minio,$(MINIO),1.24)
 
-stores: minio .venv-stores/.ready $(OWN_UV) ## the other stores of `make test-stores`: 2 minutes the first time
+stores: minio versitygw fake-gcs-server .venv-stores/.ready ## the other stores of `make test-stores`: 4 minutes the first time
+
+versitygw: $(OWN_UV)
 	@$(call go_install,versitygw,$(VERSITYGW),1.25)
+
+fake-gcs-server: $(OWN_UV)
 	@$(call go_install,fake-gcs-server,$(FAKE_GCS),1.26)
 
 clean: ## remove the environments and the demo
