@@ -186,6 +186,19 @@ def test_packed_rows_hold_every_combination(lettered: Tokenizer) -> None:
         assert trained_rows > 1
 
 
+def test_a_record_without_a_trained_part_trains_nothing(lettered: Tokenizer) -> None:
+    """A larger max_seq_len would not keep it. It might keep a packed row that is cut before its
+    first trained token.
+    """
+    settings = SETTINGS | {"train_parts": ONLY_REASONING}
+    plain = Conversation(make_dialogue("Hi", "Ho"))
+    rows = open_chats(lettered, QWEN_3, **settings)
+    assert rows.encode([plain]).rejected == {0: "nothing_trained"}
+    late = Conversation(make_dialogue("Hi" * 30, f"{THINKS}Ho"))
+    packed = open_chats(lettered, QWEN_3, **settings | {"pack": True, "max_seq_len": 40})
+    assert packed.encode([plain, late]).rejected == {0: "nothing_trained", 1: "no_loss_tokens"}
+
+
 def test_the_last_answer_is_split_if_one_piece_is_trained(lettered: Tokenizer) -> None:
     """target_responses: last, and the columns of compact streams. The earlier answer is untrained
     anyway.

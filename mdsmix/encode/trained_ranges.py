@@ -212,6 +212,20 @@ def count_untrained(turns: Turns) -> int:
     return int(np.count_nonzero(is_response & (turns.marks["weight"] == 0)))
 
 
+def find_untrained(turns: Turns) -> Flags:
+    """Return for each sample whether its marks train no token of a response: bool [n].
+
+    Args:
+        turns: samples with marks.
+    """
+    assert turns.marks is not None
+    lengths = turns.ids.lengths
+    is_response = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    is_trained = is_response & (turns.marks["weight"] > 0)
+    trained_before = np.concatenate([[0], np.cumsum(is_trained)])
+    return np.asarray(np.diff(trained_before[turns.samples.offsets]) == 0)
+
+
 class SplitAnswers(NamedTuple):
     """Samples whose answers are split, and the samples for which this is not possible."""
 

@@ -21,6 +21,7 @@ from mdsmix.encode.trained_ranges import (
     SPLIT_REASONS,
     count_parts,
     count_untrained,
+    find_untrained,
     mark_weights,
     split_answers,
 )
@@ -139,6 +140,10 @@ class Finetuning(Kind):
             # A record is refused as a whole if one of its rows cannot be split.
             for reason in SPLIT_REASONS:
                 verdicts[np.isin(positions, positions[verdicts == reason])] = reason
+        elif turns.marks is not None:
+            # No larger max_seq_len keeps a packed row that the marks leave untrained.
+            has_no_loss = verdicts == "no_loss_tokens"
+            verdicts[has_no_loss & find_untrained(turns)] = "nothing_trained"
         keep = verdicts == USABLE
         turns = turns.take(keep)
         # Lay out the selected rows in columns.
