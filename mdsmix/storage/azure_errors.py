@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
+from mdsmix.storage.retries import is_temporary_status
 
 _LATER = "run the same command again later"
 _AGAIN = "run the same command again"
@@ -99,8 +100,6 @@ _NAME_CODES = (
 "Codes about the one name of the request. Any other code may concern all names."
 _EXPIRED_CODES = ("InvalidAuthenticationInfo", "401")
 _DAMAGED_ON_THE_WAY = ("Md5Mismatch", "UnreadableAnswer", "BrokenBody")
-_TEMPORARY_STATUS = (408, 425, 429)
-_PERMANENT_STATUS = (501, 507)  # not implemented; full
 
 
 class AzureError(Exception):
@@ -141,16 +140,12 @@ def is_temporary(error: Exception) -> bool:
     from urllib3.exceptions import HTTPError
 
     if isinstance(error, AzureError):
-        return error.code in _DAMAGED_ON_THE_WAY or _is_temporary_status(error.status)
+        return error.code in _DAMAGED_ON_THE_WAY or is_temporary_status(error.status)
     of_requests = (exceptions.ConnectionError, exceptions.Timeout, exceptions.ChunkedEncodingError)
     of_sockets = (ConnectionError, TimeoutError, HTTPError)
     of_login = (ServiceRequestError, ServiceResponseError)
     is_broken = isinstance(error, (*of_requests, *of_sockets, *of_login))
     return is_broken and not isinstance(error, exceptions.SSLError)
-
-
-def _is_temporary_status(status: int) -> bool:
-    return status in _TEMPORARY_STATUS or (status >= 500 and status not in _PERMANENT_STATUS)
 
 
 def has_expired(error: Exception) -> bool:
@@ -179,7 +174,7 @@ def explain(error: Exception) -> str:
     if name in _SENTENCES:
         return _SENTENCES[name]
     if isinstance(error, AzureError):
-        if _is_temporary_status(error.status):
+        if is_temporary_status(error.status):
             return f"the store is overloaded or down ({name}); {_LATER}"
         if str(error.status) in _SENTENCES:
             return f"{_SENTENCES[str(error.status)]} ({name})"

@@ -8,10 +8,10 @@ key.
 from __future__ import annotations
 
 import os
-import re
 from functools import cache
 
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
+from mdsmix.storage.retries import hide_password, is_temporary_status
 
 _LATER = "run the same command again later"
 _AGAIN = "run the same command again"
@@ -91,8 +91,6 @@ counts.
 """
 
 _TEMPORARY_REASONS = ("rateLimitExceeded", "userRateLimitExceeded", DAMAGED)
-_TEMPORARY_STATUS = (408, 425, 429)
-_PERMANENT_STATUS = (501, 507)  # not implemented; full
 _DENIED_CODES = ("403", "insufficientPermissions")
 _NAME_CODES = (NO_BUCKET, "404", "400")
 "Codes about the one name of the request. Any other code may concern all names."
@@ -150,7 +148,7 @@ def is_temporary(error: Exception) -> bool:
     from requests import exceptions
 
     if isinstance(error, Refused):
-        return error.reason in _TEMPORARY_REASONS or _has_temporary_status(error)
+        return error.reason in _TEMPORARY_REASONS or is_temporary_status(error.status)
     if isinstance(error, GoogleAuthError):
         return isinstance(error, TransportError) or bool(getattr(error, "retryable", False))
     # A wrong address, file or certificate stays wrong. Any other error is a broken connection.
@@ -159,12 +157,6 @@ def is_temporary(error: Exception) -> bool:
         return False
     is_of_file = isinstance(error, OSError) and not isinstance(error, ConnectionError)
     return isinstance(error, exceptions.RequestException) or not is_of_file
-
-
-def _has_temporary_status(error: Refused) -> bool:
-    """Return whether the answer's HTTP status is one after which the request may succeed later."""
-    status = error.status
-    return status in _TEMPORARY_STATUS or (status >= 500 and status not in _PERMANENT_STATUS)
 
 
 def has_expired(error: Exception) -> bool:
@@ -196,10 +188,10 @@ def find_kind(error: Exception) -> type[Unreachable]:
 
 
 def shown_endpoint() -> str:
-    """Return the store's endpoint as messages show it, without a password: `http://host:9000` for
-    `http://user:password@host:9000`. GOOGLE if no variable sets an endpoint.
+    """Return the store's endpoint as messages show it, without a password. GOOGLE if no variable
+    sets an endpoint.
     """
-    return re.sub(r"^(\w+://)?.*@", r"\1", set_endpoint()) or GOOGLE
+    return hide_password(set_endpoint()) or GOOGLE
 
 
 def set_endpoint() -> str:
@@ -213,6 +205,6 @@ def explain(error: Exception) -> str:
     code = error_code(error)
     if code in _SENTENCES:
         return _SENTENCES[code]
-    if isinstance(error, Refused) and _has_temporary_status(error):
+    if isinstance(error, Refused) and is_temporary_status(error.status):
         return f"the store is overloaded or down ({code}); {_LATER}"
     return f"the request failed ({code}); check the address and settings"

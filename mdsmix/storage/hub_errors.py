@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
-from mdsmix.storage.retries import ErrorRules
+from mdsmix.storage.retries import ErrorRules, hide_password, is_temporary_status
 
 _LATER = "run the same command again later"
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a valid token"
@@ -36,8 +36,6 @@ _SENTENCES: Mapping[int | str, str] = {
 """Status, or what happened instead of an answer -> the cause, a semicolon, and what to do. Table of
 docs/troubles.md.
 """
-_TEMPORARY = (408, 425, 429)
-_PERMANENT = (501, 507)  # not implemented; full
 _XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 "Matches the status in the text of an error of hf_xet."
 _CLOSED = "client has been closed"
@@ -77,7 +75,7 @@ def _is_temporary(error: Exception) -> bool:
     """
     status = find_status(error)
     if status:
-        return status in _TEMPORARY or (status >= 500 and status not in _PERMANENT)
+        return is_temporary_status(status)
     # An answer that huggingface_hub cannot read is a ValueError. A RuntimeError is mostly damage or
     # a defect that hf_xet noticed. Every other error is a broken connection.
     is_defect = isinstance(error, ValueError | RuntimeError) and _CLOSED not in str(error)
@@ -116,7 +114,7 @@ def find_endpoint() -> str:
 
 def show_endpoint() -> str:
     """Return the address of the hub as messages show it, without a password."""
-    return re.sub(r"^(\w+://)?.*@", r"\1", find_endpoint())
+    return hide_password(find_endpoint())
 
 
 BUCKET_RULES = ErrorRules(

@@ -11,6 +11,7 @@ them.
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ time between 0 and its limit.
 """
 _LONGEST_PAUSE_SECONDS = 8.0
 
+_TEMPORARY_STATUS = (408, 425, 429)
+_PERMANENT_STATUS = (501, 507)  # not implemented; full
+
 _answered: set[str] = set()
 "Endpoints that have answered; a forked worker knows them from its parent."
 _given_up: set[str] = set()
@@ -41,6 +45,18 @@ restart faster.
 """
 _waited_for: set[str] = set()
 "Endpoints whose wait was shown since they last answered."
+
+
+def is_temporary_status(status: int) -> bool:
+    """Return whether a request may succeed later if it was answered with this HTTP status."""
+    return status in _TEMPORARY_STATUS or (status >= 500 and status not in _PERMANENT_STATUS)
+
+
+def hide_password(endpoint: str) -> str:
+    """Return an endpoint without user and password: `http://host:9000` for
+    `http://user:password@host:9000`.
+    """
+    return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

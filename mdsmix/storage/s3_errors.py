@@ -6,11 +6,11 @@ Sentences are built from error codes alone, because the store's own message may 
 from __future__ import annotations
 
 import os
-import re
 from functools import cache
 from typing import Any
 
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
+from mdsmix.storage.retries import hide_password, is_temporary_status
 
 _LATER = "run the same command again later"
 _AGAIN = "run the same command again"
@@ -106,8 +106,6 @@ _TEMPORARY_CODES = (
     "IncompleteBody",
     "XAmzContentSHA256Mismatch",
 )
-_TEMPORARY_STATUS = (408, 425, 429)
-_PERMANENT_STATUS = (501, 507)  # not implemented; full
 
 
 @cache
@@ -155,7 +153,7 @@ def is_temporary(error: Exception) -> bool:
 def _has_temporary_status(error: Exception) -> bool:
     """Return whether the answer's HTTP status is one after which the request may succeed later."""
     status = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status in _TEMPORARY_STATUS or (status >= 500 and status not in _PERMANENT_STATUS)
+    return is_temporary_status(status)
 
 
 def has_expired(error: Exception) -> bool:
@@ -188,15 +186,15 @@ def find_kind(error: Exception) -> type[Unreachable]:
 
 
 def shown_endpoint() -> str:
-    """Return the store's endpoint as messages show it, without a password: `http://host:9000` for
-    `http://user:password@host:9000`. AWS if no variable sets an endpoint.
+    """Return the store's endpoint as messages show it, without a password. AWS if no variable sets
+    an endpoint.
     """
     endpoint = AWS
     for name in ENDPOINT_VARIABLES:
         if os.environ.get(name):
             endpoint = os.environ[name]
             break
-    return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)
+    return hide_password(endpoint)
 
 
 def explain(error: Exception) -> str:
