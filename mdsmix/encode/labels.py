@@ -120,14 +120,18 @@ class Turns:
         return Ragged(self.ids.values, self.ids.offsets[self.firsts])
 
     @property
+    def in_responses(self) -> Flags:
+        """bool [tokens]: whether each token is in a response."""
+        lengths = self.ids.lengths
+        return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+
+    @property
     def response_weights(self) -> NDArray[np.float32]:
         """float32 [tokens]: the weight in the mark of each token of a response, 0 for prompts. The
         turns have marks.
         """
         assert self.marks is not None
-        lengths = self.ids.lengths
-        is_response = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-        return np.where(is_response, self.marks["weight"], np.float32(0))
+        return np.where(self.in_responses, self.marks["weight"], np.float32(0))
 
     def sums(self, values: NDArray[Any]) -> Lengths:
         """Return int64 [n]: the sum of `values` over each sample.

@@ -197,9 +197,7 @@ def count_parts(turns: Turns) -> dict[str, int]:
     """
     if turns.marks is None:
         return {}
-    lengths = turns.ids.lengths
-    is_response = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-    counts = np.bincount(turns.marks["part"][is_response], minlength=len(PARTS) + 1)
+    counts = np.bincount(turns.marks["part"][turns.in_responses], minlength=len(PARTS) + 1)
     return {part: int(count) for part, count in zip(PARTS, counts[1:], strict=True) if count}
 
 
@@ -207,9 +205,7 @@ def count_untrained(turns: Turns) -> int:
     """Return how many tokens of responses have marks that do not train them."""
     if turns.marks is None:
         return 0
-    lengths = turns.ids.lengths
-    is_response = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-    return int(np.count_nonzero(is_response & (turns.marks["weight"] == 0)))
+    return int(np.count_nonzero(turns.in_responses & (turns.marks["weight"] == 0)))
 
 
 def find_untrained(turns: Turns) -> Flags:
@@ -255,9 +251,7 @@ def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswe
     """
     assert turns.marks is not None
     samples = turns.samples
-    lengths = turns.ids.lengths
-    is_response = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-    is_trained = is_response & (turns.marks["weight"] > 0)
+    is_trained = turns.response_weights > 0
     verdicts = find_empty_sides(turns)
     kept = samples.lengths.copy()
     "The tokens of each sample that are not cut off."
@@ -290,7 +284,7 @@ def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswe
 
 def _join_runs(samples: Ragged, is_trained: Flags, kept: Lengths, is_usable: Flags) -> Turns:
     """Return samples as turns: each run of untrained tokens is a prompt, each run of trained tokens
-    a response.
+    a response. In the code a side is a prompt or a response.
 
     Args:
         samples: the tokens of each sample.

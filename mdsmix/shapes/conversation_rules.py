@@ -75,6 +75,13 @@ MASK = "loss_mask"
 """The field of a record that may contain a list of such marks, one for each message or one for each
 answer.
 """
+TOOLS_OF_TEXT = {
+    "tools_of_text": (
+        "The prompt is a string, and the record has tools, which only the chat template of a "
+        "prompt of messages can print."
+    )
+}
+"The reason code of shapes whose prompt may be a string -> its explanation."
 MARK = "train_mark"
 "The recipe's option that names one more mark: a key of messages, or a field with a list of marks."
 FLAGS = frozenset((*TRAIN_KEYS, DETAIL))
@@ -242,6 +249,15 @@ def _flag_keys(raw: RawRecord) -> frozenset[str]:
     names as `train_mark`.
     """
     return FLAGS | {raw.options[MARK]} if MARK in raw.options else FLAGS
+
+
+def drop_listed_marks(raw: RawRecord) -> RawRecord:
+    """Return the record without its list of marks (`loss_mask`), for a shape that builds other
+    lists of messages than the list belongs to.
+    """
+    if raw.extra(MASK) is None:
+        return raw
+    return raw._replace(record={**raw.record, MASK: None})
 
 
 def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int) -> list[Any]:

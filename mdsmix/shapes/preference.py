@@ -27,9 +27,9 @@ from mdsmix.record import Conversation, Message, Pair, RecordRefused
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
     MARK,
-    MASK,
     TRIES,
     copy_nested,
+    drop_listed_marks,
     make_conversation,
     read_marks,
     read_messages,
@@ -191,7 +191,7 @@ def parse_preference_openai(raw: RawRecord) -> Preference:
     Raises RecordRefused if the messages break a rule of conversations.
     """
     prompt, *answers = _split_openai_record(raw)
-    raw = _without_listed_marks(raw)
+    raw = drop_listed_marks(raw)
     halves = [_check_half(parse_openai_messages(raw, [*prompt, *answer])) for answer in answers]
     return _make_preference(raw, *halves)
 
@@ -261,16 +261,7 @@ def _make_half(raw: RawRecord, messages: list[Message]) -> Conversation:
     Raises RecordRefused if the answer is marked as not used for training, or the messages break a
     rule of conversations.
     """
-    return _check_half(make_conversation(_without_listed_marks(raw), messages))
-
-
-def _without_listed_marks(raw: RawRecord) -> RawRecord:
-    """Return the record without its list of marks (`loss_mask`), which cannot fit both
-    conversations of a preference.
-    """
-    if raw.extra(MASK) is None:
-        return raw
-    return raw._replace(record={**raw.record, MASK: None})
+    return _check_half(make_conversation(drop_listed_marks(raw), messages))
 
 
 def _check_half(conversation: Conversation) -> Conversation:

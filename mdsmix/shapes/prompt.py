@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from mdsmix.record import Conversation, Message, RecordRefused, is_encodable
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
-    MASK,
+    TOOLS_OF_TEXT,
+    drop_listed_marks,
     make_conversation,
     read_messages,
 )
@@ -68,14 +69,7 @@ def _parse_messages(raw: RawRecord) -> Conversation:
     last = items[-1]
     if isinstance(last, dict) and "role" in last and last["role"] not in ASKING_ROLES:
         raise RecordRefused("last_not_user", role=str(last["role"])[:60])
-    return _without_stand_in(parse_openai_messages(_without_mask(raw), [*items, STAND_IN]))
-
-
-def _without_mask(raw: RawRecord) -> RawRecord:
-    """Return the record without its list of marks: no message of a prompt is trained."""
-    if raw.extra(MASK) is None:
-        return raw
-    return raw._replace(record={**raw.record, MASK: None})
+    return _without_stand_in(parse_openai_messages(drop_listed_marks(raw), [*items, STAND_IN]))
 
 
 def _without_stand_in(conversation: Conversation) -> Conversation:
@@ -111,7 +105,7 @@ def _parse_question(raw: RawRecord) -> Conversation:
     messages = parse_alpaca_prompt(raw)
     has_system = messages[0]["role"] == "system"
     return _without_stand_in(
-        make_conversation(_without_mask(raw), [*messages, STAND_IN], int(has_system))
+        make_conversation(drop_listed_marks(raw), [*messages, STAND_IN], int(has_system))
     )
 
 
@@ -122,10 +116,7 @@ PROMPT_REASONS = {
         "The last message of the prompt is neither the user's nor a tool's, so the model has "
         "nothing to answer; the detail names its role."
     ),
-    "tools_of_text": (
-        "The prompt is a string, and the record has tools, which only the chat template of a "
-        "prompt of messages can print."
-    ),
+    **TOOLS_OF_TEXT,
     "bad_answer": (
         "The verified answer is neither a string nor a number, or is empty or missing although the "
         "recipe names its field."

@@ -9,7 +9,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mdsmix.record import Conversation, Message, Pair, RecordRefused
-from mdsmix.shapes.conversation_rules import CONVERSATION_REASONS, MASK, read_messages
+from mdsmix.shapes.conversation_rules import (
+    CONVERSATION_REASONS,
+    TOOLS_OF_TEXT,
+    drop_listed_marks,
+    read_messages,
+)
 from mdsmix.shapes.extras import EXTRAS_REASONS, OBJECTS, VARIABLES, with_extras
 from mdsmix.shapes.messages import parse_openai_messages
 from mdsmix.shapes.shape import RawRecord, Shape
@@ -59,9 +64,8 @@ def _parse_messages(raw: RawRecord) -> Conversation:
     completion = _messages_of(raw, "completion", "assistant")
     if len(completion) > 1:
         raise RecordRefused("several_completions")
-    if raw.extra(MASK) is not None:  # a list of marks cannot fit both lists: ignore it
-        raw = raw._replace(record={**raw.record, MASK: None})
-    conversation = parse_openai_messages(raw, [*prompt, *completion])
+    # A list of marks cannot fit both lists, so it is ignored.
+    conversation = parse_openai_messages(drop_listed_marks(raw), [*prompt, *completion])
     if conversation.trained and not conversation.trained[-1]:
         raise RecordRefused("nothing_trained")
     return drop_losses(conversation)._replace(trained=None)
@@ -92,10 +96,7 @@ UNPAIRED_REASONS = {
         "of unpaired preferences train all text after the prompt, so they would train results of "
         "tools and questions too."
     ),
-    "tools_of_text": (
-        "The prompt is a string, and the record has tools, which only the chat template of a "
-        "prompt of messages can print."
-    ),
+    **TOOLS_OF_TEXT,
 }
 "Reason codes of unpaired preferences -> their explanations."
 UNPAIRED_PREFERENCE = Shape(
