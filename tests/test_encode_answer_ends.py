@@ -389,6 +389,13 @@ def test_init_shows_how_answers_end(project: Project, tokenizer_folder: Path) ->
     )
     assert "WARNING: a: the last answer of a row ends in <|endoftext|>" in ends["next"]
     assert "⟦So.⟧⟦⟨<|endoftext|>⟩⟧" in ends["next"]
+    # The conversion appends EOS to the answers of preferences, not the loader.
+    answers = {"completion": TALKS[0][-1:], "label": True}
+    liked = project.write_source([{"prompt": TALKS[0][:-1], **answers}], "liked.jsonl")
+    recipe = project.folder / "liked.yaml"
+    output = run_ok("init", liked, "--tokenizer", project.folder / "twice", "-o", recipe)
+    assert "convert appends a second <|im_end|> to each answer" in output.out + output.err
+    assert "the loader appends" not in output.out + output.err
 
 
 def test_inspect_shows_the_eos_that_a_loader_appends(

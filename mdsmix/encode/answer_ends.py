@@ -260,16 +260,22 @@ def _make_note_at_last(end: AnswerEnd, stops: Stops, tokenizer: Tokenizer) -> It
 
 
 def describe_doubled_eos(encoding: Encoding, tokenizer: Tokenizer) -> str:
-    """Return a sentence if the template prints EOS and then more text after an answer, since the
-    loader then appends a second EOS. Otherwise return "".
+    """Return a sentence if the template prints EOS and then more text after an answer, since a
+    second EOS is then appended: by the loader to a row, or by the conversion to each answer of a
+    preference. Otherwise return "".
     """
     eos = tokenizer.template_variables.get("eos_token")
     for end in find_template_facts(encoding, tokenizer).ends:
         if isinstance(eos, str) and eos in end.ending and not end.ending.endswith(eos):
+            effect = (
+                f"the loader appends a second {eos} at the end of a row: there {eos} is trained "
+                "twice, as in LLM-Foundry"
+            )
+            if encoding.kind == "preference":
+                effect = f"convert appends a second {eos} to each answer: {eos} is trained twice"
             return (
                 f"after {end.subject} the template prints {end.ending!r}, so the last token is not "
-                f"{eos}, and the loader appends a second {eos} at the end of a row: there {eos} is "
-                "trained twice, as in LLM-Foundry"
+                f"{eos}, and {effect}"
             )
     return ""
 

@@ -76,6 +76,9 @@ class PreferencesWithImages(Preferences):
     def needs_own_run(cls) -> bool:
         return True
 
+    def doubled_eos(self, tokenizer: Tokenizer) -> str:
+        return ""  # answers end as the template prints them
+
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
         """Return the settings that this kind adds to the stream's Encoding (the settings that a
