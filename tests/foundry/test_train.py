@@ -103,7 +103,7 @@ def test_phases_train_one_after_the_other_on_what_the_plan_says(
     """The anneal begins with the weights, steps and learning rate of the first phase, and draws the
     samples that the plan counts. It is trained by mdsmix's loader and by Foundry's own, both from
     the checkpoint of the first phase. If the state of the loader were read from it, mdsmix's loader
-    would refuse the other data, and Foundry's would draw by the epoch and the seed of that phase.
+    would refuse the other data, and Foundry's would draw by the seed of that phase.
     """
     monkeypatch.chdir(lab.folder)
     phases = {
