@@ -93,10 +93,10 @@ CASES: list[tuple[str, str, Message, list[tuple[str, str]]]] = [
         [("answer", "It ends in </think> here.<|im_end|>\n")],
     ),
     (
-        "chatml, a thought without an end",
+        "chatml, a tag in a sentence",
         CHATML,
-        {"content": "<think> forever"},
-        [("answer", "<think> forever<|im_end|>\n")],
+        {"content": "Write <think> first."},
+        [("answer", "Write <think> first.<|im_end|>\n")],
     ),
     (
         "chatml, an empty thought",

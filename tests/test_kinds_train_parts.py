@@ -383,3 +383,13 @@ def test_a_template_that_changes_answers_is_refused(project: Project) -> None:
     project.configure(chats("a.jsonl", train_parts={"reasoning": False}), max_seq_len=256)
     sentence = "stream web: train_parts cannot be used with the chat template of this tokenizer"
     assert_refused(project.convert(), 2, sentence)
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN_3])
+def test_a_thought_that_nothing_closes_is_refused(lettered: Tokenizer, template: str) -> None:
+    """A generation that was cut off. A tag inside a sentence opens no thought."""
+    settings = SETTINGS | {"train_parts": NO_REASONING}
+    contents = ["<think>\nHm", " <think>a<think>b</think>c", "Write <think> first."]
+    records = [Conversation(make_dialogue("Hi", content)) for content in contents]
+    rejected = open_chats(lettered, template, **settings).encode(records).rejected
+    assert rejected == {0: "parts_not_found", 1: "parts_not_found"}

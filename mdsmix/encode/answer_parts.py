@@ -63,6 +63,12 @@ _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 "A tag such as `</think>`, `<|end|>` or `[/THINK]`. The first one after reasoning closes it."
 _EMPTY_THOUGHT = re.compile(rf"\s*(?:{re.escape(THINK)})?\s*{re.escape(THINK_END)}")
 "Tags without reasoning, at the beginning of an answer. The prompt may have opened them."
+_OPEN_THOUGHT = re.compile(
+    rf"\s*{re.escape(THINK)}(?:(?!{re.escape(THINK_END)}).)*"
+    rf"(?:{re.escape(THINK)}|\Z)",
+    re.DOTALL,
+)
+"A thought at the beginning of a content that `</think>` does not close before the next tag."
 
 
 class PartRange(NamedTuple):
@@ -119,7 +125,11 @@ def _find_printed(
 
     Raises RecordRefused (parts_not_found) as `find_parts` does.
     """
-    masked = _MaskedMessage(conversation.messages[answer])
+    message = conversation.messages[answer]
+    # Of a thought that was cut off nobody knows which text is reasoning.
+    if _OPEN_THOUGHT.match(_join_texts(message.get("content"))):
+        _refuse(f"the content begins with {THINK}, but {THINK_END} does not close it")
+    masked = _MaskedMessage(message)
     messages = [*conversation.messages[:answer], masked.message]
     try:
         whole = template.render(messages, add_generation_prompt=False, tools=conversation.tools)
