@@ -327,6 +327,12 @@ KEYS: tuple[tuple[int, dict[str, Any], dict[str, Any], list[str]], ...] = (
         {"save_folder": "a/b"},
         [],
     ),
+    (
+        1,
+        {"save_folder": "a", "scheduler": {"name": "cosine_with_warmup", "t_max": "9ba"}},
+        {"save_folder": "a/c", "load_path": "a/b/latest-rank0.pt"},
+        ["set max_duration to the batches"],
+    ),
 )
 "Number of a phase, keys of the config -> keys of the phase, and what the user must set."
 

@@ -76,6 +76,12 @@ def list_phase_remarks(phase: PhaseOfMix, config: Settings) -> list[str]:
             "or in `dur` it is the max_duration of each YAML, and the learning rate jumps between "
             "phases"
         )
+    elif phase.number and isinstance(scheduler, dict) and "t_max" in scheduler:
+        # Composer takes n epochs for n times the batches of this phase, and compares that.
+        remarks.append(
+            "set max_duration to the batches at the end of this phase (`to step` of `mdsmix plan`):"
+            " in epochs, Composer may refuse it as longer than scheduler.t_max"
+        )
     return remarks
 
 
