@@ -141,6 +141,11 @@ def test_a_template_prints_the_date_of_the_published_stream(project: Project) ->
     project.patch.setattr(chat, "format_today", lambda: "02 Jan 2026")
     assert len(repair_stream(project).faults) == 1
     assert project.files == before
+    # The part that is held out is not made of another source by the way.
+    flip_byte(project.shards[0])
+    project.write_source([*TEXTS, "One more."])
+    with pytest.raises(RecipeError, match="files of its source were added"):
+        repair_stream(project)
 
 
 def test_a_source_changed_at_equal_size_is_an_error(published: Project) -> None:
@@ -181,3 +186,17 @@ def test_verify_target_makes_damaged_shards_again(
     assert [shards[1].name in sentence for sentence in watcher.messages].count(True) == 1
     assert outcome.notes[-1].endswith("files at the target read and hashed: 2 damaged, made again")
     assert read_location(target) == before
+
+
+def test_a_stream_with_a_held_out_part_is_repaired(project: Project) -> None:
+    project.write_source(TEXTS)
+    project.configure(documents("a.jsonl", holdout="20%")).run()
+    before = project.files
+    flip_byte(project.shards[0])
+    assert len(repair_stream(project).faults) == 1
+    assert project.files == before
+    # The part that is held out is not made of another source by the way.
+    flip_byte(project.shards[0])
+    project.write_source([*TEXTS, "One more."])
+    with pytest.raises(RecipeError, match="files of its source were added"):
+        repair_stream(project)

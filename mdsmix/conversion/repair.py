@@ -70,9 +70,15 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
     # Convert, unless the result would be another stream. `reencode` turns off the checks that
     # convert does for this, since `_refuse_other_stream` is stricter.
     options = replace(options, only=names, verify_target=True, reencode=True)
-    (plan,) = plan_streams(recipe, options)
-    index_hash = _refuse_other_stream(plan, folder)
-    (outcome,) = convert(recipe, options, watcher)
+    # A stream that is held out of this one is converted with it, and must stay the same too.
+    index_hash = ""
+    for plan in plan_streams(recipe, options):
+        if plan.job.name in names:
+            index_hash = _refuse_other_stream(plan, folder)
+        else:
+            _refuse_other_stream(plan, None)
+    outcomes = {outcome.stream: outcome for outcome in convert(recipe, options, watcher)}
+    outcome = outcomes[names[0]]
     if outcome.manifest.index_hash != index_hash:
         raise MdsmixError(
             f"{folder} was made again, but with other content than before: a file of its source "
@@ -88,7 +94,7 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
     )
 
 
-def _refuse_other_stream(plan: StreamPlan, folder: Location) -> str:
+def _refuse_other_stream(plan: StreamPlan, folder: Location | None) -> str:
     """Check that the plan would make the stream that is published. Return the hash of the published
     index, with which the result of the repair is compared. Nothing is written.
 
@@ -96,7 +102,7 @@ def _refuse_other_stream(plan: StreamPlan, folder: Location) -> str:
 
     Args:
         plan: the plan of the conversion that would repair the stream.
-        folder: the folder of the published stream.
+        folder: the folder of the published stream; None: the one at which the recipe publishes it.
     """
     # Read the manifest.
     job = plan.job
@@ -119,7 +125,9 @@ def _refuse_other_stream(plan: StreamPlan, folder: Location) -> str:
         reason = "the recipe or its tokenizer was changed since"
         if manifest.encoding.sample:
             reason += f" (sample was {manifest.encoding.sample})"
-    if job.place(manifest.index_hash) != folder:
+    place = job.place(manifest.index_hash)
+    folder = folder or place
+    if place != folder:
         reason = f"with its current `publish` the recipe would not publish it at {folder} again"
     if reason:
         raise RecipeError(
