@@ -135,7 +135,7 @@ def test_a_survey_counts_an_image_as_its_tokens(monkeypatch: pytest.MonkeyPatch)
         {}, [rows], [0, 0, 2], 0, cut=np.array([1, 0, 0]), images=images, rejected={1: "empty"}
     )
     beginning = SimpleNamespace(records=[{}] * 4, folder=None, weight=10, bad=Counter(not_json=2))
-    reader: Any = SimpleNamespace(encode=lambda records, folders: encoded)
+    reader: Any = SimpleNamespace(encode=lambda records, folders: encoded, kind=None)
     monkeypatch.setattr(sources, "read_beginnings", lambda units, size: [beginning])
     (sample,) = read_splits([], reader, False)
     assert sample.tokens == 6 - 1 + 4

@@ -116,7 +116,8 @@ def test_threads_keep_their_connections_between_batches(
     proxy.rules = [Rule("none", times=999, then=lambda: time.sleep(0.01))]
     file = root / "x"
     assert list(map_in_batches(lambda number: file.stat(), range(96))) == [None] * 96
-    assert len(connected) == THREADS
+    # A thread that begins late may find a connection that another one has given back.
+    assert len(connected) <= THREADS
 
 
 def test_credentials_that_are_renewed_during_a_run_are_read_again(
