@@ -18,7 +18,7 @@ import yaml
 import mdsmix
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.mix.epoch import repeats
-from mdsmix.mix.epoch.repeats import count_repeats
+from mdsmix.mix.epoch.repeats import count_repeated_draws
 from mdsmix.mix.render.phase_keys import list_phase_remarks, make_phase_keys
 from mdsmix.mix.streams.mix import PhaseOfMix
 from mdsmix.mix.streams.resolve import open_phase_mixes
@@ -205,7 +205,7 @@ def test_with_one_seed_a_phase_draws_the_same_again(home: Path) -> None:
     }
     mixes = open_phase_mixes(write(home, same, train_loader=fixed))
     assert [mix.train.dataset["shuffle_seed"] for mix in mixes] == [5, 5]
-    assert count_repeats(mixes)[1] == {"web": (10, 10), "books": (10, 10)}
+    assert count_repeated_draws(mixes)[1] == {"web": (10, 10), "books": (10, 10)}
     seeds = [mix.train.dataset["shuffle_seed"] for mix in open_phase_mixes(write(home))]
     assert seeds == [5, 6], "by default each phase has a seed of its own"
 

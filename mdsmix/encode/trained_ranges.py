@@ -214,10 +214,7 @@ def find_untrained(turns: Turns) -> Flags:
     Args:
         turns: samples with marks.
     """
-    assert turns.marks is not None
-    lengths = turns.ids.lengths
-    is_response = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-    is_trained = is_response & (turns.marks["weight"] > 0)
+    is_trained = turns.response_weights > 0
     trained_before = np.concatenate([[0], np.cumsum(is_trained)])
     return np.asarray(np.diff(trained_before[turns.samples.offsets]) == 0)
 

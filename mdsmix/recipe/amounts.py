@@ -64,7 +64,8 @@ class Budget:
     def __str__(self) -> str:
         """Return `2,000,000 tokens`, or `2 passes of chat`."""
         amount = float(self.amount) if self.amount.denominator > 1 else int(self.amount)
-        unit = self.unit if self.unit else f"passes of {self.stream}"
+        noun = "pass" if amount == 1 else "passes"
+        unit = self.unit if self.unit else f"{noun} of {self.stream}"
         return f"{amount:,} {unit}"
 
 

@@ -22,6 +22,8 @@ from mdsmix.shapes.spans import drop_losses
 
 LABEL = "label"
 "The key of `source:` for the field with the label, and the column that stores it."
+_LABELS_OF_PANDAS = {"True": True, "False": False}
+"Labels as pandas writes them to a csv file; other cells with a label are read as JSON."
 
 
 class UnpairedPreference(NamedTuple):
@@ -49,6 +51,8 @@ def parse_unpaired_preference(raw: RawRecord) -> UnpairedPreference:
 def _read_label(raw: RawRecord) -> bool:
     """Return the label. Raises RecordRefused (bad_label) if it is not true, false, 1 or 0."""
     label = raw.required_value(LABEL)
+    if isinstance(label, str):
+        label = _LABELS_OF_PANDAS.get(label)
     if type(label) not in (bool, int) or label not in (0, 1):
         raise RecordRefused("bad_label")
     return bool(label)

@@ -123,6 +123,24 @@ def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_fo
     assert rows_of(tmp_path) == wanted
 
 
+def test_labels_of_a_csv_file_may_be_those_of_pandas(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    labels = {"True": True, "False": False, "true": True, "0": False}
+    lines = [f"question,answer,{label}\n" for label in (*labels, "TRUE", "yes")]
+    path = tmp_path / "a.csv"
+    path.write_text("prompt,completion,label\n" + "".join(lines))
+    source = {"path": str(path), **{key: key for key in FIELDS}}
+    recipe = write_recipe(
+        tmp_path, tokenizer_folder, streams={"kto": {"kind": "preference", "source": source}},
+        max_seq_len=LENGTH, train_loader={"name": "unpaired_preference", "num_workers": 0},
+    )  # fmt: skip
+    run_ok("convert", recipe)
+    assert [row["label"] for row in rows_of(tmp_path)] == [*labels.values()]
+    reasons = [record["reason"] for record in read_quarantined(tmp_path / "out/kto/train")]
+    assert reasons == ["bad_label"] * 2
+
+
 def test_other_records_are_bad_or_left_out(tmp_path: Path, tokenizer_folder: Path) -> None:
     convert(tmp_path, tokenizer_folder, [TEXTS[0], *(r for r, _ in (*BAD, *FILTERED))], "tools")
     reasons = [each["reason"] for each in read_quarantined(tmp_path / "out/kto/train")]

@@ -33,7 +33,7 @@ USEFUL_PASSES = 4
 
 @CHECKS.loader("warning", "The stream is in the mix and never used.", "weights-off")
 @CHECKS.loader("error", "Streaming silently rounds down: the stream is never used.", "weights-zero")
-def weights_unused(mix: Mix, loader: Loader) -> Findings:
+def weights_without_samples(mix: Mix, loader: Loader) -> Findings:
     """Find streams with samples, if an epoch draws none of them: the stream's weight is 0, or
     Streaming rounds it down to 0 samples.
     """

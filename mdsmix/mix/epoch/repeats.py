@@ -41,7 +41,7 @@ class Repeats(NamedTuple):
     "How many of them earlier phases have drawn. An Estimate for very large streams."
 
 
-def count_repeats(mixes: Sequence[Mix]) -> list[dict[str, Repeats]]:
+def count_repeated_draws(mixes: Sequence[Mix]) -> list[dict[str, Repeats]]:
     """Return for each phase what it draws of its streams, by their names.
 
     Args:
@@ -64,8 +64,8 @@ def count_repeats(mixes: Sequence[Mix]) -> list[dict[str, Repeats]]:
 
 
 def _expect_repeats(mixes: Sequence[Mix]) -> list[dict[str, Repeats]]:
-    """Return the same as `count_repeats`, with the expected numbers of repeats. A part of a pass is
-    equally likely to draw any sample.
+    """Return the same as `count_repeated_draws`, with the expected numbers of repeats. A part of a
+    pass is equally likely to draw any sample.
     """
     unseen = dict[str, float]()  # name of a stream -> the expected part that no phase has drawn
     counted = list[dict[str, Repeats]]()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.mix.epoch.repeats import Repeats, count_repeats
+from mdsmix.mix.epoch.repeats import Repeats, count_repeated_draws
 from mdsmix.mix.epoch.stream_counts import fixed_row_length
 from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan
 from mdsmix.mix.plan.steps import StreamInRun
@@ -74,7 +74,7 @@ def make_phases_plan(mixes: Sequence[Mix], options: PlanOptions) -> PhasesPlan:
     phases = list[PhasePlan]()
     steps: float = 0
     passes = dict[str, float]()  # name of a stream -> its passes in the phases so far
-    for mix, repeats in zip(mixes, count_repeats(mixes), strict=True):
+    for mix, repeats in zip(mixes, count_repeated_draws(mixes), strict=True):
         assert mix.phase is not None, "the caller opened phases"
         assert mix.shares is not None, "a phase has a budget"
         try:
