@@ -63,7 +63,7 @@ class TokenizerSpec:
     stop_tokens: list[str] = field(default_factory=list)
     """The tokens at which the model stops to generate, `["<|user|>", "<|observation|>"]`; without
     it the `eos_token_id` of the generation_config.json next to the tokenizer ([the end of an
-    answer](data.md#the-end-of-an-answer)).
+    answer](conversations.md#the-end-of-an-answer)).
     """
     backend: Literal["auto", "reference", "fastokens"] = "auto"
     """The encoder: `reference`, `fastokens`, or `auto`: fastokens if it is proved equal to the

@@ -124,7 +124,7 @@ class SourceSpec:
     "Preference: the field with the reward of the worse answer."
     label: str | None = None
     """Preference: the field that says whether a `completion` is desirable, true or false, 1 or 0
-    ([unpaired preferences](data.md#unpaired-preferences)).
+    ([unpaired preferences](preferences.md#unpaired-preferences)).
     """
     verified_answer: str | None = key(None, "ground_truth", "solution")
     """Prompt: the field with the answer that is known to be right, a text or a number, such as
@@ -166,8 +166,8 @@ class SourceSpec:
     """
     train_mark: str | None = key(None, "message_field_training", "mask_field")
     """Conversations: a further key of messages that marks by 0 and 1, or false and true, whether a
-    message is trained, as `train` and [others](data.md#tools-and-messages-that-are-not-trained) do;
-    or a field of the record with a list of such marks.
+    message is trained, as `train` and others do; or a field of the record with a list of such marks
+    ([marks](conversations.md#tools-and-messages-that-are-not-trained)).
     """
     where: str | None = key(None, "filter", "condition", "if")
     "A [condition](#fields) on a record's fields. A record that does not match is filtered."
@@ -248,7 +248,7 @@ WEIGHT = must_be(
 @dataclass(frozen=True, kw_only=True)
 class TrainPartsSpec:
     """The parts of an assistant's message that the model is trained on: true or false, or with
-    `loss_weights: true` a [loss weight](data.md#loss-weights) such as 0.2.
+    `loss_weights: true` a loss weight such as 0.2.
     """
 
     reasoning: bool | int | float = key(
@@ -273,8 +273,8 @@ class StreamSpec:
 
     name: str = field(default="", metadata=SET_BY_READER)
     kind: str | None = None
-    """`pretraining`, `finetuning`, [`preference`](data.md#preferences), or
-    [`prompt`](data.md#prompts).
+    """`pretraining`, `finetuning`, [`preference`](preferences.md#preferences), or
+    [`prompt`](preferences.md#prompts).
     """
     source: SourceSpec | None = None
     "The raw records; without a source the stream is mixed as it was published."
@@ -304,19 +304,20 @@ class StreamSpec:
     row per answer.
     """
     train_parts: TrainPartsSpec | None = key(None, only_for="messages")
-    """Which [parts of an answer](data.md#which-parts-of-an-answer-are-trained) are trained, a
-    section of keys. The recipe's `target_prompts` must be `none`.
+    """Which parts of an answer are trained, a section of keys
+    ([parts](conversations.md#which-parts-of-an-answer-are-trained)). The recipe's `target_prompts`
+    must be `none`.
     """
     loss_weights: bool = key(False, "weighted", only_for="messages without images")
-    """Marks of messages may be [loss weights](data.md#loss-weights) such as 0.5, and rows have them
-    in a column that only `mdsmix.load` and `train_loader.name: mdsmix` read.
+    """Marks of messages may be [loss weights](conversations.md#loss-weights) such as 0.5, and rows
+    have them in a column that only `mdsmix.load` and `train_loader.name: mdsmix` read.
     """
     too_long: Literal["cut", "filter", "first_turns", "last_turns"] = key(
         "cut", only_for="finetuning"
     )
     """A record of more than `max_seq_len` tokens, EOS included, is cut by the loader (`cut`), or is
     left out (`filter`). A conversation ends after the last answer that fits (`first_turns`), or
-    [keeps](data.md#longer-than-max_seq_len) its system message and the last turns that fit
+    [keeps](conversations.md#longer-than-max_seq_len) its system message and the last turns that fit
     (`last_turns`).
     """
     pack: bool = key(False, "packing", "packed", only_for=SOURCED)

@@ -112,7 +112,7 @@ def calls() -> None:
     """
     config = Path("tokenizer/tokenizer_config.json")
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": QWEN_2_5}))
-    page = (Path(__file__).parents[2] / "docs/data.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/conversations.md").read_text("utf-8")
     (shown,) = re.findall(r"\$ cat calls\.jsonl.*\n((?:[ {].*\n)+)", page)
     _write("calls.jsonl", [json.loads(shown)])
     Path("recipe.yaml").write_text(CALLS)
@@ -122,21 +122,21 @@ def thoughts() -> None:
     """The conversation of the page, with reasoning, and a template in the manner of Qwen 3."""
     config = Path("tokenizer/tokenizer_config.json")
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": QWEN_3}))
-    page = (Path(__file__).parents[2] / "docs/data.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/conversations.md").read_text("utf-8")
     (shown,) = re.findall(r"\$ cat thoughts\.jsonl.*\n((?:[ {].*\n)+)", page)
     _write("thoughts.jsonl", [json.loads(shown)])
 
 
 def mistakes() -> None:
     """The conversation of the page, with a `train_detail`."""
-    page = (Path(__file__).parents[2] / "docs/data.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/conversations.md").read_text("utf-8")
     (shown,) = re.findall(r"\$ cat mistakes\.jsonl.*\n((?:[ {].*\n)+)", page)
     _write("mistakes.jsonl", [json.loads(shown)])
 
 
 def weighed() -> None:
     """The conversation of the page, with a loss weight."""
-    page = (Path(__file__).parents[2] / "docs/data.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/conversations.md").read_text("utf-8")
     (shown,) = re.findall(r"\$ cat weighed\.jsonl.*\n((?:[ {].*\n)+)", page)
     _write("weighed.jsonl", [json.loads(shown)])
 
