@@ -497,6 +497,7 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
         "remote-unseen",
         "oci://bucket/mix, which",
     ),
+    (text_loader(ON_ORACLE), "remote-unseen", "oci://bucket/mix, which"),
     # Streaming draws nothing from a stream of weight 0, and then fails under these methods.
     (
         text_loader(WEB | {"repeat": 0}, DOCS, batching_method="per_stream", **BATCH_OF_8),

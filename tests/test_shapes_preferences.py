@@ -426,3 +426,18 @@ def test_tools_that_a_function_returns_are_read(tmp_path: Path, tokenizer_folder
     records = [{"kind": kind, "good": " Ann.", "bad": " Bob."} for kind in ("text", "tools")]
     manifest = convert(tmp_path, tokenizer_folder, records, {"shape": "likes.py:read"})
     assert manifest.records.quarantined == {"tools_not_printed": 1}
+
+
+def test_the_prompt_may_be_the_last_question_of_the_answers(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """The prompt is not printed a second time in front of whole conversations."""
+    beginning = [message("system", "Be brief."), message("user", "Why?")]
+    whole: Record = {
+        "chosen": [*beginning, message("assistant", "So.")],
+        "rejected": [*beginning, message("assistant", "No.")],
+    }
+    source = {"shape": "preference_openai"}
+    plain = convert(tmp_path / "p", tokenizer_folder, [whole], source)
+    named = convert(tmp_path, tokenizer_folder, [whole | {"prompt": "Why?"}], source)
+    assert named.index_hash == plain.index_hash

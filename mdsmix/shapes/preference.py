@@ -212,6 +212,9 @@ def _split_openai_record(raw: RawRecord) -> tuple[list[Any], list[Any], list[Any
     if is_rejected_alone and not prompt and chosen:
         *prompt, answer = chosen
         chosen = [answer]
+    # Both answers may be whole conversations, of which the prompt is only the last question.
+    if len(prompt) == 1 and all(prompt[0] in answer[1:] for answer in (chosen, rejected)):
+        prompt = []
     # The messages of an answer may begin with the prompt.
     answers = list[list[Any]]()
     for answer in (chosen, rejected):

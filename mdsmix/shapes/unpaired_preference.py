@@ -61,11 +61,13 @@ def _read_label(raw: RawRecord) -> bool:
 def _parse_messages(raw: RawRecord) -> Conversation:
     """Return the conversation of a prompt and its completion.
 
-    Raises RecordRefused if the completion has several messages (several_completions), or is marked
-    as not used for training (nothing_trained).
+    Raises RecordRefused if the completion has no message (no_messages) or several messages
+    (several_completions), or is marked as not used for training (nothing_trained).
     """
     prompt = _messages_of(raw, "prompt", "user")
     completion = _messages_of(raw, "completion", "assistant")
+    if not completion:
+        raise RecordRefused("no_messages")
     if len(completion) > 1:
         raise RecordRefused("several_completions")
     # A list of marks cannot fit both lists, so it is ignored.

@@ -116,7 +116,7 @@ def labels_alike(mix: Mix, loader: Loader) -> Findings:
     """Find a loader of unpaired preferences whose streams all have one label."""
     manifests = [stream.trusted_manifest for stream in loader.streams]
     counts = [manifest.totals.labels for manifest in manifests if manifest]
-    if len(counts) < len(manifests) or not all(counts):
+    if loader.unopened or not counts or len(counts) < len(manifests) or not all(counts):
         return  # the labels of a stream are unknown, or its samples have none
     for label in ("true", "false"):
         if not any(labels[label] for labels in counts):

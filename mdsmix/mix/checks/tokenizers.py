@@ -16,7 +16,7 @@ from mdsmix.kinds import kind_of
 from mdsmix.kinds.kind_table import EXTRA_LOADERS
 from mdsmix.kinds.preference_loader import PREFERENCE_LOADER
 from mdsmix.kinds.prompt_loader import PROMPT_LOADER
-from mdsmix.mix.checks.columns import is_plain
+from mdsmix.mix.checks.columns import IMAGE_PREFERENCES, find_layout, is_plain
 from mdsmix.mix.streams.mix import (
     Loader,
     Mix,
@@ -280,13 +280,18 @@ def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     # Without a padding token, loaders of other libraries pad with EOS. The text loader then cannot
     # pad at all, and the finetuning loader masks by length.
     is_text = is_plain(loader, stream)
+    # So do the batches of unpaired preferences, and of preferences with images.
+    has_images = find_layout(stream, loader.name) == IMAGE_PREFERENCES
+    has_own_mask = has_images or loader.name in EXTRA_LOADERS
     if loader.name in PAD_EOS_CHECKS:
         yield Finding(
             f"the tokenizer's padding token is its EOS, {card.eos_id}.",
             "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token).",
             id=PAD_EOS_CHECKS[loader.name],
         )
-    elif card.pad_id is not None and loader.trains and (is_text or stream.has_targets is False):
+    elif has_own_mask or card.pad_id is None or not loader.trains:
+        return
+    elif is_text or stream.has_targets is False:
         yield Finding(
             f"the tokenizer's padding token and its EOS are both {card.pad_id}.",
             "give the tokenizer a padding token of its own (tokenizer.kwargs.pad_token); or train "
