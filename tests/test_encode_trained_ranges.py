@@ -219,7 +219,9 @@ def test_without_eos_a_row_may_end_anywhere() -> None:
 def test_packed_rows_have_a_flag_for_each_token(
     drawn: list[tuple[Side, Side, Side, Side]], longest: int, responses: str
 ) -> None:
-    """The EOS at the end is trained if the token before it is."""
+    """The EOS at the end is trained if the token before it is. The last response with a trained
+    token is the one that `target_responses: last` trains, as in rows of turns.
+    """
     given_samples = [[*sample] for sample in drawn if all(sample)]
     turns = make_turns(given_samples)
     targets = Targets(max_seq_len=longest, target_responses=responses)
@@ -230,8 +232,11 @@ def test_packed_rows_have_a_flag_for_each_token(
     for row, sample in enumerate(given_samples):
         flags = list[bool]()
         ids = list[int]()
+        trained_sides = [number for number in (1, 3) if any(w > 0 for _, w in sample[number])]
         for number, side in enumerate(sample):
-            is_target = number == 3 or (number == 1 and responses == "all")
+            is_target = number in trained_sides
+            if responses == "last":
+                is_target = number in trained_sides[-1:]
             ids += [token for token, _ in side]
             flags += [is_target and weight > 0 for _, weight in side]
         has_loss = any(flags[:longest])

@@ -124,6 +124,15 @@ def test_rows_do_not_depend_on_the_records_around_them(letters: Tokenizer) -> No
         assert show_turns(together)[1:] == show_turns(alone)
 
 
+def test_trained_prompts_do_not_depend_on_the_records_around_them(letters: Tokenizer) -> None:
+    """A record with spans is refused under target_prompts: all, and changes no other record."""
+    plain = make_record("Q", "one", "R", "two")
+    settings = {"target_prompts": "all", "pack": True, "columns": "pair"}
+    alone = encode(letters, [plain], **settings)
+    together = encode(letters, [plain, make_record("Q", "[one]")], **settings)
+    assert show_packed(together) == show_packed(alone) == ["u[:Q~a:one.u:R~a:two.$]"]
+
+
 def test_last_trains_one_piece_of_the_last_answer(letters: Tokenizer) -> None:
     """LLM-Foundry trains the last response of a row, so a second piece cannot be trained."""
     records = [make_record("Q", "[a]", "R", "x[yz]"), make_record("Q", "[a]b[c]")]

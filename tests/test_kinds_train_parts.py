@@ -225,6 +225,18 @@ def test_the_last_answer_is_split_if_one_piece_is_trained(lettered: Tokenizer) -
             assert row[-1][1] == "\n\nSo<|im_end|>\n"
 
 
+def test_the_last_trained_answer_is_the_last_one_of_packed_rows_too(lettered: Tokenizer) -> None:
+    """target_responses: last, and a final answer of which no part is trained."""
+    record = Conversation(make_dialogue("Hi", f"{THINKS}Ho", "And?", "So"))
+    settings = SETTINGS | {"target_responses": "last", "train_parts": ONLY_REASONING}
+    variables = lettered.template_variables
+    packed = open_chats(lettered, CHATML, variables, pack=True, columns="pair", **settings)
+    encoded = packed.encode([record])
+    (ids,) = encoded.columns["input_ids"]
+    (mask,) = encoded.columns["loss_mask"]
+    assert decode(ids[mask.astype(bool)]) == "<think>\nHm.\n</think>"
+
+
 def test_the_last_answer_is_refused_if_several_pieces_are_trained(lettered: Tokenizer) -> None:
     """LLM-Foundry would train only the last of them."""
     call = {"type": "function", "function": {"name": "add", "arguments": {}}}

@@ -216,3 +216,11 @@ def test_entries_that_differ_on_a_character_contradict(
         assert found == [sum(of_one) for of_one in weights]
     else:
         assert conversation.trained == [True, False]
+
+
+def test_a_mark_on_an_empty_part_does_not_silence_the_calls() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
+    content = [{"type": "text", "text": "", "train": True}]
+    assert read({"content": content, "tool_calls": [call]}) == read(
+        {"content": "", "tool_calls": [call]}
+    )

@@ -199,7 +199,7 @@ class Labels:
         self._is_trained: Flags = np.full(len(lengths), targets.target_responses == "all")
         "bool: whether each prompt and response is trained."
         self._is_trained[0::2] = lengths[0::2] >= targets.least_trained_prompt
-        self._is_trained[turns.firsts[1:] - 1] = True  # the last response of each sample
+        self._is_trained[_find_last_trained(turns)] = True
         self.gets_eos = _lacks_eos(turns.ids.values, turns.samples.offsets[1:], eos)
         """bool [n]: whether each sample lacks a final EOS. Foundry's collator appends EOS to such a
         sample, and that EOS is trained.
@@ -210,7 +210,7 @@ class Labels:
         """bool [tokens]: whether each token is trained, over all samples."""
         trained = np.repeat(self._is_trained, self.turns.ids.lengths)
         if self.turns.marks is not None:
-            trained &= self.turns.marks["weight"] > 0
+            trained &= (self.turns.marks["weight"] > 0) | ~self.turns.in_responses
         if self.untrained is None:
             return trained
         return np.asarray(trained & (self.turns.ids.values != self.untrained))
@@ -345,6 +345,22 @@ class Labels:
             is_inside = (positions >= first) & (positions < longest)
             inside -= np.bincount(sides[is_inside], minlength=len(inside))
         return turns.sums(inside * self._is_trained)
+
+
+def _find_last_trained(turns: Turns) -> Lengths:
+    """Return int64 [n]: the number in `turns.ids` of the last response of each sample. If a sample
+    has marks, it is the last response of which they train a token, as in rows of turns
+    (`split_answers`); if they train none, the last response.
+    """
+    last = turns.firsts[1:] - 1
+    if turns.marks is None:
+        return last
+    trained_before = np.concatenate([[0], np.cumsum(turns.response_weights > 0)])
+    has_trained = np.diff(trained_before[turns.ids.offsets]) > 0  # of each prompt and response
+    numbers = np.where(has_trained, np.arange(len(has_trained)), -1)
+    last_trained = np.maximum.accumulate(numbers)[last]
+    is_of_sample = last_trained >= turns.firsts[:-1]
+    return np.where(is_of_sample, last_trained, last)
 
 
 def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:

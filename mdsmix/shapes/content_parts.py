@@ -76,7 +76,7 @@ def join_marked_parts(parts: Sequence[Any]) -> MarkedText:
             offsets = {"begin_offset": position, "end_offset": end - 1}
             detail.append(offsets | (marks or {"train": True}))
             position = end
-    return MarkedText("".join(texts), detail)
+    return MarkedText("".join(texts), detail or None)
 
 
 def has_part_marks(part: Any) -> bool:
