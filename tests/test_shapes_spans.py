@@ -219,8 +219,13 @@ def test_entries_that_differ_on_a_character_contradict(
 
 
 def test_a_mark_on_an_empty_part_does_not_silence_the_calls() -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
     call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
-    content = [{"type": "text", "text": "", "train": True}]
-    assert read({"content": content, "tool_calls": [call]}) == read(
-        {"content": "", "tool_calls": [call]}
-    )
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    conversations = list[Any]()
+    for content in ("", [{"type": "text", "text": "", "train": True}]):
+        record = {"messages": [QUESTION, message | {"content": content}], "tools": tools}
+        conversations.append(SHAPES["openai"].read(record, SHAPES["openai"].own_fields))
+    plain, marked = conversations
+    assert marked.messages == plain.messages
+    assert (marked.losses, marked.trained) == (None, None)
