@@ -79,7 +79,8 @@ def test_an_epoch_draws_the_samples_that_streaming_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The very samples, by the dataset's own `resample_streams`: 60 cases of whole passes and
-    parts, seeds, epochs, granules and both sampling methods.
+    parts, seeds, epochs, granules, both sampling methods, with `shuffle` and without, and all
+    methods of batching.
     """
     dataset = dataset_of(tmp_path, SIZES, 400)
     rng = np.random.default_rng(4)
@@ -92,14 +93,20 @@ def test_an_epoch_draws_the_samples_that_streaming_draws(
             "shuffle_seed": int(rng.integers(0, 99)),
             "sampling_method": ("balanced", "fixed")[number % 2],
             "sampling_granularity": int(rng.integers(1, 30)),
+            "shuffle": number % 5 > 1,
+            "batching_method": ("random", *METHODS)[number % 4],
         }
         epoch = int(rng.integers(0, 5))
         for key, value in settings.items():
             setattr(dataset, key, value)
-        dataset.epoch_seed_change = settings["sampling_method"] == "balanced"
+        # As in the constructor of StreamingDataset.
+        dataset.epoch_seed_change = dataset.shuffle and dataset.sampling_method == "balanced"
         for stream, count in zip(dataset.streams, chosen, strict=True):
             stream.choose = count
-        _, ids = dataset.resample_streams(epoch)
+        if dataset.batching_method == "random":
+            _, ids = dataset.resample_streams(epoch)
+        else:  # as generate_work_stratified_batching and the others call it
+            ids = np.concatenate([dataset.resample_streams(epoch, i)[1] for i in range(len(SIZES))])
         streams = tuple(
             StreamInMix.of(stream, str(i), {"choose": count})
             for i, (stream, count) in enumerate(zip(opened, chosen, strict=True))

@@ -1,9 +1,10 @@
 """The samples that a phase draws and that earlier phases have drawn, counted exactly.
 
 Streaming draws whole passes of a stream and a part of one more. Which samples are in the part
-follows from the seed and the epoch, so it is computed here as Streaming does it, without reading a
-sample: get_sampling in streaming/base/sampling.py and StreamingDataset.resample_streams in
-streaming/base/dataset.py, 0.12 and 0.13 alike.
+follows from the loader's settings and the epoch, so it is computed here as Streaming does it,
+without reading a sample: get_sampling in streaming/base/sampling.py, and
+StreamingDataset.resample_streams in streaming/base/dataset.py, which the methods of batching in
+streaming/base/batching call; 0.12 and 0.13 alike.
 
 Streaming cannot draw unseen samples first: a part is drawn from the whole stream.
 """
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.foundry_yaml.loader_keys import as_whole_number
-from mdsmix.mix.epoch.draws import count_loader_draws
+from mdsmix.mix.epoch.draws import METHODS, count_loader_draws, get_batching_method
 from mdsmix.mix.streams.mix import Loader, Mix
 from mdsmix.recipe.phases import SHUFFLE_SEED
 from mdsmix.table import Estimate
@@ -91,15 +92,20 @@ def draw_epoch(loader: Loader, epoch: int) -> list[Copies]:
     dataset = loader.dataset
     seed = as_whole_number(dataset.get("shuffle_seed"))
     seed = SHUFFLE_SEED if seed is None else seed
-    if dataset.get("sampling_method", "balanced") == "balanced":
-        seed += epoch
+    is_balanced = dataset.get("sampling_method", "balanced") == "balanced"
+    row_seed = seed + epoch if is_balanced else seed
+    shard_seed = row_seed if dataset.get("shuffle") else seed
     granularity = as_whole_number(dataset.get("sampling_granularity")) or 1
-    # One generator for the partial shards of all streams, in the order of the streams.
-    generator = np.random.default_rng(seed)
+    # `batching_method: random` draws the rows of all streams with one generator, one stream after
+    # the other. The other methods begin a new one for each stream.
+    has_own_generators = get_batching_method(loader) in METHODS
+    generator = np.random.default_rng(row_seed)
     copies = list[Copies]()
     for stream, drawn in zip(loader.streams, draws, strict=True):
         sizes = np.array([shard.samples for shard in stream.shards], np.int64)
-        by_shard = _draw_from_shards(sizes, drawn, granularity, seed)
+        by_shard = _draw_from_shards(sizes, drawn, granularity, shard_seed)
+        if has_own_generators:
+            generator = np.random.default_rng(row_seed)
         copies.append(_draw_from_rows(sizes, by_shard, generator))
     return copies
 
