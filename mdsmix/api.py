@@ -621,7 +621,7 @@ def plan_phases(
         overrides: this and the following arguments have the same meaning in `plan`.
 
     Raises:
-        RecipeError: the recipe or an argument is wrong, or the recipe has no phases.
+        RecipeError: the recipe or an argument is wrong, or the recipe has no phases or chooses one.
         MixRefused: the streams may not be mixed; `checked` of the error has the findings.
     """
     refuse_wrong_arguments(locals())

@@ -247,6 +247,9 @@ def test_a_stream_is_converted_for_its_shares_of_all_phases(mix: Project) -> Non
     assert (answer.code, "its share of all phases is 1,600 tokens" in answer.out) == (0, True)
     manifest = manifest_of(mix.out / "c4" / "train")
     assert 1_600 <= manifest.totals.seen_tokens < 3_200, "c4 has about 12,000"
+    none = ("phases.main.mix.c4=0%", "phases.anneal.mix={c4: 0%, book: 100%}")
+    message = "but no phase gives the stream a share above 0: set phases.<phase>.mix.c4"
+    assert_refused(mix.convert(*none), 2, message)
     words = ("budget=null", "phases.main.budget=2M tokens", "phases.anneal.budget=2 passes of c4")
     message = "the budget is 2 passes of c4: set a budget in tokens"
     assert_refused(mix.convert(*words), 2, message)

@@ -5,6 +5,7 @@ what Streaming draws is in with_torch/test_mix_plan.py.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -254,6 +255,10 @@ def test_each_phase_gets_a_yaml_and_a_lock(home: Path, tmp_path: Path) -> None:
     locked = lock["loaders"]["train_loader"]["streams"]
     assert {stream["name"]: stream["drawn"] for stream in locked} == {"web": 50, "books": 50}
     run_ok("check", "--lock", tmp_path / "train.anneal.yaml")
+    kept = (tmp_path / "train.main.yaml.mix.lock").rename(tmp_path / "kept")
+    unlocked = command("check", "--lock", tmp_path / "train.main.yaml")
+    assert f"`mdsmix render-yaml RECIPE phase=main -o {tmp_path}/train.main.yaml`" in unlocked.err
+    kept.rename(tmp_path / "train.main.yaml.mix.lock")
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     run_ok("render-yaml", write(home), "--into", tmp_path / "base.yaml", "-o", out)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
@@ -291,6 +296,18 @@ def make_phase(number: int) -> PhaseOfMix:
 KEYS: tuple[tuple[int, dict[str, Any], dict[str, Any], list[str]], ...] = (
     (0, {"save_folder": "a"}, {"save_folder": "a/b"}, []),
     (0, {}, {}, ["set save_folder"]),
+    (
+        0,
+        {"save_folder": "a", "save_weights_only": True},
+        {"save_folder": "a/b", "save_weights_only": False},
+        [],
+    ),
+    (
+        2,
+        {"save_folder": "a", "save_weights_only": True},
+        {"save_folder": "a/d", "load_path": "a/c/latest-rank0.pt"},
+        [],
+    ),
     (2, {}, {}, ["set load_path to the last checkpoint of c"]),
     (1, {"save_folder": "c/"}, {"save_folder": "c/c", "load_path": "c/b/latest-rank0.pt"}, []),
     (
@@ -394,6 +411,22 @@ def test_commands_for_one_mix_name_the_phases(home: Path) -> None:
     assert yaml.safe_load(chosen.yaml)["max_duration"] == "2ep"
     assert chosen.remarks[0] == "set load_path to the last checkpoint of main"
     assert mdsmix.plan(path, ["phase=anneal"], **MACHINES).run.steps == 10
+    with pytest.raises(RecipeError, match="phase is anneal: leave phase out, or call plan"):
+        mdsmix.plan_phases(path, ["phase=anneal"], **MACHINES)
+    with pytest.raises(RecipeError, match=r"YAML of one phase, such as train\.main\.yaml\."):
+        mdsmix.build_loader(path, 4)
+
+
+def test_a_recipe_with_overrides_may_be_a_pipe(home: Path) -> None:
+    read, write_end = os.pipe()
+    with os.fdopen(write_end, "w") as pipe:
+        pipe.write(Path(write(home)).read_text())
+    try:
+        answer = command("render-yaml", f"/dev/fd/{read}", "phase=anneal", f"local={home}")
+    finally:
+        os.close(read)
+    assert answer.code == 0, answer.err
+    assert yaml.safe_load(answer.out)["max_duration"] == "2ep"
 
 
 def test_an_offline_mix_draws_unseen_samples_first(home: Path, tmp_path: Path) -> None:

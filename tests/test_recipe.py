@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
@@ -301,6 +302,7 @@ REFUSED_PHASES: list[tuple[dict[str, Any], str]] = [
     (_phases({"shuffle_seed": -1}), "phases.main.shuffle_seed is -1; it must be 0 or more"),
     (_phases({"lr": 1}), "phases.main.lr is not a known key; the keys are budget, mix, max_repeat, shuffle_seed"),
     (_phases(**{"an/neal": ANNEAL}), "phases.an/neal: this name cannot be used, since it becomes a part of file names"),
+    (_phases() | {"temperature": 2}, "in every phase every stream has one: remove temperature"),
     (_phases() | EPOCH, "phases.main: train_loader.dataset.epoch_size is set, but in a mix by shares"),
 ]  # fmt: skip
 
@@ -317,8 +319,24 @@ def test_phases_have_budgets_and_mixes_that_fit_together(tmp_path: Path) -> None
         ["code", "held"],
     ]
     assert {phase.loader for phase in whole} == {recipe.loader}, "of all streams, in each phase"
+    rest = _phases({"mix": {"web": "50%", "chat": {"max_repeat": 9}, "code": {"max_repeat": 9}}})
+    assert load_mix(tmp_path, **rest, temperature=2).temperature == 2, "main divides the rest"
     one = load_mix(tmp_path, **_phases(), phase="anneal")
     assert (list_chosen_phases(recipe), list_chosen_phases(one)) == (["main", "anneal"], ["anneal"])
+
+
+def test_names_that_yaml_reads_as_numbers_are_strings(tmp_path: Path) -> None:
+    streams = PUBLISHED["streams"]
+    for keys, words in (
+        ({"phases": {1: MAIN, "anneal": ANNEAL}}, "phases.1: this name cannot be used"),
+        (_phases({"mix": {2024: "100%"}}), "phases.main.mix.2024 names no stream that is trained"),
+        ({"mix": {2024: "100%"}}, "mix.2024 names no stream; the streams are"),
+    ):
+        text = yaml.safe_dump(PUBLISHED | keys)
+        assert_refused(words, lambda text=text: load(tmp_path, text=text))
+    numbered = {"streams": {2024: streams["web"]}, "mix": {2024: "100%"}}
+    recipe = load(tmp_path, text=yaml.safe_dump(PUBLISHED | numbered))
+    assert (list(recipe.streams), list(recipe.mix)) == (["2024"], ["2024"])
 
 
 def test_a_share_in_percent_needs_no_key(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,7 +82,9 @@ def render_yaml(
     # With --into, only a check of the written file covers the config too.
     checkable = [str(out or into)] if into else [recipe, *(overrides or [])]
     rendered: RenderedYaml | RenderedPhases
-    has_phases = find_several_phases([recipe, *(overrides or [])]) is not None
+    # A recipe from a pipe can be read only once, so the phases of one are not looked for here.
+    is_file = os.path.isfile(recipe)
+    has_phases = is_file and find_several_phases([recipe, *(overrides or [])]) is not None
     if has_phases and not (out or into or as_json):
         raise RecipeError(
             f"{recipe} has phases, and each gets a YAML of its own: name the files with --out, for "

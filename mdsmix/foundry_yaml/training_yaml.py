@@ -351,10 +351,14 @@ def parse_training_yaml(tree: Any, origin: str, judged: Collection[str] = JUDGED
         if resolved is None:
             resolved = _resolve_keys(make_config(tree), judged)
     if is_recipe_tree(resolved):
+        phases = None if resolved.get("phase") else resolved.get("phases")
+        named = "train.yaml"
+        if phases and isinstance(phases, Mapping):
+            named = f"the YAML of one phase, such as train.{next(iter(phases))}.yaml"
         raise RecipeError(
             f"{origin} is a recipe, which describes how streams are made, but a training YAML is "
             f"needed; render it with `mdsmix render-yaml {origin} -o train.yaml`, and name "
-            "train.yaml."
+            f"{named}."
         )
     return TrainingYaml(origin=origin, config=resolved)
 

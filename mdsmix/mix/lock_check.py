@@ -25,9 +25,11 @@ from mdsmix.foundry_yaml.lock import (
 )
 from mdsmix.foundry_yaml.training_yaml import TRAIN
 from mdsmix.mix.epoch.draws import count_loader_draws
+from mdsmix.mix.render.phase_keys import find_phase_of_yaml
 from mdsmix.mix.render.render import is_device
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.mix.streams.resolve import MixInput, list_words
+from mdsmix.recipe.read import read_text
 from mdsmix.storage import locate
 from mdsmix.table import Column, Row, Table
 
@@ -194,10 +196,12 @@ def check_lock(mix: Mix, named: MixInput, is_accepted: bool) -> LockComparison:
     path = lock_path(target)
     stored = locate(path).fetch() if path else None
     if stored is None:
+        phase = find_phase_of_yaml(read_text(target)) if os.path.isfile(target) else None
+        recipe = f"RECIPE phase={phase}" if phase else "RECIPE"
         raise RecipeError(
             f"{target} has no lock: there is no {os.path.basename(target)}{SUFFIX} next to it, so "
             "the data that the run was planned with is unknown; "
-            f"`mdsmix render-yaml RECIPE -o {target}` writes the YAML and its lock."
+            f"`mdsmix render-yaml {recipe} -o {target}` writes the YAML and its lock."
         )
     _, content = stored
     fix = "render the YAML again, which locks the streams that are published now"

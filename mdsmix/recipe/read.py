@@ -27,7 +27,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.messages import flatten_error
 from mdsmix.recipe.plain_yaml import read_plain_yaml
 from mdsmix.recipe.rules import add_held_out, find_contradictions
-from mdsmix.recipe.spec import Recipe
+from mdsmix.recipe.spec import Recipe, WeightSpec
 from mdsmix.recipe.stream_spec import ImagesSpec, StreamSpec
 from mdsmix.storage import begins_like_url, is_url
 
@@ -266,10 +266,16 @@ def make_config(tree: Any) -> DictConfig:
 
 
 def _locate(recipe: Recipe, folder: Path) -> Recipe:
-    """Return the recipe with the names of its streams set and its paths made absolute."""
+    """Return the recipe with its paths made absolute, and the names of streams and phases set as
+    strings.
+    """
     streams = {
         str(name): _locate_stream(str(name), stream, folder)
         for name, stream in recipe.streams.items()
+    }
+    phases = {
+        str(name): replace(phase, mix=_name_by_strings(phase.mix))
+        for name, phase in recipe.phases.items()
     }
     tokenizer = recipe.tokenizer
     processor = recipe.processor
@@ -281,7 +287,14 @@ def _locate(recipe: Recipe, folder: Path) -> Recipe:
         tokenizer=replace(tokenizer, name=_locate_pretrained(tokenizer.name, folder)),
         processor=processor,
         streams=streams,
+        mix=_name_by_strings(recipe.mix),
+        phases=phases,
     )
+
+
+def _name_by_strings(mix: Mapping[Any, WeightSpec]) -> dict[str, WeightSpec]:
+    """Return a mix with the names of its streams as strings: YAML reads `2024:` as a number."""
+    return {str(name): weight for name, weight in mix.items()}
 
 
 def _locate_pretrained(name: str, folder: Path) -> str:

@@ -209,6 +209,12 @@ def _phase_contradictions(recipe: Recipe) -> Iterator[str]:
     for name in recipe.phases:
         for sentence in _weight_contradictions(make_phase_recipe(recipe, name)):
             yield f"phases.{name}: {sentence}"
+    phases = [make_phase_recipe(recipe, name) for name in recipe.phases]
+    if recipe.temperature != 1 and all(None not in read_shares(p).values() for p in phases):
+        yield (
+            f"temperature is {recipe.temperature}, but it only affects streams without a share, "
+            "and in every phase every stream has one: remove temperature, or some shares."
+        )
 
 
 def _phase_budget_contradictions(recipe: Recipe) -> Iterator[str]:
@@ -344,7 +350,7 @@ def _sum_contradictions(recipe: Recipe) -> Iterator[str]:
         )
     elif not without_share and not total:
         yield "the shares sum to 0, so no sample would be drawn: set a share above 0 for a stream."
-    elif not without_share and recipe.temperature != 1:
+    elif not without_share and recipe.temperature != 1 and recipe.phase is None:
         yield (
             f"temperature is {recipe.temperature}, but it only affects streams without a share, "
             "and every stream has one: remove temperature, or some shares."
@@ -418,6 +424,10 @@ def count_budget_tokens(recipe: Recipe, stream: StreamSpec) -> Fraction:
         for phase in phases:
             if read_shares(make_phase_recipe(recipe, phase))[name] != 0:
                 tokens += count_budget_tokens(make_phase_recipe(recipe, phase), stream)
+        if not tokens:
+            raise ValueError(
+                f"no phase gives the stream a share above 0: set phases.<phase>.mix.{name}"
+            )
         return tokens
     budget = find_budget(recipe)
     if budget is None:

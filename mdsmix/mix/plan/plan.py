@@ -115,10 +115,20 @@ def resolve_for_plan(targets: MixInput, overrides: Sequence[str] = ()) -> Mix:
 
 
 def resolve_phases_for_plan(recipe: RecipeInput, overrides: Sequence[str] = ()) -> list[Mix]:
-    """Open the mix of each phase of a recipe for a plan; see `resolve_for_plan`."""
-    return open_phase_mixes(
+    """Open the mix of each phase of a recipe for a plan; see `resolve_for_plan`.
+
+    Raises RecipeError if the recipe chooses one phase: what it repeats depends on those before it.
+    """
+    mixes = open_phase_mixes(
         recipe, overrides, may_estimate=True, survey=forecast_stream, own_evals="drop"
     )
+    phase = mixes[0].phase
+    if phase and len(mixes) < len(phase.names):
+        raise RecipeError(
+            f"a plan of phases is of all of them, and phase is {phase.name}: leave phase out, or "
+            "call plan."
+        )
+    return mixes
 
 
 def find_plan_problems(mix: Mix) -> list[Finding]:

@@ -42,6 +42,9 @@ def make_phase_keys(phase: PhaseOfMix, config: Settings) -> dict[str, Any]:
         # A folder for each phase: with `autoresume` a run takes the newest checkpoint of its folder
         # and loads the state of the loader.
         keys["save_folder"] = _name_folder(folder, phase.name)
+    if not _is_last(phase) and config.get("save_weights_only"):
+        # The next phase goes on with the optimizer and the counts of epochs and steps.
+        keys["save_weights_only"] = False
     if phase.number:
         if config.get("load_weights_only"):
             keys["load_weights_only"] = False  # without the counts it would train all epochs again
@@ -63,8 +66,7 @@ def list_phase_remarks(phase: PhaseOfMix, config: Settings) -> list[str]:
         config: the config that the phase is set into; empty if the YAML is a file of its own.
     """
     remarks = list[str]()
-    last = phase.number + 1 == len(phase.names)
-    if not config.get("save_folder") and not last:
+    if not config.get("save_folder") and not _is_last(phase):
         remarks.append("set save_folder: the next phase begins with the last checkpoint")
     has_path = config.get("save_folder") and not _names_own_checkpoints(config)
     if phase.number and not has_path:
@@ -93,12 +95,18 @@ def refuse_phase_yaml(text: str, into: str) -> None:
         text: the text of the config.
         into: its path.
     """
-    match = PHASE_HEAD.search(text)
-    if match:
+    phase = find_phase_of_yaml(text)
+    if phase:
         raise RecipeError(
-            f"--into names {into}, which is the rendered YAML of the phase {match[1]}: name the "
+            f"--into names {into}, which is the rendered YAML of the phase {phase}: name the "
             "config of the whole run, into which the phases were rendered."
         )
+
+
+def find_phase_of_yaml(text: str) -> str | None:
+    """Return the name of the phase that a YAML was rendered for; None for any other YAML."""
+    match = PHASE_HEAD.search(text)
+    return match[1] if match else None
 
 
 def refuse_overwriting(into: str, targets: Iterable[str | None]) -> None:
@@ -115,6 +123,10 @@ def refuse_overwriting(into: str, targets: Iterable[str | None]) -> None:
                 f"the YAML of a phase would replace {into}, the config of the whole run: name "
                 "another file with --out."
             )
+
+
+def _is_last(phase: PhaseOfMix) -> bool:
+    return phase.number + 1 == len(phase.names)
 
 
 def _name_folder(folder: object, name: str) -> str:
