@@ -8,20 +8,26 @@ import os
 import re
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.storage import find_store, locate
+from mdsmix.storage import find_store, locate, retries
 from mdsmix.storage.local import explained
 from mdsmix.storage.location import path_matches
 from mdsmix.storage.urls import STORES
+from tests import azurite, fake_gcs
 from tests.alarm import WAIT_SECONDS
+from tests.clock import Clock
 from tests.converting import Project, assert_refused, mdsmix, read_files, run_ok
+from tests.minio import S3_SETTINGS
 
 
 def test_a_store_is_listed_with_the_scheme_of_its_class() -> None:
@@ -278,3 +284,82 @@ def test_a_url_whose_key_streaming_would_cut_off_is_refused(project: Project) ->
         long_text = "a text of more tokens than a row holds, which is sixteen of them"
         project.write_source([long_text] * 3)
         run_ok("convert", project.recipe, f"local={project.folder / sign}")
+
+
+WHOLE = b"0123456789"
+WHOLE_HEADERS = {
+    "content-length": str(len(WHOLE)),
+    "etag": '"0x1"',
+    "last-modified": "Sun, 29 Nov 2026 19:02:09 GMT",
+    "x-goog-generation": "17",
+    "x-goog-stored-content-length": str(len(WHOLE)),
+}
+"The headers of an answer with WHOLE, from any of the stores."
+
+
+@contextmanager
+def serve_answer(headers: Mapping[str, str]) -> Iterator[str]:
+    """Answer each GET with all of WHOLE and these headers, whatever its Range. Yield the address of
+    the server.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(WHOLE)
+
+        def log_message(self, *words: object) -> None:
+            """Print nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+STORES_ON_LOOPBACK = {
+    "s3://bucket/x": S3_SETTINGS,
+    "gs://bucket/x": fake_gcs.SETTINGS,
+    f"azure://{azurite.HOST}/container/x": {azurite.VARIABLE: azurite.STRING},
+}
+"URL -> the environment variables that lead it to an address."
+
+
+@pytest.mark.parametrize("url", STORES_ON_LOOPBACK)
+def test_the_whole_object_in_place_of_a_part_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that ignores Range answers 200."""
+    monkeypatch.setattr(retries, "time", Clock())
+    with serve_answer(WHOLE_HEADERS) as address:
+        for name, value in STORES_ON_LOOPBACK[url].items():
+            monkeypatch.setenv(name, value.format(url=address))
+        file = locate(url)
+        assert file.read() == WHOLE
+        for read in (lambda: file.read(4, 3), lambda: file.open(4).read()):
+            with pytest.raises(Unreachable, match=r"not an answer of|with the whole object"):
+                read()
+
+
+@pytest.mark.parametrize(
+    ("url", "changed"),
+    [
+        (f"azure://{azurite.HOST}/container/x", {"content-length": None}),
+        ("gs://bucket/x", {"x-goog-stored-content-length": "many"}),
+        ("gs://bucket/x", {"last-modified": "today"}),
+        ("gs://bucket/x", {"x-goog-hash": "crc32c=????"}),
+    ],
+)
+def test_an_answer_of_another_form_is_one_sentence(
+    url: str, changed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "time", Clock())
+    headers = {name: value for name, value in {**WHOLE_HEADERS, **changed}.items() if value}
+    with serve_answer(headers) as address:
+        for name, value in STORES_ON_LOOPBACK[url].items():
+            monkeypatch.setenv(name, value.format(url=address))
+        with pytest.raises(Unreachable, match="the store's answer was cut off, or is not an"):
+            locate(url).fetch()

@@ -467,3 +467,30 @@ def test_a_copy_that_takes_long_is_waited_for_and_a_failed_one_is_an_error(
             with pytest.raises(AzureError, match="CopyFailed"):
                 _copy("data/a", "data/b", client)
         assert sent == ["PUT", "HEAD", "HEAD"]
+
+
+def test_a_store_that_ignores_conditions_is_looked_at_before_a_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a store answers 201 to every write."""
+    stamps = list[str]()
+
+    def send(method: str, *_: Any, **__: Any) -> SimpleNamespace:
+        if method == "PUT":
+            stamps.append(f"0x{len(stamps)}")
+        if not stamps:
+            raise AzureError("BlobNotFound", 404)
+        modified = "Sun, 29 Nov 2026 19:02:09 GMT"
+        return SimpleNamespace(headers={"ETag": stamps[-1], "Last-Modified": modified})
+
+    endpoint = "http://127.0.0.1:1/tests"
+    client = SimpleNamespace(send=send, account=SimpleNamespace(endpoint=endpoint))
+    monkeypatch.setattr("mdsmix.storage.azure.ask", lambda url, request: request(client))
+    monkeypatch.setattr("mdsmix.storage.azure._keeps", {endpoint: False})
+    file = locate(f"azure://{HOST}/data/x")
+    assert file.replace("0x9", b"1") is None
+    first = file.create(b"1")
+    assert file.create(b"2") is None
+    second = file.replace(first.stamp, b"3")
+    assert file.replace(first.stamp, b"4") is None
+    assert stamps == [first.stamp, second.stamp] == ["0x0", "0x1"]

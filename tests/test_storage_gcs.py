@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import requests
-from google.auth.exceptions import RefreshError, TransportError
+from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 from urllib3.exceptions import ProtocolError
 
 from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
@@ -189,9 +189,29 @@ def test_times_may_have_a_fraction_or_an_offset() -> None:
         ("2026-11-29T18:40:00Z", 0.0),
         ("2026-11-29T18:40:00.5Z", 0.5),
         ("2026-11-29T19:40:00.123456+01:00", 0.123456),
+        ("2026-11-29T18:40:00.123456789Z", 0.123456),
     ):
         modified = stat_from(ENTRY | {"timeCreated": text}).modified
         assert modified == pytest.approx(1795977600 + fraction, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"timeCreated": None}, {"timeCreated": "today"}, {"size": "many"}, {"generation": None}],
+)
+def test_fields_of_another_form_are_not_an_answer_of_google(
+    changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"name": "a/x", **ENTRY, **changed}
+    file = locate("gs://bucket/a")
+    for answer, request in (
+        (entry, file.stat),
+        ({"kind": "storage#objects", "items": [entry]}, file.entries),
+        ({"kind": "storage#objects", "items": None}, file.entries),
+    ):
+        answer_with(monkeypatch, (200, answer))
+        with pytest.raises(Unreachable, match="or is not an answer of Google Cloud Storage"):
+            request()
 
 
 def make_body(content: bytes, length: int, crc32c: int | None) -> Body:
@@ -284,6 +304,43 @@ def test_without_credentials_a_refusal_says_so(monkeypatch: pytest.MonkeyPatch) 
         answer_with(monkeypatch, refusal(status, "required"), access=gcs_client._NO_CREDENTIALS)
         with pytest.raises(Unreachable, match="no credentials were found, and the bucket is not"):
             locate("gs://b/x").stat()
+
+
+def test_after_a_refusal_credentials_are_searched_for_again_but_not_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pod may start before the server that gives it credentials."""
+    clock = Clock()
+    monkeypatch.setattr(gcs_client, "time", clock)
+    found = list[Any]()
+    searches = list[float]()
+
+    def search(scopes: list[str]) -> tuple[Any, str]:
+        searches.append(clock.now)
+        if not found:
+            raise DefaultCredentialsError("none")
+        return found[0], ""
+
+    def request(session: Any, *words: Any, **options: Any) -> requests.Response:
+        response = requests.Response()
+        response.status_code = 200 if session.credentials in found else 401
+        response._content = json.dumps(ENTRY).encode()
+        return response
+
+    monkeypatch.setattr("google.auth.default", search)
+    monkeypatch.setattr("google.auth.transport.requests.AuthorizedSession.request", request)
+    gcs_client._forget_credentials()
+    file = locate("gs://b/x")
+    for seconds in (0, 10, 10, 11, 10):
+        clock.sleep(seconds)
+        with pytest.raises(Unreachable, match="no credentials were found"):
+            file.stat()
+    assert searches == [0, 31]
+    found.append(SimpleNamespace())
+    clock.sleep(30)
+    assert file.stat() == file.stat() == stat_from(ENTRY)
+    assert searches == [0, 31, 71]
+    gcs_client._forget_credentials()
 
 
 def test_a_url_names_a_bucket() -> None:

@@ -9,9 +9,12 @@ import io
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -25,7 +28,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.sources import find_files, plan_units, read_batches
 from mdsmix.storage import hub as storage_hub
-from mdsmix.storage import locate
+from mdsmix.storage import hub_buckets, locate
 from tests.formats import all_records
 
 HOME = "hf://datasets/org/name"
@@ -181,3 +184,12 @@ def test_missing_files_wrong_urls_and_failures_are_one_sentence(tmp_path: Path, 
         message = rf"the hub \({type(error).__name__}\): .*HF_ENDPOINT and HF_HUB_OFFLINE"
         with pytest.raises(Unreachable, match=message), storage_hub._explained("hf://a"):
             raise error
+
+
+def test_a_file_of_a_bucket_without_a_time_of_its_upload_counts_as_new() -> None:
+    """Otherwise `gc` would delete it. The uploader may send any `mtime`."""
+    long_ago = datetime(1970, 1, 2, tzinfo=timezone.utc)
+    file = SimpleNamespace(size=1, xet_hash="a", uploaded_at=None, mtime=long_ago)
+    assert time.time() - hub_buckets._make_stat(file).modified < 600
+    file.uploaded_at = datetime(1970, 1, 3, tzinfo=timezone.utc)
+    assert hub_buckets._make_stat(file).modified == 2 * 24 * 3600

@@ -217,8 +217,9 @@ class BlobBody:
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
-        length = answer.headers.get("Content-Length")
-        if length is None:
+        length = answer.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            answer.close()
             raise AzureError("UnreadableAnswer", answer.status_code)
         self._remaining = int(length)
         self._expected_md5 = answer.headers.get("Content-MD5", "")

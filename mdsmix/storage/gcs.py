@@ -13,7 +13,7 @@ import shlex
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar, NamedTuple
 
 from mdsmix.errors import RecipeError
 from mdsmix.storage.conditions_trial import passes_trial
@@ -241,24 +241,41 @@ class GCSPath(Location):
         while True:
             # Read one page of the listing.
             page = ask(self.url, partial(_list_page, self.bucket, parameters))
-            for key in page.get("prefixes", []):
+            for key in page.folders:
                 folders.add(key[start:-1])  # without the slash at the end
-            for entry in page.get("items", []):
-                name = entry["name"][start:]
+            for key, stat in page.objects.items():
+                name = key[start:]
                 # An empty object whose key ends in a slash marks a folder.
                 if name and not name.endswith("/"):
-                    files[name] = stat_from(entry)
-            if not page.get("nextPageToken"):
+                    files[name] = stat
+            if not page.next_token:
                 return files, folders
-            parameters["pageToken"] = page["nextPageToken"]
+            parameters["pageToken"] = page.next_token
 
 
-def _list_page(bucket: str, parameters: Parameters, session: Session) -> Answer:
+class _Page(NamedTuple):
+    """One page of a listing."""
+
+    objects: dict[str, Stat]
+    "Key -> Stat."
+    folders: list[str]
+    "The beginnings of keys, each with a slash at its end."
+    next_token: str
+    'Names the next page; "" at the last page.'
+
+
+def _list_page(bucket: str, parameters: Parameters, session: Session) -> _Page:
+    """Return one page of a listing. Raises NotOfGoogle if the answer is not a listing."""
     path = objects_path(bucket)
     page = refuse_missing_bucket(lambda: session.ask("GET", path, parameters))
     if page.get("kind") != "storage#objects":  # an empty page has nothing else
         raise NotOfGoogle
-    return page
+    try:
+        objects = {str(entry["name"]): stat_from(entry) for entry in page.get("items", [])}
+        folders = [str(key) for key in page.get("prefixes", [])]
+    except (LookupError, TypeError):
+        raise NotOfGoogle from None
+    return _Page(objects, folders, str(page.get("nextPageToken") or ""))
 
 
 def _rewrite(path: str, parameters: Parameters, session: Session) -> Answer:

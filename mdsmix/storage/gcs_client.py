@@ -13,9 +13,12 @@ import base64
 import io
 import json
 import logging
+import math
 import os
+import re
 import secrets
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -24,6 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from mdsmix.storage.gcs_errors import (
+    ANONYMOUS,
     DAMAGED,
     EMULATOR_VARIABLE,
     NO_BUCKET,
@@ -62,6 +66,11 @@ _SETTINGS = ("STORAGE_EMULATOR_", "API_ENDPOINT_", "GOOGLE_", "CLOUDSDK_", "NO_G
 FIELDS = "name,size,generation,timeCreated"
 "The fields of an object that are asked for."
 
+_SEARCH_SECONDS = 30
+"After so many seconds without credentials, they are searched for again."
+
+_searched_at = -math.inf
+"When the last search for credentials ended without any; -inf: none has, or some were found since."
 _session_lock = threading.RLock()
 os.register_at_fork(
     before=_session_lock.acquire,
@@ -113,7 +122,7 @@ class Session(NamedTuple):
         with answer:
             reason = _reason_of(answer.status_code, answer.content)
             if answer.status_code in (401, 403) and self.access == _NO_CREDENTIALS:
-                reason = "anonymous"
+                reason = ANONYMOUS
             raise Refused(answer.status_code, reason)
 
     def ask(
@@ -185,18 +194,19 @@ def objects_path(bucket: str) -> str:
 def stat_from(entry: Answer) -> Stat:
     """Return the Stat of an object, whose stamp is the object's generation.
 
-    Raises NotOfGoogle if one of the fields is missing.
+    Raises NotOfGoogle if one of the fields is missing or has another form.
 
     Args:
         entry: the object, as the store describes it.
     """
-    if not {"size", "generation", "timeCreated"} <= entry.keys():
-        raise NotOfGoogle
-    # 2026-11-29T18:40:00.5Z; the fraction may be missing.
-    text = entry["timeCreated"]
-    form = "%Y-%m-%dT%H:%M:%S.%f%z" if "." in text else "%Y-%m-%dT%H:%M:%S%z"
-    modified = datetime.strptime(text, form).timestamp()
-    return Stat(int(entry["size"]), str(entry["generation"]), modified)
+    try:
+        # 2026-11-29T18:40:00.5Z; the fraction may be missing, or have nanoseconds.
+        text = re.sub(r"(\.\d{6})\d+", r"\1", entry["timeCreated"])
+        form = "%Y-%m-%dT%H:%M:%S.%f%z" if "." in text else "%Y-%m-%dT%H:%M:%S%z"
+        modified = datetime.strptime(text, form).timestamp()
+        return Stat(int(entry["size"]), str(int(entry["generation"])), modified)
+    except (LookupError, ValueError, TypeError):
+        raise NotOfGoogle from None
 
 
 def put(
@@ -309,6 +319,7 @@ def _find_credentials(settings: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
 
     Raises DefaultCredentialsError if there are some that cannot be used.
     """
+    global _searched_at
     import google.auth
     from google.auth.credentials import AnonymousCredentials
     from google.auth.exceptions import DefaultCredentialsError
@@ -327,9 +338,11 @@ def _find_credentials(settings: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
     except DefaultCredentialsError:
         if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
             raise
+        _searched_at = time.monotonic()
         return AnonymousCredentials(), _NO_CREDENTIALS
     finally:
         logger.setLevel(level)
+    _searched_at = -math.inf
     kinds = {
         "google.oauth2.service_account": "a service account",
         "google.oauth2.credentials": "a user",
@@ -337,6 +350,16 @@ def _find_credentials(settings: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
     }
     name = type(credentials).__module__
     return credentials, f"credentials of {kinds.get(name, name.rpartition('.')[2])}"
+
+
+def _can_renew(error: Exception) -> bool:
+    """Return whether the request may succeed after the credentials were read again: they have
+    expired, or there were none at the last search. A pod may start before the server that gives it
+    credentials.
+    """
+    if isinstance(error, Refused) and error.reason == ANONYMOUS:
+        return time.monotonic() - _searched_at >= _SEARCH_SECONDS
+    return has_expired(error)
 
 
 def _forget_credentials() -> None:
@@ -349,7 +372,7 @@ _RULES = ErrorRules(
     classes=error_classes,
     is_answer=is_answer,
     is_temporary=is_temporary,
-    has_expired=has_expired,
+    has_expired=_can_renew,
     renew=_forget_credentials,
     explain=explain,
     find_kind=find_kind,

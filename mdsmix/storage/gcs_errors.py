@@ -28,6 +28,8 @@ _NOT_AN_ADDRESS = (
 
 NO_BUCKET = "noBucket"
 "The reason, by mdsmix, of a 404 that can only be about the bucket."
+ANONYMOUS = "anonymous"
+"The reason, by mdsmix, of a refusal of a request that was sent without credentials."
 DAMAGED = "damaged"
 "The reason, by mdsmix, of a write whose bytes arrived with another checksum."
 
@@ -37,7 +39,7 @@ _SENTENCES = {
     "400": "the store refuses the request; check the bucket's name (at least 3 small letters, "
     "digits or hyphens) and the path",
     "401": f"the store does not accept the credentials; {_RENEW}",
-    "anonymous": f"no credentials were found, and the bucket is not public; {_LOG_IN}",
+    ANONYMOUS: f"no credentials were found, and the bucket is not public; {_LOG_IN}",
     "403": "access denied; give these credentials the permission for this request",
     "insufficientPermissions": "these credentials were made without access to Cloud Storage; "
     "give the machine or the credentials the scope devstorage.read_write",

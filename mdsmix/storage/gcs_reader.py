@@ -97,7 +97,12 @@ def open_object(path: str, session: Session) -> tuple[Stat, OpenedBody] | None:
     size = answer.headers.get(_SIZE)
     modified = answer.headers.get(_MODIFIED)
     if size and modified:
-        return Stat(int(size), opened.stamp, parsedate_to_datetime(modified).timestamp()), opened
+        try:
+            written = parsedate_to_datetime(modified).timestamp()
+            return Stat(int(size), opened.stamp, written), opened
+        except (ValueError, TypeError):
+            opened.body.close()
+            raise NotOfGoogle from None
 
     # Google's documents promise these two headers for another protocol only: ask for the fields.
     entry = answer_unless(404, lambda: session.ask("GET", path, {"fields": FIELDS}))
@@ -117,7 +122,7 @@ def _open_body(
     """
     headers = dict[str, str]()
     if start or end is not None:
-        last = "" if end is None else end - 1
+        last = end - 1 if end is not None and end > start else ""
         headers["range"] = f"bytes={start}-{last}"
     parameters = {"ifGenerationMatch": stamp} if stamp else {}
     try:
@@ -128,6 +133,9 @@ def _open_body(
         if error.status == 412:
             raise Unreachable(CHANGED.format(url=url)) from None
         raise
+    if headers and answer.status_code != 206:  # a proxy may ignore the range
+        answer.close()
+        raise NotOfGoogle
     return _take_body(answer, is_whole=not headers)
 
 
@@ -154,11 +162,16 @@ def _take_body(answer: Any, is_whole: bool) -> OpenedBody:
         is_whole: whether it is the whole object, so that the object's checksum is the body's.
     """
     crc32c = None
-    for word in answer.headers.get("x-goog-hash", "").split(","):
-        name, _, value = word.strip().partition("=")
-        if name == "crc32c" and is_whole:
-            crc32c = base64.b64decode(value)
-    return OpenedBody(Body(answer, crc32c), _header(answer, _GENERATION))
+    try:
+        for word in answer.headers.get("x-goog-hash", "").split(","):
+            name, _, value = word.strip().partition("=")
+            if name == "crc32c" and is_whole:
+                crc32c = base64.b64decode(value, validate=True)
+        body = Body(answer, crc32c)
+    except ValueError:  # no base 64, or a length that is not a number
+        answer.close()
+        raise NotOfGoogle from None
+    return OpenedBody(body, _header(answer, _GENERATION))
 
 
 def _header(answer: Any, name: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -346,8 +347,10 @@ def _make_stat(file: Any) -> Stat:
     Args:
         file: a BucketFile of huggingface_hub.
     """
-    time = file.uploaded_at or file.mtime
-    return Stat(file.size, file.xet_hash, time.timestamp() if time else 0.0)
+    # `mtime` is a time that the uploader has sent. A file of unknown age counts as new: `gc` must
+    # not delete it.
+    uploaded = file.uploaded_at.timestamp() if file.uploaded_at else time.time()
+    return Stat(file.size, file.xet_hash, uploaded)
 
 
 def _get_range(place: str, start: int, end: int, api: Any) -> Any:

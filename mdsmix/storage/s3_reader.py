@@ -8,9 +8,15 @@ import io
 from functools import partial
 from typing import Any
 
+from mdsmix.errors import Unreachable
 from mdsmix.storage.object_reader import ObjectReader, OpenedBody
 from mdsmix.storage.s3_client import answer_unless, ask, stamp_from
 from mdsmix.storage.s3_errors import Answer, Object
+
+_IGNORES_RANGES = (
+    "the store answers a request for a part of an object with the whole object, so mdsmix cannot "
+    "read parts of files there; check S3_ENDPOINT_URL and the proxy"
+)
 
 
 def read_object(
@@ -37,14 +43,23 @@ def read_object(
 
 
 def _open_body(target: Object, client: Any, start: int, end: int | None, stamp: str) -> OpenedBody:
-    """Send a GET for the bytes from `start` on and before `end`, and return the answer's body."""
+    """Send a GET for the bytes from `start` on and before `end`, and return the answer's body.
+
+    Raises Unreachable if the answer has other bytes: some proxies ignore the range.
+    """
     request = {**target, "ChecksumMode": "ENABLED"}
     if stamp:
         request["IfMatch"] = f'"{stamp}"'
     if start or end is not None:
-        last = "" if end is None else end - 1
+        last = end - 1 if end is not None and end > start else ""
         request["Range"] = f"bytes={start}-{last}"
-    return _take_body(_get(request, client))
+    answer = _get(request, client)
+    # An empty answer has no status (`_get`).
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 206)
+    if "Range" in request and status != 206:
+        answer["Body"].close()
+        raise Unreachable(_IGNORES_RANGES)
+    return _take_body(answer)
 
 
 def _take_body(answer: Answer) -> OpenedBody:
