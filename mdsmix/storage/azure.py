@@ -19,7 +19,6 @@ import io
 import os
 import re
 import secrets
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -41,7 +40,7 @@ from mdsmix.storage.azure_client import (
     to_base64,
 )
 from mdsmix.storage.azure_errors import AzureError
-from mdsmix.storage.conditions_trial import passes_trial
+from mdsmix.storage.conditions_trial import try_once
 from mdsmix.storage.location import (
     CHANGED,
     NO_LIMIT,
@@ -64,7 +63,6 @@ _COPY_PAUSE_SECONDS = 0.5
 
 _keeps: dict[str, bool] = {}
 "Address of an emulator -> whether it respects conditions; a forked worker inherits this."
-_trial_lock = threading.Lock()
 
 
 class AzurePath(Location):
@@ -178,15 +176,8 @@ class AzurePath(Location):
         endpoint = find_account(account_name(self.url)).endpoint
         if endpoint.endswith(HOST_SUFFIX):
             return True
-        with _trial_lock:
-            if endpoint not in _keeps:
-                trial = type(self)(f"{self.path}-trial-{secrets.token_hex(8)}")  # a new blob
-                try:
-                    has_passed = passes_trial(trial)
-                finally:
-                    trial.delete()
-                _keeps[endpoint] = has_passed
-        return _keeps[endpoint]
+        trial = type(self)(f"{self.path}-trial-{secrets.token_hex(8)}")  # a new blob
+        return try_once(_keeps, endpoint, trial)
 
     def copy_to(self, target: Location) -> None:
         """Copy this blob to `target`. The store itself copies it if `target` is in the same

@@ -5,14 +5,19 @@ succeeds that `create` or `replace` one object at the same moment.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from mdsmix.storage.location import Location, Stat
 
+Store = TypeVar("Store")
+"What names a store in a table of results, such as its endpoint and bucket."
 WRITERS = 3
 """Writers at the same moment in the test of each condition. With this number, a store where both of
 two writers succeed in 9 of 20 rounds passes 1 test in 36.
 """
+_trial_lock = threading.Lock()
 
 
 def run_writers(trial: Location, stamp: str | None) -> list[Stat]:
@@ -45,3 +50,30 @@ def passes_trial(trial: Location) -> bool:
     """
     created = run_writers(trial, None)
     return len(created) == 1 and len(run_writers(trial, created[0].stamp)) == 1
+
+
+def try_once(
+    results: dict[Store, bool],
+    store: Store,
+    trial: Location,
+    passes: Callable[[Location], bool] = passes_trial,
+) -> bool:
+    """Return whether a store respects conditions of writes. An unknown store is tested, and its
+    result is kept, so that it is tested once in a process.
+
+    Args:
+        results: store -> whether it respects conditions. A forked worker inherits them from its
+            parent.
+        store: names the store in `results`.
+        trial: an object that does not exist. The test writes it and deletes it again.
+        passes: the test.
+    """
+    with _trial_lock:
+        if store not in results:
+            try:
+                has_passed = passes(trial)
+            finally:
+                trial.delete()
+            # A write of the test may have stored False: the store does not know the conditions.
+            results[store] = has_passed and results.get(store, True)
+    return results[store]

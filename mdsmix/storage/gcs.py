@@ -10,13 +10,12 @@ from __future__ import annotations
 import io
 import secrets
 import shlex
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import BinaryIO, ClassVar, NamedTuple
 
 from mdsmix.errors import RecipeError
-from mdsmix.storage.conditions_trial import passes_trial
+from mdsmix.storage.conditions_trial import try_once
 from mdsmix.storage.gcs_client import (
     FIELDS,
     Answer,
@@ -51,7 +50,6 @@ _keeps: dict[tuple[str, str], bool] = {}
 """(endpoint, bucket) -> whether an emulator respects conditions; a forked worker inherits this from
 its parent.
 """
-_trial_lock = threading.Lock()
 
 
 class GCSPath(Location):
@@ -174,18 +172,10 @@ class GCSPath(Location):
         store promises that; an emulator is tested once in a process.
         """
         endpoint = open_session(self.url).endpoint
-        store = (endpoint, self.bucket)
         if endpoint.endswith(".googleapis.com"):
             return True
-        with _trial_lock:
-            if store not in _keeps:
-                trial = GCSPath(f"{self.path}-trial-{secrets.token_hex(8)}")  # a new object
-                try:
-                    has_passed = passes_trial(trial)
-                finally:
-                    trial.delete()
-                _keeps[store] = has_passed
-        return _keeps[store]
+        trial = GCSPath(f"{self.path}-trial-{secrets.token_hex(8)}")  # a new object
+        return try_once(_keeps, (endpoint, self.bucket), trial)
 
     def copy_to(self, target: Location) -> None:
         """Copy this object to `target`. The store itself copies it if `target` is in a bucket, by

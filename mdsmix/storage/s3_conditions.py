@@ -13,11 +13,11 @@ the write is then not noticed. The README of this package has the rule for such 
 
 from __future__ import annotations
 
-import threading
 import time
+from functools import partial
 from typing import Any
 
-from mdsmix.storage.conditions_trial import run_writers
+from mdsmix.storage.conditions_trial import run_writers, try_once
 from mdsmix.storage.location import Location, Stat
 from mdsmix.storage.s3_client import answer_unless, ask, stamp_from
 from mdsmix.storage.s3_errors import Answer, Object, error_code
@@ -48,7 +48,6 @@ _keeps: dict[Store, bool] = {}
 "Store -> whether it respects conditions; a forked worker inherits this from its parent."
 _unquoted: set[Store] = set()
 "Stores that accept the ETag of If-Match only without its quotes."
-_trial_lock = threading.Lock()
 
 
 def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> Stat | None:
@@ -102,25 +101,18 @@ def keeps_conditions(trial: Location, bucket: str) -> bool:
     store = (endpoint, bucket)
     if ".amazonaws.com" in endpoint:
         return _keeps.setdefault(store, True)
-    with _trial_lock:
-        if store not in _keeps:
-            try:
-                has_passed = _passes_trial(trial, store)
-            finally:
-                trial.delete()
-            # `put_if` has stored False if the store does not know the headers of conditions.
-            _keeps[store] = has_passed and _keeps.get(store, True)
-    return _keeps[store]
+    # `put_if` stores False if the store does not know the headers of conditions.
+    return try_once(_keeps, store, trial, partial(_passes_trial, store))
 
 
-def _passes_trial(trial: Location, store: Store) -> bool:
+def _passes_trial(store: Store, trial: Location) -> bool:
     """Test whether a store respects conditions of writes. It does if exactly one of 3 writers
     creates an object when they try at the same moment, and then exactly one of 3 writers replaces
     it.
 
     Args:
-        trial: the object, which does not exist before.
         store: endpoint and bucket.
+        trial: the object, which does not exist before.
     """
     created = run_writers(trial, None)
     if len(created) != 1:
