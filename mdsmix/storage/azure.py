@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO, ClassVar
 from urllib.parse import unquote
@@ -40,19 +40,18 @@ from mdsmix.storage.azure_client import (
     to_base64,
 )
 from mdsmix.storage.azure_errors import AzureError
+from mdsmix.storage.bucket import BucketPath
 from mdsmix.storage.conditions_trial import try_once
 from mdsmix.storage.location import (
     CHANGED,
     NO_LIMIT,
     Bytes,
     Entries,
-    Listing,
     Location,
     Stat,
     has_pattern,
 )
-from mdsmix.storage.object_reader import ObjectReader, OpenedBody, make_version_reader
-from mdsmix.storage.threads import map_threads
+from mdsmix.storage.object_reader import ObjectReader, OpenedBody
 
 _HOST = re.compile(rf"[a-z0-9]{{3,24}}{re.escape(HOST_SUFFIX)}")
 _CONDITION_FAILED = ("BlobAlreadyExists", "ConditionNotMet", "BlobNotFound", "409", "412")
@@ -65,7 +64,7 @@ _keeps: dict[str, bool] = {}
 "Address of an emulator -> whether it respects conditions; a forked worker inherits this."
 
 
-class AzurePath(Location):
+class AzurePath(BucketPath):
     """A blob or folder in a container. The path is `ACCOUNT.blob.core.windows.net/container/key`,
     without slashes around the key; the path of the container itself has no key.
     """
@@ -75,8 +74,6 @@ class AzurePath(Location):
     example_url = f"azure://account{HOST_SUFFIX}/container/key"
     container_noun = "container"
     container_depth = 2
-    has_cheap_listings = True
-    needs_credentials = True
     permissions: ClassVar[Mapping[str, str]] = {
         "list": "blobs/read (Storage Blob Data Reader)",
         "write": "blobs/write (Storage Blob Data Contributor)",
@@ -117,10 +114,6 @@ class AzurePath(Location):
         """`container/key`; for a container without its key."""
         return self.path.partition("/")[2]
 
-    @property
-    def key(self) -> str:
-        return self.blob.partition("/")[2]
-
     def fetch_command(self, folder: str) -> list[str]:
         url = f"https://{self.path}/*"  # without the sign, azcopy makes a folder in the folder
         return ["azcopy", "copy", "--recursive", url, folder]
@@ -143,9 +136,6 @@ class AzurePath(Location):
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         return io.BufferedReader(self._read(start, until, stamp), buffer_size=1 << 20)
-
-    def open_random(self, stat: Stat, ahead: int = 1 << 20) -> BinaryIO:
-        return make_version_reader(self, stat, ahead)
 
     def _read(
         self,
@@ -192,49 +182,26 @@ class AzurePath(Location):
     def delete(self) -> None:
         ask(self.url, partial(_delete, self.blob))
 
-    def delete_all(self, names: Sequence[str]) -> None:
-        """Delete the blobs with these names below this folder, sixteen at a time."""
-        map_threads(lambda name: (self / name).delete(), names)
-
-    def list(self, recursive: bool = False, beginning: str = "") -> Listing:
-        files, _ = self._list_entries("" if recursive else "/", beginning)
-        yield from sorted(files.items())  # an account with folders has another order
-
-    def folders(self) -> Iterator[str]:
-        _, folders = self.entries()
-        yield from sorted(folders)
-
-    def entries(self) -> Entries:
-        return self._list_entries("/")
-
-    def _list_entries(self, delimiter: str, beginning: str = "") -> Entries:
-        """Return (files, folders) below this folder: name -> Stat of the files, and the names of
-        the folders. Names are relative to this folder.
-
-        Args:
-            delimiter: "/": only files and folders directly in this folder; "": files at any depth,
-                and no folders.
-            beginning: only names that start with this string. The store itself skips all others.
-        """
+    def _list_entries(self, recursive: bool = False, beginning: str = "") -> Entries:
         files = dict[str, Stat]()
         folders = set[str]()
-        container, _, key = self.blob.partition("/")
-        prefix = f"{key}/" if key else ""
+        container = self.blob.partition("/")[0]
+        start = len(self._prefix)  # relative names begin here
         query = {
             "restype": "container",
             "comp": "list",
             "include": "metadata",
-            "prefix": prefix + beginning,
+            "prefix": self._prefix + beginning,
         }
-        if delimiter:
-            query["delimiter"] = delimiter
+        if not recursive:
+            query["delimiter"] = "/"
         while True:
             # Read one page of the listing.
             page = ask(self.url, partial(_list_page, container, query))
             for entry in page.iter("BlobPrefix"):
-                folders.add(_read_name(entry)[len(prefix) :].rstrip("/"))
+                folders.add(_read_name(entry)[start:].rstrip("/"))
             for entry in page.iter("Blob"):
-                name = _read_name(entry)[len(prefix) :]
+                name = _read_name(entry)[start:]
                 # An empty blob whose name ends in a slash marks a folder too.
                 if name and not name.endswith("/") and not _is_listed_folder(entry):
                     files[name] = _listed_stat(entry)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import io
 import secrets
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import BinaryIO, ClassVar, NamedTuple
 
-from mdsmix.errors import RecipeError
+from mdsmix.storage.bucket import BucketPath
 from mdsmix.storage.conditions_trial import try_once
 from mdsmix.storage.gcs_client import (
     FIELDS,
@@ -36,13 +36,9 @@ from mdsmix.storage.location import (
     NO_LIMIT,
     Bytes,
     Entries,
-    Listing,
     Location,
     Stat,
-    has_pattern,
 )
-from mdsmix.storage.object_reader import make_version_reader
-from mdsmix.storage.threads import map_threads
 
 _LISTED = f"kind,items({FIELDS}),prefixes,nextPageToken"
 "The fields of a listing that are asked for."
@@ -52,7 +48,7 @@ its parent.
 """
 
 
-class GCSPath(Location):
+class GCSPath(BucketPath):
     """An object or folder in a bucket. The path is `bucket/key`, without slashes around the key;
     the path of the bucket itself is `bucket`.
     """
@@ -60,10 +56,6 @@ class GCSPath(Location):
     __slots__ = ()
     scheme = "gs://"
     example_url = "gs://bucket/key"
-    container_noun = "bucket"
-    container_depth = 1
-    has_cheap_listings = True
-    needs_credentials = True
     permissions: ClassVar[Mapping[str, str]] = {
         "list": "storage.objects.list",
         "write": "storage.objects.create and storage.objects.delete",
@@ -74,30 +66,8 @@ class GCSPath(Location):
     address_variables = (*ENDPOINT_VARIABLES, "GOOGLE_CLOUD_QUOTA_PROJECT")
 
     @classmethod
-    def from_url(cls, url: str) -> GCSPath:
-        """Return the location of a `gs://` URL.
-
-        Raises RecipeError if the URL has no bucket, or a pattern in place of a bucket.
-        """
-        bucket, _, key = url.removeprefix(cls.scheme).partition("/")
-        if not bucket or has_pattern(bucket):
-            raise RecipeError(
-                f"{url} does not name a bucket: write gs://bucket/key, with the bucket's full name "
-                "and no pattern in it"
-            )
-        return cls(f"{bucket}/{key.strip('/')}".rstrip("/"))
-
-    @classmethod
     def describe_access(cls) -> str:
         return f"endpoint {shown_endpoint()}, {open_session(cls.scheme).access}"
-
-    @property
-    def bucket(self) -> str:
-        return self.path.partition("/")[0]
-
-    @property
-    def key(self) -> str:
-        return self.path.partition("/")[2]
 
     @property
     def _object_path(self) -> str:
@@ -137,14 +107,6 @@ class GCSPath(Location):
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         reader = read_object(self.url, self._object_path, start, until, stamp=stamp)
         return io.BufferedReader(reader, buffer_size=1 << 20)
-
-    def open_random(self, stat: Stat, ahead: int = 1 << 20) -> BinaryIO:
-        """Return a reader of this object that can seek. It reads the version whose size and stamp
-        (generation) are `stat`; a request asks for at least `ahead` bytes.
-
-        Raises Unreachable at a read if the object has another stamp.
-        """
-        return make_version_reader(self, stat, ahead)
 
     def write(self, *parts: Bytes) -> None:
         ask(self.url, lambda session: put(session, self.bucket, self.key, parts))
@@ -199,35 +161,15 @@ class GCSPath(Location):
     def _delete(self, session: Session) -> None:
         answer_unless(404, lambda: session.send("DELETE", self._object_path))
 
-    def delete_all(self, names: Sequence[str]) -> None:
-        """Delete the objects with these names below this folder, sixteen at a time."""
-        map_threads(lambda name: (self / name).delete(), names)
-
-    def list(self, recursive: bool = False, beginning: str = "") -> Listing:
-        files, _ = self._list_entries("" if recursive else "/", beginning)
-        yield from files.items()
-
-    def folders(self) -> Iterator[str]:
-        _, folders = self.entries()
-        yield from sorted(folders)
-
-    def entries(self) -> Entries:
-        return self._list_entries("/")
-
-    def _list_entries(self, delimiter: str, beginning: str = "") -> Entries:
-        """Return (files, folders) below this folder: name -> Stat of the files, and the names of
-        the folders. Names are relative to this folder.
-
-        Args:
-            delimiter: "/": only files and folders directly in this folder; "": files at any depth,
-                and no folders.
-            beginning: only names that start with this string. The store itself skips all others.
-        """
+    def _list_entries(self, recursive: bool = False, beginning: str = "") -> Entries:
         files = dict[str, Stat]()
         folders = set[str]()
-        prefix = f"{self.key}/" if self.key else ""
-        start = len(prefix)  # relative names begin here in a key
-        parameters = {"prefix": prefix + beginning, "delimiter": delimiter, "fields": _LISTED}
+        start = len(self._prefix)  # relative names begin here in a key
+        parameters = {
+            "prefix": self._prefix + beginning,
+            "delimiter": "" if recursive else "/",
+            "fields": _LISTED,
+        }
         while True:
             # Read one page of the listing.
             page = ask(self.url, partial(_list_page, self.bucket, parameters))

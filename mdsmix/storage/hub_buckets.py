@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from inspect import signature
@@ -23,8 +23,9 @@ from typing import Any, BinaryIO, ClassVar, TypeVar
 from urllib.parse import quote
 
 from mdsmix.errors import NoSuchPlace, RecipeError, Unreachable
+from mdsmix.storage.bucket import BucketPath
 from mdsmix.storage.hub_errors import BUCKET_RULES, find_endpoint, show_endpoint
-from mdsmix.storage.location import CHANGED, NO_LIMIT, Bytes, Entries, Listing, Location, Stat
+from mdsmix.storage.location import CHANGED, NO_LIMIT, Bytes, Entries, Location, Stat
 from mdsmix.storage.object_reader import make_random_reader
 from mdsmix.storage.retries import retry
 
@@ -41,7 +42,7 @@ _LOOKS = 3
 "How often a file that is replaced again and again is tried to be read whole."
 
 
-class HubBucketPath(Location):
+class HubBucketPath(BucketPath):
     """A file or folder in a storage bucket of the Hugging Face hub. The path is `org/name/key`,
     without slashes around the key; the path of the bucket itself is `org/name`.
     """
@@ -49,10 +50,7 @@ class HubBucketPath(Location):
     __slots__ = ()
     scheme = "hf://buckets/"
     example_url = "hf://buckets/org/name/key"
-    container_noun = "bucket"
     container_depth = 2
-    has_cheap_listings = True
-    needs_credentials = True
     permissions: ClassVar[Mapping[str, str]] = {
         "list": "read access to the bucket",
         "write": "write access to the bucket",
@@ -88,16 +86,6 @@ class HubBucketPath(Location):
         else:
             source = "login stored by `hf auth login`"
         return f"hub {show_endpoint()}, {source}"
-
-    @property
-    def bucket(self) -> str:
-        """The bucket's id, `org/name`."""
-        return self.container
-
-    @property
-    def key(self) -> str:
-        """The path in the bucket; "" for the bucket itself."""
-        return self.path[len(self.container) + 1 :]
 
     def _ask(self, request: Callable[[Any], T]) -> T:
         """Send a request to the hub, and return its result. Temporary failures are retried.
@@ -196,35 +184,14 @@ class HubBucketPath(Location):
             )
         return content
 
-    def list(self, recursive: bool = False, beginning: str = "") -> Listing:
-        """Yield (path relative to this folder, Stat) of the files in this folder, sorted by path;
-        with `recursive` also those in inner folders. Nothing for a missing folder. `beginning` is
-        not used.
-        """
-        files, _ = self._list_entries(recursive)
-        yield from sorted(files.items())
-
-    def folders(self) -> Iterator[str]:
-        _, folders = self._list_entries()
-        yield from sorted(folders)
-
-    def entries(self) -> Entries:
-        return self._list_entries()
-
-    def _list_entries(self, recursive: bool = False) -> Entries:
-        """Return (files, folders) below this folder: relative path -> Stat of the files, and the
-        names of the folders.
-
-        Args:
-            recursive: whether files in inner folders are included; the hub then lists no folders.
-        """
-
+    def _list_entries(self, recursive: bool = False, beginning: str = "") -> Entries:
+        # The hub lists no folders if it lists the files in inner folders.
         def list_all(api: Any) -> list[Any]:
             return list(api.list_bucket_tree(self.bucket, self.key or None, recursive=recursive))
 
         files = dict[str, Stat]()
         folders = set[str]()
-        start = f"{self.key}/" if self.key else ""
+        start = self._prefix
         for entry in self._ask(list_all):
             # The hub lists all paths that begin with the key: `logs.json` for `logs`, too.
             if not entry.path.startswith(start):
@@ -288,7 +255,7 @@ class HubBucketPath(Location):
 
         Files that this request did not delete are then deleted one by one.
         """
-        start = f"{self.key}/" if self.key else ""
+        start = self._prefix
         for first in range(0, len(names), _AT_ONCE):
             keys = [start + name for name in names[first : first + _AT_ONCE]]
             # The hub refuses the files that are missing. Some releases of huggingface_hub report

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import io
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, BinaryIO, ClassVar
 
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import Unreachable
+from mdsmix.storage.bucket import BucketPath
 from mdsmix.storage.location import (
     NO_LIMIT,
     Bytes,
     Entries,
-    Listing,
     Location,
     Stat,
-    has_pattern,
 )
-from mdsmix.storage.object_reader import make_version_reader
 from mdsmix.storage.s3_client import answer_unless, ask, find_credentials, stat_from
 from mdsmix.storage.s3_conditions import head, keeps_conditions, put_if
 from mdsmix.storage.s3_errors import (
@@ -41,7 +39,7 @@ _DELETED_AT_ONCE = 1000
 "The most objects that S3 deletes by one request."
 
 
-class S3Path(Location):
+class S3Path(BucketPath):
     """An object or folder in a bucket. The path is `bucket/key`, without slashes around the key;
     the path of the bucket itself is `bucket`.
     """
@@ -49,10 +47,6 @@ class S3Path(Location):
     __slots__ = ()
     scheme = "s3://"
     example_url = "s3://bucket/key"
-    container_noun = "bucket"
-    container_depth = 1
-    has_cheap_listings = True
-    needs_credentials = True
     permissions: ClassVar[Mapping[str, str]] = {
         "list": "s3:ListBucket",
         "write": "s3:PutObject",
@@ -63,30 +57,8 @@ class S3Path(Location):
     address_variables = (*ENDPOINT_VARIABLES, "AWS_REGION", "AWS_DEFAULT_REGION")
 
     @classmethod
-    def from_url(cls, url: str) -> S3Path:
-        """Return the location of an `s3://` URL.
-
-        Raises RecipeError if the URL has no bucket, or a pattern in place of a bucket.
-        """
-        bucket, _, key = url.removeprefix(cls.scheme).partition("/")
-        if not bucket or has_pattern(bucket):
-            raise RecipeError(
-                f"{url} does not name a bucket: write s3://bucket/key, with the bucket's full name "
-                "and no pattern in it"
-            )
-        return cls(f"{bucket}/{key.strip('/')}".rstrip("/"))
-
-    @classmethod
     def describe_access(cls) -> str:
         return f"endpoint {shown_endpoint()}, credentials from {find_credentials()}"
-
-    @property
-    def bucket(self) -> str:
-        return self.path.partition("/")[0]
-
-    @property
-    def key(self) -> str:
-        return self.path.partition("/")[2]
 
     def _object(self) -> Object:
         """Return the parameters of boto3 that name this object: {"Bucket": ..., "Key": ...}."""
@@ -116,14 +88,6 @@ class S3Path(Location):
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
         reader = read_object(self.url, self._object(), start, until, stamp=stamp)
         return io.BufferedReader(reader, buffer_size=1 << 20)
-
-    def open_random(self, stat: Stat, ahead: int = 1 << 20) -> BinaryIO:
-        """Return a reader of this object that can seek. It reads the version whose size and stamp
-        (ETag) are `stat`; a request asks for at least `ahead` bytes.
-
-        Raises Unreachable at a read if the object has another stamp.
-        """
-        return make_version_reader(self, stat, ahead)
 
     def write(self, *parts: Bytes) -> None:
         body = b"".join(parts)
@@ -168,33 +132,14 @@ class S3Path(Location):
                 remaining = [key.removeprefix(self._prefix) for key in failed]
             Location.delete_all(self, remaining)
 
-    def list(self, recursive: bool = False, beginning: str = "") -> Listing:
-        files, _ = self._list_entries("" if recursive else "/", beginning)
-        yield from files.items()
-
-    def folders(self) -> Iterator[str]:
-        _, folders = self.entries()
-        yield from sorted(folders)
-
-    def entries(self) -> Entries:
-        return self._list_entries("/")
-
-    def _list_entries(self, delimiter: str, beginning: str = "") -> Entries:
-        """Return (files, folders) below this folder: name -> Stat of the files, and the names of
-        the folders. Names are relative to this folder.
-
-        Args:
-            delimiter: "/": only files and folders directly in this folder; "": files at any depth,
-                and no folders.
-            beginning: only names that start with this string. The store itself skips all others.
-        """
+    def _list_entries(self, recursive: bool = False, beginning: str = "") -> Entries:
         files = dict[str, Stat]()
         folders = set[str]()
         start = len(self._prefix)  # relative names begin here in a key
         request = {
             "Bucket": self.bucket,
             "Prefix": self._prefix + beginning,
-            "Delimiter": delimiter,
+            "Delimiter": "" if recursive else "/",
         }
         while True:
             # Read one page of the listing.
@@ -209,11 +154,6 @@ class S3Path(Location):
             if not page["IsTruncated"]:
                 return files, folders
             request["ContinuationToken"] = page["NextContinuationToken"]
-
-    @property
-    def _prefix(self) -> str:
-        """The beginning of the keys of all objects in this folder: `key/`; "" for the bucket."""
-        return f"{self.key}/" if self.key else ""
 
 
 def _list_page(request: Object, client: Any) -> Answer:
