@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
+from mdsmix.kinds.kind_table import KINDS
 from mdsmix.kinds.reasons import list_bad_reasons
 from mdsmix.record import FILTERED
 
@@ -25,8 +27,8 @@ LAYERS = (
     {"preview", "leaks", "callbacks", "exporting"},
     {"init", "example", "bench", "doctor", "conversion", "mix", "load"},
     {"estimate"},
-    {"engines", "kinds", "foundry_yaml"},
-    {"images"},
+    {"engines", "kinds"},
+    {"images", "foundry_yaml"},
     {"shapes", "sources", "tokenizer", "processor", "encode", "shards"},
     {"recipe", "storage"},
 )
@@ -113,6 +115,14 @@ EXAMPLES = {"my_shapes.py", "json_seq.py", "dolly.py"}
 "Files of a reader's own, on pages."
 FOREIGN = {"HF_HOME", "RAY_JOB_STOP_WAIT_TIME_S"}
 "Names of other projects, which no code here mentions."
+
+
+def test_the_loader_of_each_kind_is_in_the_table_of_loaders() -> None:
+    """Checks, rendering and `mdsmix.load` look loaders up in this table, and import no kinds for
+    it.
+    """
+    own_loaders = {kind.loader.name: kind.loader for kind in KINDS if kind.loader}
+    assert own_loaders == EXTRA_LOADERS
 
 
 def test_files_named_on_pages_exist() -> None:

@@ -185,7 +185,7 @@ dropped by the text loader, and makes the finetuning loader fail.
 The loader of mdsmix reads the keys of both others, except `mlm_probability`. Its `processor`, a
 folder or hub name, turns the images of streams into a model's inputs; with `dummy_image` a batch
 without an image gets a masked image. Loaders that belong to one kind of stream are in
-`mdsmix.kinds.kind_table`.
+`mdsmix.foundry_yaml.extra_loaders`.
 """
 
 
@@ -226,7 +226,7 @@ class BatchRules:
 @dataclass(frozen=True, kw_only=True)
 class ExtraLoader:
     """A loader of another library, such as ComposeRL, which reads one kind of stream. The kind
-    defines the loader (`Kind.loader`), and `mdsmix.kinds.kind_table` lists all of them.
+    defines the loader (`Kind.loader`), and `extra_loaders.py` lists all of them.
     """
 
     name: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from mdsmix.foundry_yaml.extra_loaders import DATASET_KEYS_OF, EXTRA_LOADERS
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import LOADER_NEEDS, PASSED_TWICE, STREAM_KEYS, Types
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection
-from mdsmix.kinds.kind_table import DATASET_KEYS_OF, EXTRA_LOADERS
 from mdsmix.messages import find_nearest, format_yaml_value
 from mdsmix.storage import find_key_terminator
 

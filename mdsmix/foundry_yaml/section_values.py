@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mdsmix.foundry_yaml.extra_loaders import DATASET_KEYS_OF, EXTRA_LOADERS
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import (
     COUNT_UNITS,
@@ -19,7 +20,6 @@ from mdsmix.foundry_yaml.loader_keys import (
 )
 from mdsmix.foundry_yaml.section_keys import list_sections
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection
-from mdsmix.kinds.kind_table import DATASET_KEYS_OF, EXTRA_LOADERS
 from mdsmix.messages import format_yaml_value
 from mdsmix.recipe.rules import find_target_contradictions
 from mdsmix.schema import shorten_value

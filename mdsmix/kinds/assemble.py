@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +34,8 @@ class Assembled(NamedTuple):
     tokens over.
     """
     documents: Ragged | None = None
-    """For packed rows, int64: the numbers of the documents in each row. Documents are numbered in
-    the order in which they were added. None for rows that are one sample each.
+    """For packed rows, int64: the numbers of the documents in each row. Document 0 was added first.
+    None for rows that are one sample each.
     """
 
 
@@ -218,7 +219,7 @@ def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
             # A row that takes a document stays the fullest row with room. So it takes as many
             # documents of this length as fit.
             fitting_count = min(end - len(placed), room // size)
-            placed += [row] * fitting_count
+            placed.extend(repeat(row, fitting_count))
             room -= fitting_count * size
             if room:
                 open_rows.setdefault(room, deque()).append(row)

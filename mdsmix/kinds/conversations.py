@@ -171,9 +171,9 @@ def _find_parts_faults(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     parts = asdict(stream.train_parts or TrainPartsSpec())
     if all(weight == 1 for weight in parts.values()):
         return
-    weighted = {part: weight for part, weight in parts.items() if weight not in (0, 1)}
+    weighted = {name: weight for name, weight in parts.items() if weight not in (0, 1)}
     if weighted and not stream.loss_weights:
-        listed = ", ".join(f"{part}: {weight}" for part, weight in weighted.items())
+        listed = ", ".join(f"{name}: {weight}" for name, weight in weighted.items())
         yield (
             f"train_parts has loss weights ({listed}), for which rows need a column of weights: "
             "set loss_weights: true for this stream, or write true or false."
@@ -200,15 +200,18 @@ def _train_parts(
     recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
 ) -> dict[str, bool | float]:
     """Return the recipe's `train_parts`: part of an answer -> whether it is trained, or its loss
-    weight. The dict is empty if all parts are trained.
+    weight, such as `{"reasoning": False, "calls": True, "answer": 0.5}`. The dict is empty if all
+    parts are trained.
 
     Raises RecipeError if the parts cannot be found in what the tokenizer's chat template prints.
     """
     parts = asdict(stream.train_parts or TrainPartsSpec())
     if all(weight == 1 for weight in parts.values()):
         return {}
-    # 1 and 0 mean true and false, and give the same units.
-    parts = {part: bool(weight) if weight in (0, 1) else weight for part, weight in parts.items()}
+    # 1 and 0 mean true and false: write them alike, so that they give the same keys of work units.
+    for name, weight in parts.items():
+        if weight in (0, 1):
+            parts[name] = bool(weight)
     variables = tokenizer.template_variables | template_variables(recipe, tokenizer)
     try:
         require_findable_parts(open_tokenizer_template(tokenizer, variables, stream.date_string))

@@ -226,8 +226,7 @@ class Finetuning(Kind):
         record.
 
         Args:
-            turns: the turns (prompts with their responses) of the rows, in which an image is one
-                token.
+            turns: the turns (prompts with their responses) of the rows. An image is one token.
             images: for each row all images of its record.
         """
         image_token = self.untrained

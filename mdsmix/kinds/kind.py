@@ -72,7 +72,7 @@ class Kind(ABC):
     Prompt.
     """
     window_bytes: ClassVar[int] = WINDOW_BYTES
-    "Uncompressed source bytes of a work unit, the part of a source that one task converts."
+    "Uncompressed source bytes of a work unit (the part of a source that one task converts)."
     key_groups: ClassVar[tuple[str, ...]] = ()
     """The groups that its streams belong to, such as `messages`. A key of a recipe may be only for
     the streams of one group (`key(only_for=...)`).
@@ -242,8 +242,8 @@ class Kind(ABC):
 
     @property
     def untrained(self) -> int | None:
-        """The id of a token that the model is never trained on, such as the image token; None if
-        there is no such token.
+        """The id of a token that the model is never trained on, such as the image token. None if
+        the model is trained on all tokens.
         """
         return None
 
@@ -348,7 +348,7 @@ def stored_pieces(
     successive tokens that it is not trained on.
 
     Args:
-        sample: its decoded columns. Their names show in which layout it was stored.
+        sample: its decoded columns. Their names show how it was stored, for example packed.
         target_prompts: the policy for prompts, as in the recipe.
         target_responses: the policy for responses, as in the recipe.
         untrained: the id of a token that the model is never trained on.

@@ -73,9 +73,9 @@ def keep_last_turns(
     render: Callable[[Sequence[Conversation]], TurnRows],
     measure: Callable[[TurnRows], Lengths],
 ) -> TurnRows:
-    """Return the rows of a batch, in which each row that is too long is replaced by the row of its
-    conversation's system message and last turns. As many turns are kept as fit. A row stays as it
-    is if not even the last question and its answers fit: then it is still too long.
+    """Return the rows of a batch with each row that is too long shortened to its conversation's
+    system message and as many of its last turns as fit. A row stays as it is, and too long, if not
+    even the last question and its answers fit.
 
     A batch without a long row is measured, and no more. The searches of a batch go on together:
     each round renders and tokenizes all conversations that are still searched in one call. A

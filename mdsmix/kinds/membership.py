@@ -173,8 +173,8 @@ class Membership:
         return selected
 
     def _keep_fingerprints(self, results: Sequence[Any], first: int) -> None:
-        """Keep the fingerprint (a hash of the record, by which duplicates are found) of each
-        result. A reason code has no fingerprint: zeros are kept instead.
+        """Keep the fingerprint of each result: a hash of the record, which is the same for
+        duplicates. A reason code has no fingerprint: zeros are kept instead.
 
         Args:
             results: the results of successive records.
@@ -225,9 +225,9 @@ def _is_in_share(hashed: int, share: Fraction) -> bool:
 def _sampling_hash(record: Any, result: Any) -> int:
     """Return the 64-bit hash that decides whether a record is in the sample.
 
-    It is the second half of the record's fingerprint, because the first half decides in which
-    bucket the search for duplicates puts the record. A refused record has no fingerprint: its hash
-    is made of its JSON.
+    It is the second half of the record's fingerprint (the hash of its content). The first half
+    already chooses the record's bucket in the search for duplicates. A refused record has no
+    fingerprint: its hash is made of its JSON.
 
     Args:
         record: the raw record.

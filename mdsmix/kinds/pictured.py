@@ -55,8 +55,8 @@ Tables and archives contain the images themselves. There a work unit is as large
 
 
 class ConversationsWithImages(Conversations):
-    """The kind of conversations with images. In the stored token ids each image is one token; the
-    images are stored beside them.
+    """The kind of conversations with images. In the stored token ids each image is one token. The
+    images themselves are in a column of their own.
     """
 
     name = "images"
@@ -263,8 +263,8 @@ class ImageTurnRenderer(TurnRenderer):
         return [*super().controls, self.token]
 
     def prepare(self, conversation: Conversation, unread: Counter[str]) -> Prepared:
-        """Return a conversation in the form that the chat template takes, with its images in the
-        form that the template prints, and this template.
+        """Choose the chat template for a conversation, and return the conversation with its images
+        and its calls of tools written as this template takes them.
 
         Args:
             conversation: the record.

@@ -26,7 +26,7 @@ from mdsmix.kinds.pictured import (
     find_image_contradictions,
     make_image_settings,
 )
-from mdsmix.kinds.preferences import LastAnswerRenderer, Preferences, rewards_of
+from mdsmix.kinds.preferences import PreferenceRenderer, Preferences, rewards_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import find_shape
@@ -46,7 +46,7 @@ ID_BYTES = 8
 "Bytes of a token id in these columns."
 
 
-class ImageAnswerRenderer(LastAnswerRenderer, ImageTurnRenderer):
+class ImageAnswerRenderer(PreferenceRenderer, ImageTurnRenderer):
     """Renders a conversation with images as one turn: all text up to its last answer, and that
     answer.
     """
@@ -106,16 +106,17 @@ class PreferencesWithImages(Preferences):
                 f"recipe's train_loader.name is {recipe.loader}: remove train_loader.name, or set "
                 "it to mdsmix."
             )
-        others = [
-            other.name
-            for other in recipe.streams.values()
-            if other.kind is not None and (other.kind != cls.word or not other.has_images)
+        unlike_streams = [
+            candidate.name
+            for candidate in recipe.streams.values()
+            if candidate.kind is not None
+            and (candidate.kind != cls.word or not candidate.has_images)
         ]
-        if others:
+        if unlike_streams:
             yield (
                 f"has preferences with images, and a batch of them cannot have rows of other "
-                f"streams, but the recipe has {others[0]} too: write a recipe of its own for "
-                "preferences with images."
+                f"streams, but the recipe has {unlike_streams[0]} too: write a recipe of its own "
+                "for preferences with images."
             )
         source = stream.source
         if source and find_shape(source.shape, source.fields) is PREFERENCE:
@@ -126,9 +127,10 @@ class PreferencesWithImages(Preferences):
             )
         rewards = rewards_of(stream)
         if rewards:
+            keys = " and ".join(f"source.{key}" for key in rewards)
             yield (
-                f"source.{rewards[0]} would change nothing, since no loader reads rewards beside "
-                f"images: remove {' and '.join(f'source.{key}' for key in rewards)}."
+                f"source.{rewards[0]} would change nothing, since no loader reads rewards of "
+                f"preferences with images: remove {keys}."
             )
         yield from find_image_contradictions(recipe, stream)
         yield from super().contradictions(recipe, stream)

@@ -8,9 +8,8 @@ The answers end in EOS and are stored without the prompt.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,14 +17,14 @@ import numpy as np
 from mdsmix.encode import chat
 from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.encode.labels import Lengths
-from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import ExtraLoader
-from mdsmix.kinds.finetuning import WINDOW_BYTES
+from mdsmix.foundry_yaml.preference_loader import PREFERENCE_LOADER, cut_per_answer
+from mdsmix.kinds.judged_answers import (
+    JudgedAnswers,
+    LastAnswerRenderer,
+    count_answer_placeholders,
+)
 from mdsmix.kinds.kind import Piece
-from mdsmix.kinds.preference_loader import PREFERENCE_LOADER, cut_per_answer
-from mdsmix.kinds.template_kind import TemplateKind, template_variables
-from mdsmix.kinds.turn_renderer import TurnRenderer
-from mdsmix.kinds.turn_rows import TurnRows, count_placeholders, tokenize_pairs
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, Pair, RecordRefused, RichConversation
@@ -35,9 +34,8 @@ from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, Ids, Tokens, Turn, decod
 from mdsmix.tokenizer.card import Tokenizer
 
 Half = Turn | str
-"""One half of a preference: the token ids of its prompt and of its chosen answer, or of its prompt
-and of its rejected answer. A str in place of the ids is a reason code, such as `template_error`:
-the preference is refused.
+"""One half of a preference: the token ids of its prompt and of one of its two answers. A str in
+place of the ids is a reason code, such as `template_error`: the preference is refused.
 """
 
 
@@ -56,21 +54,8 @@ class StoredIds(NamedTuple):
     rejected: Ids
 
 
-class LastAnswerRenderer(TurnRenderer):
-    """Renders a conversation as one turn: all text up to its last answer, and that answer."""
-
-    def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[chat.Turn]]:
-        """Return one row with one turn: all text up to the last answer, and this answer.
-
-        Args:
-            unread: counts the fields that the template does not print; they are added here.
-        """
-        # The parent's last row ends with the last answer. The new prompt is the text of all earlier
-        # turns, joined, and the prompt of the last turn.
-        last_row = super().rows_of(conversation, unread)[-1]
-        *earlier_turns, (prompt, answer) = last_row
-        whole_prompt = "".join(chain(*earlier_turns, [prompt]))
-        return [[(whole_prompt, answer)]]
+class PreferenceRenderer(LastAnswerRenderer):
+    """Renders both conversations of a preference, each as one turn."""
 
     def whole_texts(self, preference: Preference) -> list[str]:
         """Return three strings: the text that both prompts begin with, the prompt with the chosen
@@ -109,29 +94,17 @@ class LastAnswerRenderer(TurnRenderer):
             before_rejected=rejected_prompt[around],
         )
 
-    def render_history(self, conversation: Conversation) -> str:
-        """Return the text of all messages before the last answer."""
-        template, conversation = self.prepare(conversation, Counter())
-        return template.render(
-            conversation.messages[:-1], add_generation_prompt=False, tools=conversation.tools
-        )
 
-
-class Preferences(TemplateKind):
+class Preferences(JudgedAnswers):
     """The kind of preferences. A sample has the token ids of a prompt, of the chosen answer and of
     the rejected answer, in the columns that ComposeRL reads.
     """
 
     name = "preferences"
     version = 2
-    word = "preference"
     reads = Preference
     key_groups: ClassVar[tuple[str, ...]] = ("preference", "records with messages")
-    window_bytes = WINDOW_BYTES
-    has_targets = False
     keeps_long = True
-    ends_in_eos: ClassVar[bool] = True
-    "Whether each answer is stored with EOS as its last token."
     loader: ClassVar[ExtraLoader | None] = PREFERENCE_LOADER
     reasons: ClassVar[Mapping[str, str]] = {
         "answers_unlike": (
@@ -160,24 +133,14 @@ class Preferences(TemplateKind):
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
         """Return the settings that this kind adds to the stream's Encoding (the settings that a
-        published stream stores), as field -> value: the columns, the chat template's variables, and
-        fixed values of settings that preferences do not have.
+        published stream stores), as field -> value: the columns, and the settings that all kinds of
+        judged answers share.
 
         Raises RecipeError if the tokenizer has no EOS, which ends each answer.
         """
-        if cls.ends_in_eos and tokenizer.eos_id is None:
-            raise RecipeError(
-                f"stream {stream.name}: answers of preferences end in EOS, but the tokenizer "
-                f"{tokenizer.name} has no EOS token: set tokenizer.kwargs.eos_token in the recipe."
-            )
         rewards = dict.fromkeys(rewards_of(stream), "float64")
-        return {
-            "columns": {**PREFERENCE_LOADER.columns, **rewards},
-            "target_prompts": "none",
-            "target_responses": "last",
-            "rewritten_history": "last",
-            "template": template_variables(recipe, tokenizer),
-        }
+        columns = {**PREFERENCE_LOADER.columns, **rewards}
+        return {"columns": columns, **super().settings(recipe, stream, tokenizer)}
 
     @classmethod
     def contradictions(cls, recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
@@ -192,16 +155,11 @@ class Preferences(TemplateKind):
                 f"field: set both source.{REWARDS[0]} and source.{REWARDS[1]}, or remove "
                 f"source.{rewards[0]}."
             )
-        if stream.pack or not recipe.decoder_only_format:
-            yield (
-                "has preferences, which cannot be packed and are only for decoder-only models: "
-                "remove pack from this stream and decoder_only_format from the recipe."
-            )
         yield from super().contradictions(recipe, stream)
 
     @cached_property
-    def renderer(self) -> LastAnswerRenderer:
-        return LastAnswerRenderer(self.encoding, self.tokenizer, self.backend)
+    def renderer(self) -> PreferenceRenderer:
+        return PreferenceRenderer(self.encoding, self.tokenizer, self.backend)
 
     def encode(self, preferences: Sequence[Preference]) -> Encoded:
         """Encode each preference that can be used for training to one sample.
@@ -211,7 +169,11 @@ class Preferences(TemplateKind):
         since the model sees it before each answer.
         """
         # Tokenize both halves of each preference, and give them the same prompt.
-        halves, with_specials = self._tokenize(preferences)
+        # Preference i has its chosen half at 2 i and its rejected half at 2 i + 1.
+        tokenized = self.tokenize([half for preference in preferences for half in preference[:2]])
+        pairs = zip(tokenized.turns[::2], tokenized.turns[1::2], strict=True)
+        halves = [Halves(*pair) for pair in pairs]
+        with_specials = {number // 2 for number in tokenized.with_specials}
         self._share_prompts(preferences, halves)
         # Select the preferences that can be used for training.
         trainable = dict[int, StoredIds]()
@@ -260,42 +222,10 @@ class Preferences(TemplateKind):
             truncated=lengths_before - lengths,
             specials=len(with_specials),
             unread=self._count_unread(preferences, trainable),
-            placeholders=_placeholders_in(preferences),
+            placeholders=count_answer_placeholders([preference[:2] for preference in preferences]),
             rejected=faults,
             images=self.images_of([preferences[position] for position in trainable]),
         )
-
-    def _tokenize(self, preferences: Sequence[Preference]) -> tuple[list[Halves], set[int]]:
-        """Return the tokenized halves of each preference, and the positions of the preferences
-        whose text contains the string of a special token. A half that cannot be tokenized is a
-        reason code.
-        """
-        # Tokenize pairs together and conversations together. In `records` and `halves`, preference
-        # i has its chosen half at 2 i and its rejected half at 2 i + 1.
-        records = [half for preference in preferences for half in preference[:2]]
-        halves: list[Half] = [""] * len(records)
-        with_specials = set[int]()
-        tokenizers: list[tuple[type, Callable[[Sequence[Any]], TurnRows]]] = [
-            (Pair, self._tokenize_pairs),
-            (Conversation, self.renderer.render),
-        ]
-        for record_type, tokenize in tokenizers:
-            numbers = [i for i, record in enumerate(records) if isinstance(record, record_type)]
-            # A position in `rows` counts only the records of this type: `numbers` leads back.
-            rows = tokenize([records[number] for number in numbers])
-            for position, reason in rows.rejected.items():
-                halves[numbers[position]] = reason
-            for row, position in enumerate(rows.positions):
-                # Each row has one turn, so its prompt and answer are two successive lists of ids.
-                prompt = rows.turns.ids[2 * row]
-                answer = rows.turns.ids[2 * row + 1]
-                halves[numbers[position]] = Turn(prompt, self._end_answer(answer))
-            with_specials |= {numbers[position] // 2 for position in rows.with_specials}
-        pairs = zip(halves[::2], halves[1::2], strict=True)
-        return [Halves(*pair) for pair in pairs], with_specials
-
-    def _tokenize_pairs(self, pairs: Sequence[Pair]) -> TurnRows:
-        return tokenize_pairs(pairs, self.encoding, self.tokenizer, self.backend)
 
     def _share_prompts(self, preferences: Sequence[Preference], halves: list[Halves]) -> None:
         """Give both halves of each preference the same prompt.
@@ -334,8 +264,8 @@ class Preferences(TemplateKind):
             # The prompt ends where the tokens of the three texts first differ.
             end = _common_length([common_start, chosen_ids, rejected_ids])
             halves[position] = Halves(
-                Turn(chosen_ids[:end], self._end_answer(chosen_ids[end:])),
-                Turn(rejected_ids[:end], self._end_answer(rejected_ids[end:])),
+                Turn(chosen_ids[:end], self.end_answer(chosen_ids[end:])),
+                Turn(rejected_ids[:end], self.end_answer(rejected_ids[end:])),
             )
 
     def _judge(self, preference: Preference, halves: Halves) -> StoredIds | str:
@@ -422,14 +352,6 @@ class Preferences(TemplateKind):
         """
         return cut_per_answer(length, self.encoding.max_seq_len)
 
-    def _end_answer(self, answer: Ids) -> Ids:
-        """Return the answer as it is stored: with EOS as its last token, unless the kind stores it
-        without a further EOS (`ends_in_eos`). An empty answer stays empty.
-        """
-        if not self.ends_in_eos or not len(answer) or answer[-1] == self.tokenizer.eos_id:
-            return answer
-        return np.append(answer, self.tokenizer.eos_id or 0)
-
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
         return np.add.reduceat(tokens.responses, tokens.turns[:-1]) - self.cut(tokens)
 
@@ -459,8 +381,8 @@ def _has_several_messages(chosen: Any, rejected: Any) -> bool:
         if messages[0] != messages[1]:
             break
         common += 1
-    rests = [messages[common:] for messages in halves]
-    return any(len(rest) > 1 and rest[0]["role"] == "assistant" for rest in rests)
+    endings = [messages[common:] for messages in halves]
+    return any(len(ending) > 1 and ending[0]["role"] == "assistant" for ending in endings)
 
 
 def rewards_of(stream: StreamSpec) -> list[str]:
@@ -491,20 +413,3 @@ def _common_length(rows: Sequence[Ids]) -> int:
     differs = (beginnings != beginnings[0]).any(axis=0)  # a flag for each position
     # `argmax` returns the first position whose flag is true.
     return int(differs.argmax()) if differs.any() else shortest
-
-
-def _texts_of(half: Pair | Conversation) -> Sequence[str]:
-    """Return all texts of one half of a preference: a prompt with one answer."""
-    return half if isinstance(half, Pair) else half.texts
-
-
-def _placeholders_in(preferences: Sequence[Preference]) -> dict[str, int]:
-    """Return placeholder -> number of preferences that contain it, for placeholders of images,
-    videos and sounds such as `<image>`.
-    """
-    texts_of_preferences = [
-        [*_texts_of(preference.chosen), *_texts_of(preference.rejected)]
-        for preference in preferences
-    ]
-    all_texts = chain.from_iterable(texts_of_preferences)
-    return count_placeholders(all_texts, map("\n".join, texts_of_preferences))

@@ -20,10 +20,10 @@ from mdsmix.encode.answer_ends import EndNote
 from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import Encoded, add_special_tokens, make_encoded
 from mdsmix.encode.labels import Lengths
+from mdsmix.foundry_yaml.prompt_loader import MAX_GEN_LEN, PROMPT_LOADER
 from mdsmix.kinds.finetuning import WINDOW_BYTES
 from mdsmix.kinds.kind import Piece
-from mdsmix.kinds.prompt_loader import MAX_GEN_LEN, PROMPT_LOADER
-from mdsmix.kinds.template_kind import TemplateKind, template_variables
+from mdsmix.kinds.template_kind import TemplateKind, find_decoder_faults, template_variables
 from mdsmix.kinds.turn_renderer import TurnRenderer
 from mdsmix.kinds.turn_rows import count_placeholders
 from mdsmix.ragged import Ragged
@@ -104,11 +104,7 @@ class Prompts(TemplateKind):
         """Yield a sentence for each setting of the recipe that is wrong for prompts, or contradicts
         another setting. The check of `max_gen_len` comes after the checks that all kinds share.
         """
-        if stream.pack or not recipe.decoder_only_format:
-            yield (
-                "has prompts, which cannot be packed and are only for decoder-only models: remove "
-                "pack from this stream and decoder_only_format from the recipe."
-            )
+        yield from find_decoder_faults(recipe, stream, "prompts")
         yield from super().contradictions(recipe, stream)
         longest = _dataset_of(recipe).get(MAX_GEN_LEN)
         key = f"train_loader.dataset.{MAX_GEN_LEN}"
@@ -177,7 +173,7 @@ class Prompts(TemplateKind):
 
     def _tokenize(self, prompts: Sequence[Prompt]) -> TokenizedPrompts:
         """Tokenize prompts. Strings are tokenized together, and conversations together."""
-        ids: list[Ids | str] = [""] * len(prompts)
+        ids: list[Ids | str] = ["" for _ in prompts]
         with_specials = set[int]()
         # A string gets the tokens that the tokenizer puts before a text, such as BOS. It gets none
         # after it, since the model continues there.

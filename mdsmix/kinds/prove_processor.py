@@ -75,8 +75,8 @@ def find_difference(
     the batch that a loader makes of stored rows with the batch that the model's processor makes of
     the whole conversations.
 
-    Return a message on the first difference. If there is none, return None, and write an empty file
-    to the cache, so that the same rows are not compared again.
+    Return a message on the first difference. If all rows are equal, return None, and write an
+    empty file to the cache, so that the same rows are not compared again.
 
     Args:
         folder: the snapshot of the processor, with its tokenizer.

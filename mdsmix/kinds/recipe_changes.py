@@ -118,7 +118,7 @@ def list_recipe_keys(encoding: Encoding) -> dict[str, Any]:
                 }
             case "train_parts":
                 settings |= {
-                    f"train_parts.{part}": weight for part, weight in value.items() if weight != 1
+                    f"train_parts.{name}": weight for name, weight in value.items() if weight != 1
                 }
             case "stop_ids":
                 settings[STOPS] = value

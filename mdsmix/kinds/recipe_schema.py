@@ -13,8 +13,9 @@ import json
 from collections.abc import Collection
 from typing import Any
 
+from mdsmix.foundry_yaml.extra_loaders import DATASET_KEYS_OF
 from mdsmix.json_schema import SchemaWriter, allow_interpolation, match_whole
-from mdsmix.kinds.kind_table import DATASET_KEYS_OF, KINDS
+from mdsmix.kinds.kind_table import KINDS
 from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
 from mdsmix.recipe.rules import PHASE_NAME, PRETRAINED_FOLDER, STREAM_NAME, TARGET_PROMPTS
 from mdsmix.recipe.stream_spec import SOURCED, UNSOURCED

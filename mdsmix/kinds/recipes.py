@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.extra_loaders import DATASET_KEYS_OF
 from mdsmix.kinds.encodings import RecordType, find_record_type, set_options
-from mdsmix.kinds.kind_table import DATASET_KEYS_OF, KINDS, find_kinds
+from mdsmix.kinds.kind_table import KINDS, find_kinds
 from mdsmix.messages import join_names, suggest_key
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
 from mdsmix.recipe.read import RecipeInput, name_recipe
@@ -217,8 +218,8 @@ def _no_shape_fits(stream: StreamSpec, source: SourceSpec) -> str:
 
 
 def _foreign_fields(source: SourceSpec, shape: Shape) -> Iterator[str]:
-    """Yield a sentence if the source names other fields than its shape (the way in which its
-    records are written) reads.
+    """Yield a sentence if the source names other fields than its shape (how its records are
+    written) reads.
     """
     keys = source.fields.keys()
     optional = ""

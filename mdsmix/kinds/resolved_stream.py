@@ -79,9 +79,9 @@ class ResolvedStream:
 
     @property
     def rival_fields(self) -> tuple[str, ...]:
-        """The names of fields of which only the first that is not empty is read: `images` and
-        `image`, if the stream has images and the recipe does not name their fields. Otherwise
-        empty.
+        """The names of fields that may have the same value: `images` and `image`, if the stream has
+        images and the recipe does not name their fields; otherwise empty. In each record only the
+        first of these fields that is not empty is read.
         """
         names_field = "field" in self.encoding.images
         return FIELDS if self._has_image_fields and not names_field else ()

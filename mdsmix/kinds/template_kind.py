@@ -1,9 +1,10 @@
-"""The base of the kinds whose records a chat template renders: conversations, preferences and
-prompts.
+"""The base of the kinds whose records a chat template renders: conversations, preferences, unpaired
+preferences and prompts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.turn_renderer import TurnRenderer
 from mdsmix.messages import suggest_key
-from mdsmix.recipe import Recipe
+from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import RichConversation
 from mdsmix.shapes.extras import OWN_VARIABLES
 from mdsmix.tokenizer.card import Tokenizer
@@ -58,6 +59,22 @@ def template_variables(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
                 "keys, and numbers of at most 64 bits."
             ) from None
     return dict(variables)
+
+
+def find_decoder_faults(recipe: Recipe, stream: StreamSpec, contents: str) -> Iterator[str]:
+    """Yield a sentence if a stream is packed or its recipe is for an encoder-decoder model. For
+    streams whose records only a decoder-only model can use, each in a row of its own.
+
+    Args:
+        recipe: the recipe.
+        stream: one of its streams.
+        contents: the word for the stream's records in the sentence, such as `preferences`.
+    """
+    if stream.pack or not recipe.decoder_only_format:
+        yield (
+            f"has {contents}, which cannot be packed and are only for decoder-only models: remove "
+            "pack from this stream and decoder_only_format from the recipe."
+        )
 
 
 class TemplateKind(Kind):

@@ -72,7 +72,7 @@ TEMPLATE_REASONS = {
 
 
 class Prepared(NamedTuple):
-    """A conversation in the form that a chat template takes, and this template."""
+    """A conversation as a chat template takes it, and this template."""
 
     template: ChatTemplate
     conversation: Conversation
@@ -171,7 +171,7 @@ class TurnRenderer:
             else:
                 rendered += rows
                 ranges += marked
-                positions += [position] * len(rows)
+                positions.extend(position for _ in rows)
         # Tokenize all turns together: the list of texts is prompt, response, prompt, and so on.
         texts = [*chain.from_iterable(chain.from_iterable(rendered))]
         ids = self.backend.encode(texts, match_special=True)
@@ -195,12 +195,13 @@ class TurnRenderer:
         )
 
     def render_together(self, conversations: Sequence[Conversation]) -> list[Sequence[Turn] | None]:
-        """Return the turns of each conversation for which `rows_of` would return one row of these
-        turns, and None for each other conversation. Many conversations are rendered together.
+        """Return the turns of each conversation that can be rendered together with others like it,
+        which is faster; None for each other conversation, which `rows_of` has to render alone.
+        `rows_of` would return one row of the same turns.
         """
         # A subclass that overrides `rows_of` makes other rows.
         if type(self).rows_of is not TurnRenderer.rows_of:
-            return [None] * len(conversations)
+            return [None for _ in conversations]
         return render_alike(self.chat, conversations)
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
@@ -230,7 +231,11 @@ class TurnRenderer:
         return render_rows(template, conversation, rule, self.words)
 
     def prepare(self, conversation: Conversation, unread: Counter[str]) -> Prepared:
-        """Return a conversation in the form that the chat template takes, and this template.
+        """Choose the chat template for a conversation (the tokenizer may have one for tools), and
+        return the conversation with its calls of tools written as this template takes them, for
+        example with their arguments as a JSON string.
+
+        Raises RecordRefused (tools_not_printed) if the template does not print the tools.
 
         Args:
             conversation: the record.
@@ -262,9 +267,10 @@ class TurnRenderer:
     def mark_rows(
         self, conversation: Conversation, rows: Sequence[Sequence[Turn]]
     ) -> list[list[MarkedRange]]:
-        """Return the ranges of each response of a conversation's rows, with their marks: which part
-        of the answer a range belongs to, and whether it is trained. Characters are trained if both
-        the recipe's `train_parts` and the record's spans train them.
+        """Split each response of a conversation's rows into ranges of characters. A range has a
+        mark: the part of the answer that it belongs to (such as the reasoning), and the weight of
+        its loss, 0 if it is not trained. A character is trained only if both the recipe's
+        `train_parts` and the record's own spans (ranges in `train_detail`) train it.
 
         Raises RecordRefused if the parts or the spans of an answer cannot be found
         (parts_not_found, span_not_printed), or the run would train the characters that the record
@@ -293,23 +299,25 @@ class TurnRenderer:
     def _mark_parts(
         self, conversation: Conversation, rows: Sequence[Sequence[Turn]]
     ) -> list[list[MarkedRange]]:
-        """Return the parts of each response of a conversation's rows, with the weights that
-        `train_parts` gives them. The arguments are those of `mark_rows`.
+        """Split each response of a conversation's rows into its parts, such as the reasoning and
+        the answer, with the weights that the recipe's `train_parts` gives them. The arguments are
+        those of `mark_rows`.
         """
         template, prepared = self.prepare(conversation, Counter())
         ranges = list[list[MarkedRange]]()
         for row, answers in zip(rows, match_answers(prepared, rows), strict=True):
             for answer, (prompt, response) in zip(answers, row, strict=True):
                 parts = find_parts(template, prepared, answer, prompt, response)
-                ranges.append([self._mark_part(found) for found in parts])
+                ranges.append([self._mark_part(answer_part) for answer_part in parts])
         return ranges
 
-    def _mark_part(self, found: PartRange) -> MarkedRange:
-        """Return a part of an answer with the mark that `train_parts` gives it."""
-        number = PARTS.index(found.part) + 1
-        return MarkedRange(
-            found.start, found.stop, number, float(self.encoding.train_parts[found.part])
-        )
+    def _mark_part(self, answer_part: PartRange) -> MarkedRange:
+        """Return the characters of one part of an answer, such as its reasoning, with the number of
+        the part and the loss weight that the recipe's `train_parts` gives it.
+        """
+        number = PARTS.index(answer_part.part) + 1
+        weight = float(self.encoding.train_parts[answer_part.part])
+        return MarkedRange(answer_part.start, answer_part.stop, number, weight)
 
     def unread_variables(self, conversation: Conversation) -> Iterator[str]:
         """Yield the variables of the conversation that the chat template does not read, such as
@@ -321,5 +329,7 @@ class TurnRenderer:
 
 
 def names_characters(conversation: Conversation) -> bool:
-    """Check whether a record names the trained characters of an answer (`train_detail`)."""
+    """Check whether a conversation says which characters of an answer are trained, by the key
+    `train_detail` of a message.
+    """
     return any(loss and loss.spans is not None for loss in conversation.losses or ())

@@ -21,12 +21,12 @@ import torch
 from streaming import StreamingDataLoader
 
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
 from mdsmix.foundry_yaml.findings import refusal_message
 from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, BatchRules
 from mdsmix.foundry_yaml.lock import locked_settings
 from mdsmix.foundry_yaml.section_values import separator_differs
 from mdsmix.foundry_yaml.training_yaml import Config
-from mdsmix.kinds.kind_table import EXTRA_LOADERS
 from mdsmix.load.collate import Batch, Collate, Packer, find_best_ratio, list_ratios
 from mdsmix.load.dataset import CheckedStream, MixDataset, describe_error
 from mdsmix.load.loader_settings import LoaderSettings, read_settings

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import replace
 
 from mdsmix.errors import RecipeError
-from mdsmix.kinds.kind_table import EXTRA_LOADERS
+from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
 from mdsmix.load.collate import find_best_ratio, list_ratios
 from mdsmix.load.internals import Ids
 from mdsmix.load.layout import EpochLayout

@@ -15,9 +15,9 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from mdsmix.errors import MixRefused
+from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, IntType
-from mdsmix.kinds.kind_table import EXTRA_LOADERS
 from mdsmix.mix.epoch.stream_counts import TOKEN_COLUMNS, read_head_turns
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.shards.shard_samples import Sample

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from mdsmix.encode.labels import USABLE, Labels
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import as_whole_number
+from mdsmix.foundry_yaml.prompt_loader import MAX_GEN_LEN, PROMPT_LOADER
 from mdsmix.kinds import kind_of
-from mdsmix.kinds.prompt_loader import MAX_GEN_LEN, PROMPT_LOADER
 from mdsmix.messages import plural
 from mdsmix.mix.checks.columns import find_layout, is_plain
 from mdsmix.mix.epoch.stream_counts import fixed_row_length, has_policies_of, read_head_turns

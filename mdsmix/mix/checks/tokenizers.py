@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from mdsmix.errors import MdsmixError
+from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import as_whole_number
+from mdsmix.foundry_yaml.preference_loader import PREFERENCE_LOADER
+from mdsmix.foundry_yaml.prompt_loader import PROMPT_LOADER
 from mdsmix.foundry_yaml.section_values import SEPARATORS
 from mdsmix.foundry_yaml.section_values import separator_differs as _separator_differs
 from mdsmix.kinds import kind_of
-from mdsmix.kinds.kind_table import EXTRA_LOADERS
-from mdsmix.kinds.preference_loader import PREFERENCE_LOADER
-from mdsmix.kinds.prompt_loader import PROMPT_LOADER
 from mdsmix.mix.checks.columns import IMAGE_PREFERENCES, find_layout, is_plain
 from mdsmix.mix.streams.mix import (
     Loader,

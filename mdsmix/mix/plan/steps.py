@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from mdsmix.errors import RecipeError
-from mdsmix.kinds.kind_table import EXTRA_LOADERS
+from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
 from mdsmix.messages import plural
 from mdsmix.mix.epoch.draws import METHODS, Machines, count_per_device, get_batching_method
 from mdsmix.mix.epoch.figures import StreamInEpoch

@@ -15,9 +15,9 @@ from math import ceil
 from typing import Any
 
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.foundry_yaml.extra_loaders import DATASET_KEYS_OF
 from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, STREAMS_CALLBACK, TARGET_KEYS
 from mdsmix.foundry_yaml.training_yaml import TRAIN, Settings, StreamSection
-from mdsmix.kinds.kind_table import DATASET_KEYS_OF
 from mdsmix.mix.render.set_into import LINK
 from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
 from mdsmix.recipe.plain_yaml import LENGTH, LENGTH_VARIABLE

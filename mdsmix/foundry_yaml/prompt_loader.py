@@ -27,8 +27,8 @@ MAX_GEN_LEN = "max_gen_len"
 "The key of `dataset` with the tokens that the model may write after a prompt."
 
 
-def make_row(rules: BatchRules, sample: Sample, number: int) -> dict[str, Any]:
-    """Return a stored sample in the form that `make_batch` takes: `{"prompt_id": 7, "prompt": ids}`
+def make_prompt_row(rules: BatchRules, sample: Sample, number: int) -> dict[str, Any]:
+    """Return a stored sample as `make_prompt_batch` takes it: `{"prompt_id": 7, "prompt": ids}`
     and, if the sample has them, its `verified_answer` and `vstar`.
 
     Raises MixRefused if the prompt leaves less than max_gen_len tokens for the answer.
@@ -55,14 +55,14 @@ def make_row(rules: BatchRules, sample: Sample, number: int) -> dict[str, Any]:
     return row
 
 
-def make_batch(rules: BatchRules, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def make_prompt_batch(rules: BatchRules, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the batch of rows as ComposeRL's collator makes it.
 
     Raises MixRefused if only some rows have a verified answer, or a `vstar`.
 
     Args:
         rules: prompts are padded with their padding token, on their side.
-        rows: what `make_row` returned for each sample.
+        rows: what `make_prompt_row` returned for each sample.
 
     Returns:
         prompt_id: int64 [rows], the number of each sample in the dataset.
@@ -104,6 +104,6 @@ PROMPT_LOADER = ExtraLoader(
     pads_left=True,
     pads_to_longest=True,
     columns=dict.fromkeys(PROMPT_COLUMNS, "bytes"),
-    row=make_row,
-    batch=make_batch,
+    row=make_prompt_row,
+    batch=make_prompt_batch,
 )

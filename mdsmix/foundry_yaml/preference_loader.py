@@ -38,8 +38,8 @@ def cut_per_answer(length: Any, max_seq_len: int) -> NDArray[np.int64]:
     return np.where(beyond > 0, (beyond + 1) // 2 + 1, 0)
 
 
-def make_row(rules: BatchRules, sample: Sample, number: int) -> dict[str, Any]:
-    """Return a stored sample in the form that `make_batch` takes: `{"prompt_len": 2, "answers":
+def make_pairwise_row(rules: BatchRules, sample: Sample, number: int) -> dict[str, Any]:
+    """Return a stored sample as `make_pairwise_batch` takes it: `{"prompt_len": 2, "answers":
     [chosen, rejected]}`.
 
     The answers are int64 arrays, each with the prompt before it and truncated as in a batch. If the
@@ -69,7 +69,9 @@ def make_row(rules: BatchRules, sample: Sample, number: int) -> dict[str, Any]:
     return {"prompt_len": len(prompt), **rewards, "answers": answers}
 
 
-def make_batch(rules: BatchRules, rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+def make_pairwise_batch(
+    rules: BatchRules, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, NDArray[Any]]:
     """Return the batch of rows as ComposeRL's collator makes it. Each row is the chosen answer,
     then the rejected answer. Both have the prompt before them, and EOS as their last token.
 
@@ -77,7 +79,7 @@ def make_batch(rules: BatchRules, rows: Sequence[Mapping[str, Any]]) -> dict[str
 
     Args:
         rules: their max_seq_len is how many tokens a row has, with padding.
-        rows: what `make_row` returned for each sample.
+        rows: what `make_pairwise_row` returned for each sample.
 
     Returns:
         input_ids: int64 [rows, max_seq_len].
@@ -119,7 +121,7 @@ PREFERENCE_LOADER = ExtraLoader(
     whose="ComposeRL",
     keys=DATASET_KEYS,
     columns=dict.fromkeys(PREFERENCE_COLUMNS, "bytes"),
-    row=make_row,
-    batch=make_batch,
+    row=make_pairwise_row,
+    batch=make_pairwise_batch,
     multiple=2,
 )

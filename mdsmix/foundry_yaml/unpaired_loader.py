@@ -33,7 +33,7 @@ class UnpairedRow(NamedTuple):
     is_desirable: bool
 
 
-def make_row(rules: BatchRules, sample: Sample, number: int) -> UnpairedRow:
+def make_unpaired_row(rules: BatchRules, sample: Sample, number: int) -> UnpairedRow:
     """Return a stored sample as a row. The end of a completion that does not fit is cut off.
 
     Raises MixRefused if nothing of the completion fits.
@@ -53,7 +53,7 @@ def make_row(rules: BatchRules, sample: Sample, number: int) -> UnpairedRow:
     return UnpairedRow(prompt, completion[: rules.max_seq_len - len(prompt)], bool(sample[LABEL]))
 
 
-def make_batch(rules: BatchRules, rows: Sequence[UnpairedRow]) -> dict[str, Any]:
+def make_unpaired_batch(rules: BatchRules, rows: Sequence[UnpairedRow]) -> dict[str, Any]:
     """Return the batch of rows as TRL makes it. Rows are padded on the right.
 
     Args:
@@ -69,10 +69,10 @@ def make_batch(rules: BatchRules, rows: Sequence[UnpairedRow]) -> dict[str, Any]
         label: bool [rows], whether each completion is desirable.
     """
     completions = [row.completion for row in rows]
-    others = [completions[-1], *completions[:-1]]
+    previous_completions = [completions[-1], *completions[:-1]]
     prompts = [row.prompt for row in rows]
     batch = _join_sides(rules, prompts, completions)
-    for name, values in _join_sides(rules, prompts, others).items():
+    for name, values in _join_sides(rules, prompts, previous_completions).items():
         batch[f"KL_{name}"] = values
     batch[LABEL] = np.array([row.is_desirable for row in rows])
     return batch
@@ -84,7 +84,7 @@ def _join_sides(
     """Return prompts, each with a completion after it, as padded arrays with their masks.
 
     Args:
-        rules: as for `make_batch`.
+        rules: as for `make_unpaired_batch`.
         prompts: the ids of each row's prompt.
         completions: the ids of each row's completion, which may be that of another prompt.
     """
@@ -112,8 +112,8 @@ UNPAIRED_LOADER = ExtraLoader(
     whose="mdsmix",
     keys=DATASET_KEYS,
     columns={**dict.fromkeys(UNPAIRED_COLUMNS, f"ndarray:{DTYPE}"), LABEL: "int8"},
-    row=make_row,
-    batch=make_batch,
+    row=make_unpaired_row,
+    batch=make_unpaired_batch,
     pads_to_longest=True,
     least_batch=2,
 )
