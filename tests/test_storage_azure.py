@@ -225,8 +225,8 @@ def test_a_login_is_asked_for_a_token_only_when_the_last_one_ends(
         return str(client.session.auth.get_token())
 
     azure_client._make_client.cache_clear()
-    assert azure_client.ask(f"azure://{HOST}/data/x", lambda client: client) is not None
-    assert azure_client.ask(f"azure://{HOST}/data/x", request_once) == "token 3"
+    assert azure_client.ask_azure(f"azure://{HOST}/data/x", lambda client: client) is not None
+    assert azure_client.ask_azure(f"azure://{HOST}/data/x", request_once) == "token 3"
 
 
 def test_without_any_credentials_the_message_says_how_to_get_some(
@@ -251,11 +251,11 @@ def test_a_forked_worker_has_its_own_connections(monkeypatch: pytest.MonkeyPatch
     """Two processes on one connection would read each other's answers."""
     monkeypatch.setenv("AZURE_ACCOUNT_ACCESS_KEY", KEY)
     url = f"azure://{HOST}/data/x"
-    session_of_parent = azure_client.ask(url, lambda client: client.session)
-    assert azure_client.ask(url, lambda client: client.session) is session_of_parent
+    session_of_parent = azure_client.ask_azure(url, lambda client: client.session)
+    assert azure_client.ask_azure(url, lambda client: client.session) is session_of_parent
 
     def check() -> None:
-        assert azure_client.ask(url, lambda client: client.session) is not session_of_parent
+        assert azure_client.ask_azure(url, lambda client: client.session) is not session_of_parent
 
     child = get_context("fork").Process(target=check)
     child.start()
@@ -335,7 +335,7 @@ def test_an_error_is_one_sentence_and_only_temporary_ones_are_tried_again(
         raise error
 
     with pytest.raises(kind) as refusal:
-        azure_client.ask(f"azure://{HOST}/data/x", request)
+        azure_client.ask_azure(f"azure://{HOST}/data/x", request)
     assert type(refusal.value) is kind
     message = str(refusal.value)
     assert message.startswith(f"cannot reach azure://{HOST}/data/x at https://{HOST}")
@@ -396,11 +396,11 @@ def test_an_answer_without_version_time_or_size_is_refused(changed: dict[str, st
         "Last-Modified": "Sun, 29 Nov 2026 19:02:09 GMT",
         "Content-Length": "5",
     }
-    stat = azure_client.stat_from(headers)
+    stat = azure_client.stat_from_headers(headers)
     when = datetime(2026, 11, 29, 19, 2, 9, tzinfo=timezone.utc).timestamp()
     assert (stat, stat.modified) == (Stat(5, "0x1"), when)
     with pytest.raises(Unreachable, match="answers without a time, an ETag or a size"):
-        azure_client.stat_from(headers | changed)
+        azure_client.stat_from_headers(headers | changed)
 
 
 PAGES = (
@@ -432,7 +432,7 @@ def test_a_listing_leaves_out_folders_and_reads_names_that_xml_cannot_have(
         return SimpleNamespace(content=PAGES[len(queries) - 1], status_code=200)
 
     client = SimpleNamespace(send=send)
-    monkeypatch.setattr("mdsmix.storage.azure.ask", lambda url, request: request(client))
+    monkeypatch.setattr("mdsmix.storage.azure.ask_azure", lambda url, request: request(client))
     files, folders = locate(f"azure://{HOST}/data/f").entries()
     assert folders == {"d"}
     assert {name: (stat.size, stat.stamp) for name, stat in files.items()} == {
@@ -485,7 +485,7 @@ def test_a_store_that_ignores_conditions_is_looked_at_before_a_write(
 
     endpoint = "http://127.0.0.1:1/tests"
     client = SimpleNamespace(send=send, account=SimpleNamespace(endpoint=endpoint))
-    monkeypatch.setattr("mdsmix.storage.azure.ask", lambda url, request: request(client))
+    monkeypatch.setattr("mdsmix.storage.azure.ask_azure", lambda url, request: request(client))
     monkeypatch.setattr("mdsmix.storage.azure._keeps", {endpoint: False})
     file = locate(f"azure://{HOST}/data/x")
     assert file.replace("0x9", b"1") is None

@@ -19,7 +19,7 @@ from urllib3.exceptions import ProtocolError
 
 from mdsmix.errors import Denied, NoSuchPlace, RecipeError, Unreachable
 from mdsmix.storage import Location, Stat, gcs, gcs_client, locate, retries, store_addresses
-from mdsmix.storage.gcs_client import Session, stat_from
+from mdsmix.storage.gcs_client import Session, stat_from_entry
 from mdsmix.storage.gcs_reader import Body
 from tests.clock import Clock
 from tests.fake_gcs import write_service_account
@@ -138,7 +138,7 @@ def test_conditions_name_generations_and_are_no_errors(monkeypatch: pytest.Monke
     file = locate("gs://bucket/a b/ü")
     http = answer_with(monkeypatch, (200, ENTRY), refusal(412, "conditionNotMet"))
     stat = file.create(NINE)
-    assert stat == stat_from(ENTRY)
+    assert stat == stat_from_entry(ENTRY)
     assert (stat.stamp, stat.size, round(stat.modified, 3)) == ("17", 9, 1795977600.123)
     assert file.replace("17", NINE) is None
     conditions = [request.params["ifGenerationMatch"] for request in http.requests]
@@ -191,7 +191,7 @@ def test_times_may_have_a_fraction_or_an_offset() -> None:
         ("2026-11-29T19:40:00.123456+01:00", 0.123456),
         ("2026-11-29T18:40:00.123456789Z", 0.123456),
     ):
-        modified = stat_from(ENTRY | {"timeCreated": text}).modified
+        modified = stat_from_entry(ENTRY | {"timeCreated": text}).modified
         assert modified == pytest.approx(1795977600 + fraction, abs=1e-6)
 
 
@@ -338,7 +338,7 @@ def test_after_a_refusal_credentials_are_searched_for_again_but_not_always(
     assert searches == [0, 31]
     found.append(SimpleNamespace())
     clock.sleep(30)
-    assert file.stat() == file.stat() == stat_from(ENTRY)
+    assert file.stat() == file.stat() == stat_from_entry(ENTRY)
     assert searches == [0, 31, 71]
     gcs_client._forget_credentials()
 

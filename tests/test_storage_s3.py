@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Stat, locate, notices, retries, s3_client, s3_conditions, s3_reader
 from mdsmix.storage.object_reader import make_random_reader
-from mdsmix.storage.s3_client import ask
+from mdsmix.storage.s3_client import ask_s3
 from tests.clock import Clock
 
 
@@ -58,7 +58,7 @@ class Waiting(Clock):
                 raise error
             return "done"
 
-        return ask("s3://b/x", request)
+        return ask_s3("s3://b/x", request)
 
     def ask_in_vain(self, error: Exception, work: float = 0) -> tuple[float, str]:
         """Send a request to a store that always fails. Return for how many seconds it is retried,
@@ -86,7 +86,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Waiting:
 @pytest.fixture
 def trusted(clock: Waiting) -> Waiting:
     """Replace the time of the client, whose endpoint has answered before."""
-    ask("s3://b/x", lambda client: None)
+    ask_s3("s3://b/x", lambda client: None)
     return clock
 
 
@@ -110,7 +110,7 @@ def test_a_store_that_stays_away_is_given_up_in_bounded_time(clock: Waiting) -> 
     assert clock.ask_in_vain(REFUSED)[0] < 4
     assert clock.ask_in_vain(SILENT, 30)[0] < 31
     for error, work, most in ((REFUSED, 0, 91), (SILENT, 30, 151)):
-        ask("s3://b/x", lambda client: None)
+        ask_s3("s3://b/x", lambda client: None)
         seconds, message = clock.ask_in_vain(error, work)
         assert 90 <= seconds < most
         assert re.match(TRIED, message)
@@ -148,19 +148,19 @@ def test_only_temporary_failures_are_retried(trusted: Waiting) -> None:
     ):
         assert words in trusted.ask_in_vain(make_error(code, status))[1]
         assert (len(trusted.slept) > 8) is is_temporary, code
-        ask("s3://b/x", lambda client: None)
+        ask_s3("s3://b/x", lambda client: None)
 
 
 def test_a_forked_worker_trusts_the_endpoints_of_its_parent_but_has_its_own_client(
     trusted: Waiting,
 ) -> None:
     """Two processes on one connection would read each other's answers."""
-    client_of_parent = ask("s3://b/x", lambda client: client)
-    assert ask("s3://b/y", lambda client: client) is client_of_parent
+    client_of_parent = ask_s3("s3://b/x", lambda client: client)
+    assert ask_s3("s3://b/y", lambda client: client) is client_of_parent
 
     def check() -> None:
         assert trusted.ask(30, REFUSED, 0.1) == "done"
-        assert ask("s3://b/x", lambda client: client) is not client_of_parent
+        assert ask_s3("s3://b/x", lambda client: client) is not client_of_parent
 
     child = get_context("fork").Process(target=check)
     child.start()
@@ -212,11 +212,13 @@ def test_an_answer_without_version_or_time_is_refused() -> None:
     now = datetime(2026, 11, 22, tzinfo=timezone.utc)
     for etag in ('"abc"', "abc", 'W/"abc"'):
         answer = {"ETag": etag, "LastModified": now, "ContentLength": 5}
-        assert s3_client.stat_from(answer) == Stat(5, "abc", now.timestamp())
-    assert s3_client.stat_from({"LastModified": now, "Size": 5}) == Stat(5, "", now.timestamp())
+        assert s3_client.stat_from_answer(answer) == Stat(5, "abc", now.timestamp())
+    assert s3_client.stat_from_answer({"LastModified": now, "Size": 5}) == Stat(
+        5, "", now.timestamp()
+    )
     for answer, missing in (({"ETag": "a"}, "Last-Modified"), ({"LastModified": now}, "ETag")):
         with pytest.raises(Unreachable, match=f"answers without {missing}"):
-            s3_client.stat_from({"ContentLength": 5, **answer})
+            s3_client.stat_from_answer({"ContentLength": 5, **answer})
 
 
 def test_a_store_that_refuses_the_headers_keeps_no_conditions(
@@ -262,7 +264,7 @@ def test_a_bucket_is_part_of_the_host_name_only_at_aws(
         ("", ("https://bucket.s3.amazonaws.com/x", "when_supported")),
     ):
         monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
-        assert ask("s3://b/x", describe) == expected
+        assert ask_s3("s3://b/x", describe) == expected
 
 
 READ = st.tuples(st.none(), st.integers(-1, 90))

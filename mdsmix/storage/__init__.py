@@ -1,9 +1,9 @@
-"""One path type for local folders, S3-compatible stores, Google Cloud Storage and the Hugging Face
-hub: `locate("s3://bucket/key")`.
+"""One path type for local folders, S3-compatible stores, Google Cloud Storage, Azure Blob
+Storage and the Hugging Face hub: `locate("s3://bucket/key")`.
 
 Nothing else in mdsmix opens a file of a stream or of a source. Operations that a disk or a store
-lacks (append, rename, lock) are not offered, so code on top works on both. Data sets of
-the hub are only read. The packages of the stores take 0.2 s to 0.5 s to import, so they are
+lacks (append, rename, lock) are not offered, so the same code works on both. Data sets of the hub
+are only read. The packages of the stores take 0.2 s to 0.5 s to import, so they are
 imported only at the first request to a bucket.
 """
 

@@ -8,8 +8,8 @@ Each blob is written by a single Put Blob, so a write that was killed leaves not
 Such a request may have 5,000 MiB; a shard has 64 MiB, and a single record at most 4 GiB. A read
 that breaks in the middle continues where it broke, if the blob has not changed.
 
-In an account with folders (a hierarchical namespace), a folder is listed as an empty blob that says
-that it is one. Such blobs are left out.
+In an account with folders (a hierarchical namespace), a listing contains an empty blob for each
+folder, with a mark in its metadata. Such blobs are left out.
 """
 
 from __future__ import annotations
@@ -27,16 +27,21 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.storage.azure_account import HOST_SUFFIX, NAME_VARIABLE, find_account
+from mdsmix.storage.azure_account import (
+    HOST_SUFFIX,
+    NAME_VARIABLE,
+    SCHEME,
+    account_name,
+    find_account,
+)
 from mdsmix.storage.azure_client import (
     MOST_BYTES_WITH_MD5,
     BlobBody,
     Client,
-    account_name,
-    ask,
+    ask_azure,
     describe_credentials,
-    stamp_from,
-    stat_from,
+    read_etag,
+    stat_from_headers,
     to_base64,
 )
 from mdsmix.storage.azure_errors import AzureError
@@ -57,7 +62,7 @@ _HOST = re.compile(rf"[a-z0-9]{{3,24}}{re.escape(HOST_SUFFIX)}")
 _CONDITION_FAILED = ("BlobAlreadyExists", "ConditionNotMet", "BlobNotFound", "409", "412")
 "Codes of a write whose condition is not met. The last two are of an answer without a code."
 _FOLDER_MARK = "hdi_isfolder"
-"The metadata of a blob that stands for a folder."
+"The name of the metadata that marks a blob as a folder."
 _COPY_PAUSE_SECONDS = 0.5
 
 _keeps: dict[str, bool] = {}
@@ -70,7 +75,7 @@ class AzurePath(BucketPath):
     """
 
     __slots__ = ()
-    scheme = "azure://"
+    scheme = SCHEME
     example_url = f"azure://account{HOST_SUFFIX}/container/key"
     container_noun = "container"
     container_depth = 2
@@ -89,8 +94,8 @@ class AzurePath(BucketPath):
 
         Raises RecipeError if the URL has no account, no container, or a pattern in place of one.
         """
-        host, _, rest = url.removeprefix(cls.scheme).partition("/")
-        container, _, key = rest.partition("/")
+        host, _, path = url.removeprefix(cls.scheme).partition("/")
+        container, _, key = path.partition("/")
         if not _HOST.fullmatch(host) or not container or has_pattern(container):
             account = os.environ.get(NAME_VARIABLE) or "ACCOUNT"
             raise RecipeError(
@@ -119,14 +124,14 @@ class AzurePath(BucketPath):
         return ["azcopy", "copy", "--recursive", url, folder]
 
     def stat(self) -> Stat | None:
-        return ask(self.url, partial(_stat, self.blob)) if self.key else None
+        return ask_azure(self.url, partial(_stat, self.blob)) if self.key else None
 
     def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
         """Return (Stat, bytes) of the same version of this blob, by one request. Return None if the
         blob is missing. If it has more than `max_bytes`, no bytes are read, and the result is
         (Stat, b"").
         """
-        answer = ask(self.url, partial(_open_or_none, self.blob))
+        answer = ask_azure(self.url, partial(_open_or_none, self.blob))
         if answer is None:
             return None
         stat, opened = answer
@@ -144,20 +149,20 @@ class AzurePath(BucketPath):
         stamp: str = "",
         opened: OpenedBody | None = None,
     ) -> ObjectReader:
-        send = partial(ask, self.url)
+        send = partial(ask_azure, self.url)
         return ObjectReader(
             self.url, send, partial(_open_body, self.url, self.blob), start, until, opened, stamp
         )
 
     def write(self, *parts: Bytes) -> None:
         body = b"".join(parts)
-        ask(self.url, lambda client: _put(client, self.blob, body))
+        ask_azure(self.url, lambda client: _put(client, self.blob, body))
 
     def create(self, content: bytes) -> Stat | None:
-        return ask(self.url, lambda client: _put_if(client, self.blob, content, None))
+        return ask_azure(self.url, lambda client: _put_if(client, self.blob, content, None))
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
-        return ask(self.url, lambda client: _put_if(client, self.blob, content, stamp))
+        return ask_azure(self.url, lambda client: _put_if(client, self.blob, content, stamp))
 
     def try_conditions(self) -> bool:
         """Return whether only one of several writers succeeds at the same moment. Azure's own store
@@ -175,12 +180,12 @@ class AzurePath(BucketPath):
         """
         if isinstance(target, AzurePath) and target.host == self.host:
             url = f"{self.url} (to copy it to {target.url})"
-            ask(url, partial(_copy, self.blob, target.blob))
+            ask_azure(url, partial(_copy, self.blob, target.blob))
         else:
             Location.copy_to(self, target)
 
     def delete(self) -> None:
-        ask(self.url, partial(_delete, self.blob))
+        ask_azure(self.url, partial(_delete, self.blob))
 
     def _list_entries(self, recursive: bool = False, beginning: str = "") -> Entries:
         files = dict[str, Stat]()
@@ -197,7 +202,7 @@ class AzurePath(BucketPath):
             query["delimiter"] = "/"
         while True:
             # Read one page of the listing.
-            page = ask(self.url, partial(_list_page, container, query))
+            page = ask_azure(self.url, partial(_list_page, container, query))
             for entry in page.iter("BlobPrefix"):
                 folders.add(_read_name(entry)[start:].rstrip("/"))
             for entry in page.iter("Blob"):
@@ -216,18 +221,18 @@ def _stat(blob: str, client: Client) -> Stat | None:
     answer = _answer_unless(("BlobNotFound", "404"), client, "HEAD", blob)
     if answer is None or _is_folder(answer.headers):
         return None
-    return stat_from(answer.headers)
+    return stat_from_headers(answer.headers)
 
 
 def _is_folder(headers: Mapping[str, str]) -> bool:
-    """Return whether the headers are about a blob that stands for a folder."""
+    """Return whether the headers of an answer say that the blob is a folder."""
     is_marked = headers.get(f"x-ms-meta-{_FOLDER_MARK}", "").lower() == "true"
     return is_marked or headers.get("x-ms-resource-type") == "directory"
 
 
 def _open_or_none(blob: str, client: Client) -> tuple[Stat, OpenedBody] | None:
-    """Send a GET for a whole blob. Return its Stat, and its body, of which nothing was read; None
-    if the blob is missing, or is a folder.
+    """Send a GET for a whole blob. Return (its Stat, its body, not read yet); None if the blob is
+    missing, or is a folder.
     """
     answer = _answer_unless(("BlobNotFound", "404"), client, "GET", blob, keep_open=True)
     if answer is None:
@@ -236,7 +241,7 @@ def _open_or_none(blob: str, client: Client) -> tuple[Stat, OpenedBody] | None:
         answer.close()
         return None
     body = BlobBody(answer)
-    stat = stat_from(answer.headers)
+    stat = stat_from_headers(answer.headers)
     return stat, OpenedBody(body, stat.stamp)
 
 
@@ -269,7 +274,7 @@ def _open_body(
         if error.code in ("ConditionNotMet", "412"):
             raise Unreachable(CHANGED.format(url=url)) from None
         raise
-    return OpenedBody(BlobBody(answer), stamp_from(answer.headers))
+    return OpenedBody(BlobBody(answer), read_etag(answer.headers))
 
 
 def _answer_unless(codes: Sequence[str], client: Client, *request: Any, **options: Any) -> Any:
@@ -299,7 +304,7 @@ def _put(client: Client, blob: str, body: bytes, condition: Mapping[str, str] = 
         **condition,
     }
     answer = client.send("PUT", blob, headers=headers, body=body, expected=(201,))
-    stamp = stat_from(answer.headers).stamp
+    stamp = stat_from_headers(answer.headers).stamp
     return Stat(len(body), stamp, time.time())
 
 
@@ -337,7 +342,7 @@ def _copy(source: str, target: str, client: Client) -> None:
 
 
 def _delete(blob: str, client: Client) -> None:
-    """Delete a blob. A missing blob is no error."""
+    """Delete a blob. Do nothing if it is missing."""
     _answer_unless(("BlobNotFound", "404"), client, "DELETE", blob, expected=(202,))
 
 
@@ -378,4 +383,4 @@ def _listed_stat(entry: ElementTree.Element) -> Stat:
         "Last-Modified": entry.findtext("Properties/Last-Modified") or "",
         "Content-Length": entry.findtext("Properties/Content-Length") or "",
     }
-    return stat_from(properties)
+    return stat_from_headers(properties)

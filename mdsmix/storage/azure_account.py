@@ -1,7 +1,7 @@
 """A storage account of Azure: its address and its credentials, by the environment.
 
 Streaming reads AZURE_ACCOUNT_NAME and AZURE_ACCOUNT_ACCESS_KEY, and asks azure-identity for a login
-if there is no key. So does mdsmix, and one set of variables serves both. In addition, mdsmix reads
+if no key is set. So does mdsmix, and one set of variables serves both. In addition, mdsmix reads
 AZURE_STORAGE_CONNECTION_STRING, which may name another address (an emulator), a shared access
 signature (SAS), or no credentials at all, for public containers.
 """
@@ -30,6 +30,7 @@ KEY_VARIABLE = "AZURE_ACCOUNT_ACCESS_KEY"
 CONNECTION_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
 HOST_SUFFIX = ".blob.core.windows.net"
 "The end of the host of every account. Streaming knows no other."
+SCHEME = "azure://"
 _LOGIN = "a login (azure-identity)"
 _SCOPE = "https://storage.azure.com/.default"
 _VERSION = "2021-12-02"
@@ -91,6 +92,11 @@ def find_account(name: str = "") -> Account:
     return Account(name, endpoint, KEY_VARIABLE, _decode_key(key, KEY_VARIABLE))
 
 
+def account_name(url: str) -> str:
+    """Return the account of a URL: `a` of `azure://a.blob.core.windows.net/container/key`."""
+    return url.removeprefix(SCHEME).partition(".")[0]
+
+
 def _refuse_other_account(name: str, other_name: str, variable: str) -> None:
     """Raise Unreachable if the variable names another account than the URL. Streaming would take
     the account of the variable, and read other data without a word.
@@ -108,7 +114,7 @@ def _parse_connection_string(text: str) -> Account:
 
     Raises Unreachable if it is not valid. No message shows a part of it.
     """
-    pairs = [part.partition("=") for part in text.strip().strip(";").split(";")]
+    pairs = [setting.partition("=") for setting in text.strip().strip(";").split(";")]
     settings = {name.strip().lower(): value.strip() for name, _, value in pairs}
     endpoint = settings.get("blobendpoint", "").rstrip("/")
     host = re.match(r"https?://([^./:]+)", endpoint)
@@ -177,7 +183,7 @@ class Signer:
         """Return a token of the login. It is kept until shortly before it expires, because a new
         one of `az login` takes a second.
 
-        Raises azure.core.exceptions.ClientAuthenticationError if there is no login.
+        Raises azure.core.exceptions.ClientAuthenticationError if nobody is logged in.
         """
         with self._lock:  # otherwise each of 16 threads would ask for one
             if time.time() > self._expires - 300:

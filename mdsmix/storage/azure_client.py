@@ -25,21 +25,15 @@ from mdsmix.storage.azure_account import (
     CONNECTION_VARIABLE,
     KEY_VARIABLE,
     NAME_VARIABLE,
+    SCHEME,
     Account,
     Signer,
+    account_name,
     find_account,
 )
-from mdsmix.storage.azure_errors import (
-    AzureError,
-    error_classes,
-    explain,
-    find_kind,
-    has_expired,
-    is_answer,
-    is_temporary,
-)
+from mdsmix.storage.azure_errors import AzureError, AzureErrors
 from mdsmix.storage.location import Stat
-from mdsmix.storage.retries import ErrorRules, retry
+from mdsmix.storage.retries import retry
 
 T = TypeVar("T")
 Headers = Mapping[str, str]
@@ -52,7 +46,6 @@ it opened 60 connections instead of 16, and took 1.14 ms of processor time each 
 """
 MOST_BYTES_WITH_MD5 = 4 << 20
 "The most bytes of a range for which Azure sends an MD5."
-_SCHEME = "azure://"
 
 _client_lock = threading.RLock()
 os.register_at_fork(
@@ -121,7 +114,7 @@ class Client(NamedTuple):
         return f"{url}?{'&'.join(words)}" if words else url
 
 
-def ask(url: str, request: Callable[[Client], T]) -> T:
+def ask_azure(url: str, request: Callable[[Client], T]) -> T:
     """Send a request to the store, and return its result. Temporary failures are retried.
 
     Args:
@@ -135,12 +128,7 @@ def ask(url: str, request: Callable[[Client], T]) -> T:
         client = _client_for(account_name(url))
         return client, client.account.endpoint
 
-    return retry(url, _RULES, connect, request)
-
-
-def account_name(url: str) -> str:
-    """Return the account of a URL: `a` of `azure://a.blob.core.windows.net/container/key`."""
-    return url.removeprefix(_SCHEME).partition(".")[0]
+    return retry(url, _ERRORS, connect, request)
 
 
 def describe_credentials() -> str:
@@ -156,7 +144,7 @@ def describe_credentials() -> str:
         try:
             Signer(account).get_token()
         except azure.core.exceptions.AzureError as error:
-            raise _RULES.make_refusal(_SCHEME, error) from None
+            raise _ERRORS.make_refusal(SCHEME, error) from None
     endpoint = account.endpoint if account.name else "of each URL"
     return f"endpoint {endpoint}, credentials from {account.credentials}"
 
@@ -193,21 +181,7 @@ def _make_client(pid: int, name: str, settings: tuple[str, ...]) -> Client:
     return Client(account, session)
 
 
-def _show_endpoint(url: str) -> str:
-    """Return the address of a URL's account, for messages."""
-    return find_account(account_name(url)).endpoint if account_name(url) else "Azure"
-
-
-_RULES = ErrorRules(
-    classes=error_classes,
-    is_answer=is_answer,
-    is_temporary=is_temporary,
-    has_expired=has_expired,
-    renew=_make_client.cache_clear,  # a new client asks for a new token
-    explain=explain,
-    find_kind=find_kind,
-    show_endpoint=_show_endpoint,
-)
+_ERRORS = AzureErrors(renew=_make_client.cache_clear)  # a new client asks for a new token
 
 
 class BlobBody:
@@ -250,14 +224,14 @@ def to_base64(digest: bytes) -> str:
     return base64.b64encode(digest).decode()
 
 
-def stat_from(headers: Headers) -> Stat:
+def stat_from_headers(headers: Headers) -> Stat:
     """Return the Stat of a blob from the headers of an answer about it. The answer to a write has
     no size: it is 0.
 
     Raises Unreachable if the answer has no time or no ETag, or no valid ones: it is not Azure's.
     """
     modified = parsedate(headers.get("Last-Modified", ""))
-    stamp = stamp_from(headers)
+    stamp = read_etag(headers)
     size = headers.get("Content-Length", "0")
     if not modified or not stamp or not size.isdecimal():
         raise Unreachable(
@@ -268,6 +242,6 @@ def stat_from(headers: Headers) -> Stat:
     return Stat(int(size), stamp, timegm(modified))
 
 
-def stamp_from(headers: Headers) -> str:
-    """Return the ETag without its quotes; "" if there is none."""
+def read_etag(headers: Headers) -> str:
+    """Return the ETag of an answer without its quotes; "" if the answer has no ETag."""
     return headers.get("ETag", "").removeprefix("W/").strip('"')

@@ -1,16 +1,14 @@
 """The errors of Azure Blob Storage: whether a retry may help, and otherwise the sentence for the
 user.
 
-Azure sends an error code in a header, also in the answer to a HEAD. Sentences are built from these
-codes alone, because the store's own message may quote what was signed.
+Azure sends an error code in a header, also in the answer to a HEAD.
 """
 
 from __future__ import annotations
 
-from functools import cache
-
-from mdsmix.errors import Denied, NoSuchPlace, Unreachable
-from mdsmix.storage.retries import is_temporary_status
+from mdsmix.errors import Denied, Unreachable
+from mdsmix.storage.azure_account import account_name, find_account
+from mdsmix.storage.store_errors import StoreErrors, is_temporary_status
 
 _LATER = "run the same command again later"
 _AGAIN = "run the same command again"
@@ -88,7 +86,6 @@ _SENTENCES = {
     "ClientAuthenticationError": f"no credentials were found; {_LOGIN}",
     "CredentialUnavailableError": f"no credentials were found; {_LOGIN}",
 }
-_DENIED_SENTENCES = (_ROLE,)
 _NAME_CODES = (
     "ContainerNotFound",
     "InvalidResourceName",
@@ -97,7 +94,6 @@ _NAME_CODES = (
     "ResourceNotFound",
     "404",
 )
-"Codes about the one name of the request. Any other code may concern all names."
 _EXPIRED_CODES = ("InvalidAuthenticationInfo", "401")
 _DAMAGED_ON_THE_WAY = ("Md5Mismatch", "UnreadableAnswer", "BrokenBody")
 
@@ -105,8 +101,8 @@ _DAMAGED_ON_THE_WAY = ("Md5Mismatch", "UnreadableAnswer", "BrokenBody")
 class AzureError(Exception):
     """Azure has refused a request, or its answer cannot be used.
 
-    `code` is Azure's error code, the status if there is no code, or a word of this package
-    (`DamagedBody`). `status` is the HTTP status.
+    `code` is Azure's error code, the status if there is no code, or a name that mdsmix
+    gives (`DamagedBody`). `status` is the HTTP status.
     """
 
     def __init__(self, code: str, status: int) -> None:
@@ -115,74 +111,74 @@ class AzureError(Exception):
         self.status = status
 
 
-@cache
-def error_classes() -> tuple[type[Exception], ...]:
-    """Return the classes of errors that a request may raise: of the store, of requests (OSError),
-    of a broken body, of the login.
-    """
-    import azure.core.exceptions
-    from urllib3.exceptions import HTTPError
+class AzureErrors(StoreErrors):
+    """What the errors of `azure_client.py`, requests, urllib3 and azure-identity mean."""
 
-    return AzureError, OSError, HTTPError, azure.core.exceptions.AzureError
+    sentences = _SENTENCES
+    unknown_advice = "look up this code in Azure's list of blob error codes"
+    name_codes = _NAME_CODES
 
+    def classes(self) -> tuple[type[Exception], ...]:
+        """Return the classes of errors that a request may raise: of the store, of requests
+        (OSError), of a broken body, of the login.
+        """
+        import azure.core.exceptions
+        from urllib3.exceptions import HTTPError
 
-def is_answer(error: Exception) -> bool:
-    """Return whether the store has answered with this error."""
-    return isinstance(error, AzureError)
+        return AzureError, OSError, HTTPError, azure.core.exceptions.AzureError
 
+    def find_status(self, error: Exception) -> int:
+        return error.status if isinstance(error, AzureError) else 0
 
-def is_temporary(error: Exception) -> bool:
-    """Return whether the same request may succeed later: the connection broke, or the store is in
-    trouble.
-    """
-    from azure.core.exceptions import ServiceRequestError, ServiceResponseError
-    from requests import exceptions
-    from urllib3.exceptions import HTTPError
+    def find_code(self, error: Exception) -> str:
+        """Return the store's code for an error, such as `BlobNotFound`. For a failed connection,
+        return the name of its innermost reason, such as `NameResolutionError`.
+        """
+        if isinstance(error, AzureError):
+            return error.code
+        # requests' ConnectionError contains urllib3's MaxRetryError, which has a reason.
+        inner = error.args[0] if error.args else None
+        reason = getattr(inner, "reason", None)
+        if reason is not None and type(reason).__name__ in _SENTENCES:
+            return type(reason).__name__
+        return type(error).__name__
 
-    if isinstance(error, AzureError):
-        return error.code in _DAMAGED_ON_THE_WAY or is_temporary_status(error.status)
-    of_requests = (exceptions.ConnectionError, exceptions.Timeout, exceptions.ChunkedEncodingError)
-    of_sockets = (ConnectionError, TimeoutError, HTTPError)
-    of_login = (ServiceRequestError, ServiceResponseError)
-    is_broken = isinstance(error, (*of_requests, *of_sockets, *of_login))
-    return is_broken and not isinstance(error, exceptions.SSLError)
+    def is_temporary(self, error: Exception) -> bool:
+        from azure.core.exceptions import ServiceRequestError, ServiceResponseError
+        from requests import exceptions
+        from urllib3.exceptions import HTTPError
 
+        if isinstance(error, AzureError):
+            return error.code in _DAMAGED_ON_THE_WAY or is_temporary_status(error.status)
+        of_requests = (
+            exceptions.ConnectionError,
+            exceptions.Timeout,
+            exceptions.ChunkedEncodingError,
+        )
+        of_sockets = (ConnectionError, TimeoutError, HTTPError)
+        of_login = (ServiceRequestError, ServiceResponseError)
+        is_broken = isinstance(error, (*of_requests, *of_sockets, *of_login))
+        return is_broken and not isinstance(error, exceptions.SSLError)
 
-def has_expired(error: Exception) -> bool:
-    """Return whether the token of a login has expired, so that a new one may help."""
-    return error_name(error) in _EXPIRED_CODES
+    def has_expired(self, error: Exception) -> bool:
+        """Return whether the token of a login has expired, so that a new one may help."""
+        return self.find_code(error) in _EXPIRED_CODES
 
+    def show_endpoint(self, url: str) -> str:
+        account = account_name(url)
+        return find_account(account).endpoint if account else "Azure"
 
-def error_name(error: Exception) -> str:
-    """Return the store's code for an error, such as `BlobNotFound`. For a failed connection, return
-    the name of its innermost reason, such as `NameResolutionError`.
-    """
-    if isinstance(error, AzureError):
-        return error.code
-    # requests' ConnectionError contains urllib3's MaxRetryError, which has a reason.
-    inner = error.args[0] if error.args else None
-    reason = getattr(inner, "reason", None)
-    for each in (reason, error):
-        if each is not None and type(each).__name__ in _SENTENCES:
-            return type(each).__name__
-    return type(error).__name__
+    def explain(self, error: Exception) -> str:
+        """Return what has failed and what to do. Azure has many codes: the sentence on an unknown
+        one is that of its status, with the code.
+        """
+        code = self.find_code(error)
+        status = self.find_status(error)
+        if code in _SENTENCES or is_temporary_status(status) or str(status) not in _SENTENCES:
+            return super().explain(error)
+        return f"{_SENTENCES[str(status)]} ({code})"
 
-
-def explain(error: Exception) -> str:
-    """Return what has failed and what to do, for the user: `access denied; give ...`."""
-    name = error_name(error)
-    if name in _SENTENCES:
-        return _SENTENCES[name]
-    if isinstance(error, AzureError):
-        if is_temporary_status(error.status):
-            return f"the store is overloaded or down ({name}); {_LATER}"
-        if str(error.status) in _SENTENCES:
-            return f"{_SENTENCES[str(error.status)]} ({name})"
-    return f"the request failed ({name}); look up this code in Azure's list of blob error codes"
-
-
-def find_kind(error: Exception) -> type[Unreachable]:
-    """Return the class of the error for the user."""
-    if error_name(error) in _NAME_CODES:
-        return NoSuchPlace
-    return Denied if explain(error).startswith(_DENIED_SENTENCES) else Unreachable
+    def find_kind(self, error: Exception) -> type[Unreachable]:
+        if self.explain(error).startswith(_ROLE):
+            return Denied
+        return super().find_kind(error)

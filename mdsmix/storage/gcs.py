@@ -21,17 +21,17 @@ from mdsmix.storage.gcs_client import (
     Answer,
     Parameters,
     Session,
-    answer_unless,
-    ask,
+    ask_google,
     object_path,
     objects_path,
     open_session,
     put,
     refuse_missing_bucket,
-    stat_from,
+    result_unless,
+    stat_from_entry,
 )
-from mdsmix.storage.gcs_errors import ENDPOINT_VARIABLES, GOOGLE, NotOfGoogle, shown_endpoint
-from mdsmix.storage.gcs_reader import open_object, read_object
+from mdsmix.storage.gcs_errors import ENDPOINT_VARIABLES, GOOGLE, NotOfGoogle, show_google_endpoint
+from mdsmix.storage.gcs_reader import make_google_reader, open_object
 from mdsmix.storage.location import (
     NO_LIMIT,
     Bytes,
@@ -67,7 +67,7 @@ class GCSPath(BucketPath):
 
     @classmethod
     def describe_access(cls) -> str:
-        return f"endpoint {shown_endpoint()}, {open_session(cls.scheme).access}"
+        return f"endpoint {show_google_endpoint()}, {open_session(cls.scheme).access}"
 
     @property
     def _object_path(self) -> str:
@@ -77,45 +77,45 @@ class GCSPath(BucketPath):
         """Return the words of a shell command that copies this folder to a local folder. An
         emulator's address is known to mdsmix and not to gcloud.
         """
-        if shown_endpoint() != GOOGLE:
+        if show_google_endpoint() != GOOGLE:
             return Location.fetch_command(self, folder)
         source = shlex.quote(f"{self.url}/*")
         target = shlex.quote(f"{folder}/")
         return ["sh", "-c", f"mkdir -p {target} && gcloud storage cp -r {source} {target}"]
 
     def stat(self) -> Stat | None:
-        return ask(self.url, self._stat) if self.key else None
+        return ask_google(self.url, self._stat) if self.key else None
 
     def _stat(self, session: Session) -> Stat | None:
         request = partial(session.ask, "GET", self._object_path, {"fields": FIELDS})
-        entry = answer_unless(404, request)
-        return stat_from(entry) if entry else None
+        entry = result_unless(404, request)
+        return stat_from_entry(entry) if entry else None
 
     def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
         """Return (Stat, bytes) of the same version of this object, by one request. Return None if
         the object is missing. If it has more than `max_bytes`, no bytes are read, and the result is
         (Stat, b"").
         """
-        answer = ask(self.url, partial(open_object, self._object_path))
+        answer = ask_google(self.url, partial(open_object, self._object_path))
         if answer is None:
             return None
         stat, opened = answer
-        with read_object(self.url, self._object_path, opened=opened) as reader:
+        with make_google_reader(self.url, self._object_path, opened=opened) as reader:
             content = reader.readall() if stat.size <= max_bytes else b""
         return stat, content
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        reader = read_object(self.url, self._object_path, start, until, stamp=stamp)
+        reader = make_google_reader(self.url, self._object_path, start, until, stamp=stamp)
         return io.BufferedReader(reader, buffer_size=1 << 20)
 
     def write(self, *parts: Bytes) -> None:
-        ask(self.url, lambda session: put(session, self.bucket, self.key, parts))
+        ask_google(self.url, lambda session: put(session, self.bucket, self.key, parts))
 
     def create(self, content: bytes) -> Stat | None:
-        return ask(self.url, partial(self._put_if, content, "0"))
+        return ask_google(self.url, partial(self._put_if, content, "0"))
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
-        return ask(self.url, partial(self._put_if, content, stamp))
+        return ask_google(self.url, partial(self._put_if, content, stamp))
 
     def _put_if(self, content: bytes, generation: str, session: Session) -> Stat | None:
         """Write this object if it has this generation ("0": if it is missing), and return its Stat.
@@ -127,7 +127,7 @@ class GCSPath(BucketPath):
             if (current.stamp if current else "0") != generation:
                 return None
         parts = (content,)
-        return answer_unless(412, lambda: put(session, self.bucket, self.key, parts, generation))
+        return result_unless(412, lambda: put(session, self.bucket, self.key, parts, generation))
 
     def try_conditions(self) -> bool:
         """Return whether only one of several writers succeeds at the same moment. Google's own
@@ -150,16 +150,16 @@ class GCSPath(BucketPath):
         name = f"{self.url} (to copy it to {target.url})"
         parameters = {"fields": "done,rewriteToken"}
         while True:
-            answer = ask(name, partial(_rewrite, path, parameters))
+            answer = ask_google(name, partial(_rewrite, path, parameters))
             if answer.get("done"):
                 return
             parameters["rewriteToken"] = answer["rewriteToken"]
 
     def delete(self) -> None:
-        ask(self.url, self._delete)
+        ask_google(self.url, self._delete)
 
     def _delete(self, session: Session) -> None:
-        answer_unless(404, lambda: session.send("DELETE", self._object_path))
+        result_unless(404, lambda: session.send("DELETE", self._object_path))
 
     def _list_entries(self, recursive: bool = False, beginning: str = "") -> Entries:
         files = dict[str, Stat]()
@@ -172,7 +172,7 @@ class GCSPath(BucketPath):
         }
         while True:
             # Read one page of the listing.
-            page = ask(self.url, partial(_list_page, self.bucket, parameters))
+            page = ask_google(self.url, partial(_list_page, self.bucket, parameters))
             for key in page.folders:
                 folders.add(key[start:-1])  # without the slash at the end
             for key, stat in page.objects.items():
@@ -203,7 +203,7 @@ def _list_page(bucket: str, parameters: Parameters, session: Session) -> _Page:
     if page.get("kind") != "storage#objects":  # an empty page has nothing else
         raise NotOfGoogle
     try:
-        objects = {str(entry["name"]): stat_from(entry) for entry in page.get("items", [])}
+        objects = {str(entry["name"]): stat_from_entry(entry) for entry in page.get("items", [])}
         folders = [str(key) for key in page.get("prefixes", [])]
     except (LookupError, TypeError):
         raise NotOfGoogle from None

@@ -31,19 +31,13 @@ from mdsmix.storage.gcs_errors import (
     DAMAGED,
     EMULATOR_VARIABLE,
     NO_BUCKET,
+    GoogleErrors,
     NotOfGoogle,
     Refused,
-    error_classes,
-    explain,
-    find_kind,
-    has_expired,
-    is_answer,
-    is_temporary,
-    set_endpoint,
-    shown_endpoint,
+    read_endpoint,
 )
 from mdsmix.storage.location import Bytes, Stat
-from mdsmix.storage.retries import ErrorRules, retry
+from mdsmix.storage.retries import retry
 
 T = TypeVar("T")
 Answer = dict[str, Any]
@@ -142,7 +136,7 @@ class Session(NamedTuple):
         return answer
 
 
-def ask(url: str, request: Callable[[Session], T]) -> T:
+def ask_google(url: str, request: Callable[[Session], T]) -> T:
     """Send a request to the store, and return its result. Temporary failures are retried.
 
     Args:
@@ -156,10 +150,10 @@ def ask(url: str, request: Callable[[Session], T]) -> T:
         session = open_session(url)
         return session, session.endpoint
 
-    return retry(url, _RULES, connect, request)
+    return retry(url, _ERRORS, connect, request)
 
 
-def answer_unless(status: int, request: Callable[[], T]) -> T | None:
+def result_unless(status: int, request: Callable[[], T]) -> T | None:
     """Return the result of a request; None if the store refuses it with this HTTP status."""
     try:
         return request()
@@ -191,7 +185,7 @@ def objects_path(bucket: str) -> str:
     return f"/storage/v1/b/{quote(bucket, safe='')}/o"
 
 
-def stat_from(entry: Answer) -> Stat:
+def stat_from_entry(entry: Answer) -> Stat:
     """Return the Stat of an object, whose stamp is the object's generation.
 
     Raises NotOfGoogle if one of the fields is missing or has another form.
@@ -237,7 +231,7 @@ def put(
         parameters["ifGenerationMatch"] = generation
     headers = {"content-type": f"multipart/related; boundary={boundary}"}
     path = f"/upload{objects_path(bucket)}"
-    return stat_from(
+    return stat_from_entry(
         refuse_missing_bucket(lambda: session.ask("POST", path, parameters, headers, body))
     )
 
@@ -247,15 +241,15 @@ def _encode_crc32c(parts: Sequence[Bytes]) -> str:
     import google_crc32c
 
     checksum = google_crc32c.Checksum()
-    for part in parts:
-        checksum.update(bytes(part))
+    for piece in parts:
+        checksum.update(bytes(piece))
     return base64.b64encode(checksum.digest()).decode()
 
 
 def _reason_of(status: int, body: bytes) -> str:
-    """Return the reason in an error's JSON, such as `rateLimitExceeded`; "" if there is none.
+    """Return the reason in an error's JSON, such as `rateLimitExceeded`; "" if it has none.
 
-    Some reasons are told apart by the message alone.
+    Two faults have the same reason (`invalid`), and are recognized by their messages.
     """
     try:
         error = json.loads(body)["error"]
@@ -284,8 +278,8 @@ def open_session(url: str) -> Session:
     try:
         with _session_lock:  # otherwise each of 16 threads would make a session
             return _make_session(os.getpid(), tuple(settings))
-    except error_classes() as error:
-        raise _RULES.make_refusal(url, error) from None
+    except _ERRORS.classes() as error:
+        raise _ERRORS.make_refusal(url, error) from None
 
 
 @lru_cache(maxsize=8)
@@ -306,7 +300,7 @@ def _make_session(pid: int, settings: tuple[tuple[str, str], ...]) -> Session:
     adapter = HTTPAdapter(pool_maxsize=_CONNECTIONS)
     http.mount("https://", adapter)
     http.mount("http://", adapter)
-    return Session(http, set_endpoint() or _ENDPOINT, access)
+    return Session(http, read_endpoint() or _ENDPOINT, access)
 
 
 @lru_cache(maxsize=8)
@@ -315,9 +309,9 @@ def _find_credentials(settings: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
     workers use those of their parent, with its token.
 
     Args:
-        settings: (name, value) of the environment variables by which they are found.
+        settings: (name, value) of the environment variables that decide which are found.
 
-    Raises DefaultCredentialsError if there are some that cannot be used.
+    Raises DefaultCredentialsError if credentials were found that cannot be used.
     """
     global _searched_at
     import google.auth
@@ -352,29 +346,23 @@ def _find_credentials(settings: tuple[tuple[str, str], ...]) -> tuple[Any, str]:
     return credentials, f"credentials of {kinds.get(name, name.rpartition('.')[2])}"
 
 
-def _can_renew(error: Exception) -> bool:
-    """Return whether the request may succeed after the credentials were read again: they have
-    expired, or there were none at the last search. A pod may start before the server that gives it
-    credentials.
-    """
-    if isinstance(error, Refused) and error.reason == ANONYMOUS:
-        return time.monotonic() - _searched_at >= _SEARCH_SECONDS
-    return has_expired(error)
-
-
 def _forget_credentials() -> None:
     """Let the next request read the credentials again."""
     _find_credentials.cache_clear()
     _make_session.cache_clear()
 
 
-_RULES = ErrorRules(
-    classes=error_classes,
-    is_answer=is_answer,
-    is_temporary=is_temporary,
-    has_expired=_can_renew,
-    renew=_forget_credentials,
-    explain=explain,
-    find_kind=find_kind,
-    show_endpoint=lambda url: shown_endpoint(),
-)
+class _SessionErrors(GoogleErrors):
+    """The errors of requests of this process, which may have found no credentials."""
+
+    def has_expired(self, error: Exception) -> bool:
+        """Return whether the request may succeed after the credentials were read again: they have
+        expired, or the last search found none. A pod may start before the server that gives it
+        credentials.
+        """
+        if isinstance(error, Refused) and error.reason == ANONYMOUS:
+            return time.monotonic() - _searched_at >= _SEARCH_SECONDS
+        return super().has_expired(error)
+
+
+_ERRORS = _SessionErrors(renew=_forget_credentials)

@@ -1,17 +1,12 @@
 """The errors of Google Cloud Storage: whether a retry may help, and otherwise the sentence for the
 user.
-
-Sentences are built from statuses and reasons alone, because the store's own message may quote a
-key.
 """
 
 from __future__ import annotations
 
 import os
-from functools import cache
 
-from mdsmix.errors import Denied, NoSuchPlace, Unreachable
-from mdsmix.storage.retries import hide_password, is_temporary_status
+from mdsmix.storage.store_errors import StoreErrors, hide_password, is_temporary_status
 
 _LATER = "run the same command again later"
 _AGAIN = "run the same command again"
@@ -95,7 +90,6 @@ counts.
 _TEMPORARY_REASONS = ("rateLimitExceeded", "userRateLimitExceeded", DAMAGED)
 _DENIED_CODES = ("403", "insufficientPermissions")
 _NAME_CODES = (NO_BUCKET, "404", "400")
-"Codes about the one name of the request. Any other code may concern all names."
 
 
 class Refused(Exception):
@@ -125,88 +119,66 @@ class Damaged(Exception):
     """The body of an answer differs from its checksum. Its bytes were passed on already."""
 
 
-@cache
-def error_classes() -> tuple[type[Exception], ...]:
-    """Return the classes of errors that a request may raise. urllib3's HTTPError is raised if the
-    body of an answer breaks off. OSError is the base class of requests' errors, and is raised if a
-    file of credentials or certificates cannot be read.
-    """
-    from google.auth.exceptions import GoogleAuthError
-    from urllib3.exceptions import HTTPError
+class GoogleErrors(StoreErrors):
+    """What the errors of `gcs_client.py`, requests, urllib3 and google-auth mean."""
 
-    return Refused, NotOfGoogle, Broken, Damaged, GoogleAuthError, OSError, HTTPError
+    sentences = _SENTENCES
+    unknown_advice = "check the address and settings"
+    denied_codes = _DENIED_CODES
+    name_codes = _NAME_CODES
 
+    def classes(self) -> tuple[type[Exception], ...]:
+        """Return the classes of errors that a request may raise. urllib3's HTTPError is raised if
+        the body of an answer breaks off. OSError is the base class of requests' errors, and is
+        raised if a file of credentials or certificates cannot be read.
+        """
+        from google.auth.exceptions import GoogleAuthError
+        from urllib3.exceptions import HTTPError
 
-def is_answer(error: Exception) -> bool:
-    """Return whether the store has answered with this error."""
-    return isinstance(error, Refused)
+        return Refused, NotOfGoogle, Broken, Damaged, GoogleAuthError, OSError, HTTPError
 
+    def find_status(self, error: Exception) -> int:
+        return error.status if isinstance(error, Refused) else 0
 
-def is_temporary(error: Exception) -> bool:
-    """Return whether the same request may succeed later: the connection broke, or the store is in
-    trouble.
-    """
-    from google.auth.exceptions import GoogleAuthError, TransportError
-    from requests import exceptions
-
-    if isinstance(error, Refused):
-        return error.reason in _TEMPORARY_REASONS or is_temporary_status(error.status)
-    if isinstance(error, GoogleAuthError):
-        return isinstance(error, TransportError) or bool(getattr(error, "retryable", False))
-    # A wrong address, file or certificate stays wrong. Any other error is a broken connection.
-    wrong_address = (exceptions.InvalidURL, exceptions.MissingSchema, exceptions.InvalidSchema)
-    if isinstance(error, (Damaged, exceptions.SSLError, *wrong_address)):
-        return False
-    is_of_file = isinstance(error, OSError) and not isinstance(error, ConnectionError)
-    return isinstance(error, exceptions.RequestException) or not is_of_file
-
-
-def has_expired(error: Exception) -> bool:
-    """Return whether the credentials have expired, so that the request may succeed with new
-    ones.
-    """
-    return _RENEW in _SENTENCES.get(error_code(error), "")
-
-
-def error_code(error: Exception) -> str:
-    """Return the key of an error's sentence: the reason, the status or the name of its class, such
-    as `rateLimitExceeded`, `404` or `ReadTimeout`.
-    """
-    if not isinstance(error, Refused):
-        # requests wraps the error of urllib3 that tells a server that is not there from a broken
-        # connection.
+    def find_code(self, error: Exception) -> str:
+        if isinstance(error, Refused):
+            return error.reason if error.reason in _SENTENCES else str(error.status)
+        # requests wraps urllib3's error, whose reason tells whether the server is not there or the
+        # connection broke.
         reason = getattr(error.args[0], "reason", None) if error.args else None
         name = type(reason).__name__
         return name if name in _SENTENCES else type(error).__name__
-    return error.reason if error.reason in _SENTENCES else str(error.status)
+
+    def is_temporary(self, error: Exception) -> bool:
+        from google.auth.exceptions import GoogleAuthError, TransportError
+        from requests import exceptions
+
+        if isinstance(error, Refused):
+            return error.reason in _TEMPORARY_REASONS or is_temporary_status(error.status)
+        if isinstance(error, GoogleAuthError):
+            return isinstance(error, TransportError) or bool(getattr(error, "retryable", False))
+        # A wrong address, file or certificate stays wrong. Any other error is a broken connection.
+        wrong_address = (exceptions.InvalidURL, exceptions.MissingSchema, exceptions.InvalidSchema)
+        if isinstance(error, (Damaged, exceptions.SSLError, *wrong_address)):
+            return False
+        is_of_file = isinstance(error, OSError) and not isinstance(error, ConnectionError)
+        return isinstance(error, exceptions.RequestException) or not is_of_file
+
+    def has_expired(self, error: Exception) -> bool:
+        return _RENEW in _SENTENCES.get(self.find_code(error), "")
+
+    def show_endpoint(self, url: str) -> str:
+        return show_google_endpoint()
 
 
-def find_kind(error: Exception) -> type[Unreachable]:
-    """Return the class of the error for the user."""
-    code = error_code(error)
-    if code in _DENIED_CODES:
-        return Denied
-    return NoSuchPlace if code in _NAME_CODES else Unreachable
-
-
-def shown_endpoint() -> str:
+def show_google_endpoint() -> str:
     """Return the store's endpoint as messages show it, without a password. GOOGLE if no variable
     sets an endpoint.
     """
-    return hide_password(set_endpoint()) or GOOGLE
+    return hide_password(read_endpoint()) or GOOGLE
 
 
-def set_endpoint() -> str:
+def read_endpoint() -> str:
     """Return the endpoint that an environment variable sets; "" if none does."""
     values = [os.environ.get(name, "") for name in ENDPOINT_VARIABLES]
     return next(filter(None, values), "").rstrip("/")
-
-
-def explain(error: Exception) -> str:
-    """Return what has failed and what to do, for the user: `access denied; give ...`."""
-    code = error_code(error)
-    if code in _SENTENCES:
-        return _SENTENCES[code]
-    if isinstance(error, Refused) and is_temporary_status(error.status):
-        return f"the store is overloaded or down ({code}); {_LATER}"
-    return f"the request failed ({code}); check the address and settings"

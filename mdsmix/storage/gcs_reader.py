@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage.gcs_client import FIELDS, Session, answer_unless, ask, stat_from
+from mdsmix.storage.gcs_client import FIELDS, Session, ask_google, result_unless, stat_from_entry
 from mdsmix.storage.gcs_errors import Broken, Damaged, NotOfGoogle, Refused
 from mdsmix.storage.location import CHANGED, Stat
 from mdsmix.storage.object_reader import ObjectReader, OpenedBody
@@ -61,7 +61,7 @@ class Body:
         self._answer.close()
 
 
-def read_object(
+def make_google_reader(
     url: str,
     path: str,
     start: int = 0,
@@ -76,21 +76,21 @@ def read_object(
         path: the path of the object's URL at the store.
         start: the byte at which reading begins.
         end: the byte at which reading probably ends; None: the end of the object.
-        opened: the answer to a GET that was already sent; None: there is none.
+        opened: the answer to a GET that was already sent; None: send one.
         stamp: the generation to read; "": the newest.
     """
     open_body = partial(_open_body, url, path)
-    return ObjectReader(url, partial(ask, url), open_body, start, end, opened, stamp)
+    return ObjectReader(url, partial(ask_google, url), open_body, start, end, opened, stamp)
 
 
 def open_object(path: str, session: Session) -> tuple[Stat, OpenedBody] | None:
-    """Send a GET for a whole object. Return its Stat, and its body, of which nothing was read; None
-    if the object is missing.
+    """Send a GET for a whole object. Return (its Stat, its body, not read yet); None if the object
+    is missing.
 
     Args:
         path: the path of the object's URL at the store.
     """
-    answer = answer_unless(404, lambda: _get(session, path, {}, {}))
+    answer = result_unless(404, lambda: _get(session, path, {}, {}))
     if answer is None:
         return None
     opened = _take_body(answer, is_whole=True)
@@ -105,8 +105,8 @@ def open_object(path: str, session: Session) -> tuple[Stat, OpenedBody] | None:
             raise NotOfGoogle from None
 
     # Google's documents promise these two headers for another protocol only: ask for the fields.
-    entry = answer_unless(404, lambda: session.ask("GET", path, {"fields": FIELDS}))
-    stat = stat_from(entry) if entry else None
+    entry = result_unless(404, lambda: session.ask("GET", path, {"fields": FIELDS}))
+    stat = stat_from_entry(entry) if entry else None
     if stat is None or stat.stamp != opened.stamp:  # replaced meanwhile: begin again
         opened.body.close()
         raise Broken

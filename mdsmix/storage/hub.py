@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import flatten_error
-from mdsmix.storage.hub_errors import error_classes
+from mdsmix.storage.hub_errors import HUB_ERRORS
 from mdsmix.storage.location import CHANGED, NO_LIMIT, Listing, Location, Stat
 
 _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
@@ -156,7 +156,7 @@ def _explained(url: str) -> Iterator[None]:
         yield
     except (Unreachable, FileNotFoundError):
         raise
-    except error_classes() as error:
+    except HUB_ERRORS.classes() as error:
         raise Unreachable(
             f"{url} cannot be read from the hub ({type(error).__name__}): "
             f"{flatten_error(error)[:300]}; check the file's name, the login (HF_TOKEN), the "

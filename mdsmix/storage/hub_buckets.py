@@ -2,12 +2,12 @@
 
 huggingface_hub sends the requests, with the user's own login and endpoint (`HF_TOKEN`,
 `HF_ENDPOINT`), and hf_xet uploads the bytes. A file's stamp is its Xet hash, the hash of its
-content. A bucket has no versions: each answer with bytes of a file tells which content it is from,
-and is compared with the stamp.
+content. A bucket has no versions: each answer with bytes of a file names the hash of the
+whole file, which is compared with the stamp.
 
 The hub has no conditional writes for buckets. So `create` and `replace` check the file right before
 they write, and read it again after they have written: of two runs that write at the same moment, at
-least the one that was overwritten before it looked again notices.
+least the one notices whose file was overwritten before it read it again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from mdsmix.errors import NoSuchPlace, RecipeError, Unreachable
 from mdsmix.storage.bucket import BucketPath
-from mdsmix.storage.hub_errors import BUCKET_RULES, find_endpoint, show_endpoint
+from mdsmix.storage.hub_errors import HUB_ERRORS, find_endpoint, show_hub_endpoint
 from mdsmix.storage.location import CHANGED, NO_LIMIT, Bytes, Entries, Location, Stat
 from mdsmix.storage.object_reader import make_random_reader
 from mdsmix.storage.retries import retry
@@ -85,7 +85,7 @@ class HubBucketPath(BucketPath):
             source = "login from HF_TOKEN"
         else:
             source = "login stored by `hf auth login`"
-        return f"hub {show_endpoint()}, {source}"
+        return f"hub {show_hub_endpoint()}, {source}"
 
     def _ask(self, request: Callable[[Any], T]) -> T:
         """Send a request to the hub, and return its result. Temporary failures are retried.
@@ -93,7 +93,7 @@ class HubBucketPath(BucketPath):
         Args:
             request: called with huggingface_hub's HfApi.
         """
-        return retry(self.url, BUCKET_RULES, _connect, request)
+        return retry(self.url, HUB_ERRORS, _connect, request)
 
     # Reading
 
@@ -125,7 +125,7 @@ class HubBucketPath(BucketPath):
                 return None
             if stat.size > max_bytes:
                 return stat, b""
-            content = self._read_part(stat, 0, stat.size)
+            content = self._read_range(stat, 0, stat.size)
             if content is not None:
                 return stat, content
         raise Unreachable(CHANGED.format(url=self.url))
@@ -150,30 +150,30 @@ class HubBucketPath(BucketPath):
 
         def fetch(start: int, end: int) -> bytes:
             """Return the bytes from `start` on and before `end`."""
-            part = self._read_part(stat, start, end)
-            if part is None:
+            content = self._read_range(stat, start, end)
+            if content is None:
                 raise Unreachable(CHANGED.format(url=self.url))
-            return part
+            return content
 
         return make_random_reader(fetch, stat.size, ahead)
 
-    def _read_part(self, stat: Stat, start: int, end: int) -> bytes | None:
+    def _read_range(self, stat: Stat, start: int, end: int) -> bytes | None:
         """Return the bytes of this file from `start` on and before `end`; None if the file is not
         the version `stat` any more.
         """
         if start >= end:
             return b""
-        place = f"{find_endpoint()}/buckets/{self.bucket}/resolve/{quote(self.key)}"
+        address = f"{find_endpoint()}/buckets/{self.bucket}/resolve/{quote(self.key)}"
         try:
-            answer = self._ask(partial(_get_range, place, start, end))
+            answer = self._ask(partial(_get_range, address, start, end))
         except NoSuchPlace:  # it was deleted, or the bucket was
             return None
         # The hub redirects to the bytes, and names their hash in this answer.
         hashes = [hop.headers.get("X-Xet-Hash") for hop in (*answer.history, answer)]
         stamp = next(filter(None, hashes), None)
         if stamp is None:  # a proxy has removed the header: ask what the file is now
-            now = self.stat()
-            stamp = now.stamp if now else ""
+            current = self.stat()
+            stamp = current.stamp if current else ""
         if stamp != stat.stamp:
             return None
         content: bytes = answer.content
@@ -215,23 +215,23 @@ class HubBucketPath(BucketPath):
         self._ask(partial(_change, self.bucket, add=[(content, self.key)]))
 
     def create(self, content: bytes) -> Stat | None:
-        return None if self.stat() else self._write_and_look(content)
+        return None if self.stat() else self._write_and_verify(content)
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
         stat = self.stat()
         if stat is None or stat.stamp != stamp:
             return None
-        return self._write_and_look(content)
+        return self._write_and_verify(content)
 
-    def _write_and_look(self, content: bytes) -> Stat | None:
+    def _write_and_verify(self, content: bytes) -> Stat | None:
         """Write `content` to this file, and return its Stat. Return None if another process has
         written the file since.
         """
         self._put(content)
-        found = self.fetch()
-        if found is None:
+        file = self.fetch()
+        if file is None:
             return None
-        stat, written = found
+        stat, written = file
         return stat if written == content else None
 
     def copy_to(self, target: Location) -> None:
@@ -320,11 +320,11 @@ def _make_stat(file: Any) -> Stat:
     return Stat(file.size, file.xet_hash, uploaded)
 
 
-def _get_range(place: str, start: int, end: int, api: Any) -> Any:
+def _get_range(address: str, start: int, end: int, api: Any) -> Any:
     """Return the hub's answer to a GET of the bytes from `start` on and before `end`.
 
     Args:
-        place: the address of the file.
+        address: the URL of the file.
     """
     from huggingface_hub import constants
 
@@ -335,7 +335,7 @@ def _get_range(place: str, start: int, end: int, api: Any) -> Any:
         "Accept-Encoding": "identity",
     }
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    answer = utils.http_backoff("GET", place, headers=headers, timeout=timeout)
+    answer = utils.http_backoff("GET", address, headers=headers, timeout=timeout)
     utils.hf_raise_for_status(answer)
     return answer
 

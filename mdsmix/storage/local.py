@@ -247,7 +247,7 @@ class LocalPath(Location):
                 os.close(folder)
 
     def delete(self) -> None:
-        """Delete the file or an empty folder; a missing file or a folder with files is no error."""
+        """Delete the file or empty folder. Do nothing if it is missing, or a folder with files."""
         with explained("delete", self.path), _IGNORE_MISSING:
             try:
                 os.unlink(self.path)
@@ -366,7 +366,7 @@ def _make_stat(status: os.stat_result) -> Stat:
 
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder; none if there is no such folder."""
+    """Return the entries of a folder; [] if the folder is missing."""
     with _IGNORE_MISSING, os.scandir(folder) as entries:
         return list(entries)
     return []

@@ -26,8 +26,8 @@ Bytes = bytes | bytearray | memoryview
 class Stat:
     """The size of a file in bytes, and a stamp: a string that changes with the file.
 
-    On a disk the stamp consists of modification time and inode. On S3 the stamp is the ETag, in
-    Google Cloud Storage the generation, and on the hub a hash.
+    On a disk the stamp consists of modification time and inode. On S3 and Azure it is the ETag,
+    in Google Cloud Storage the generation, and on the hub a hash.
     """
 
     size: int
@@ -95,7 +95,7 @@ class Location(ABC):
         """Return the store's server and the source of the credentials, but not the credentials:
         `endpoint AWS, credentials from env`. Empty for a store that needs no credentials.
 
-        Raises Unreachable if there are no credentials.
+        Raises Unreachable if no credentials are set.
         """
         return ""
 
@@ -254,11 +254,11 @@ class Location(ABC):
         """
 
     def delete(self) -> None:
-        """Delete this file or empty folder. A missing file is no error."""
+        """Delete this file or empty folder. Do nothing if it is missing."""
         raise self._cannot_be_written()
 
     def delete_all(self, names: Sequence[str]) -> None:
-        """Delete the files with these names in this folder. A missing file is no error."""
+        """Delete the files with these names in this folder. Missing files are skipped."""
         for name in names:
             (self / name).delete()
 

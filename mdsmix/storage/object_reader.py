@@ -24,7 +24,7 @@ _READ_BYTES = 8 << 20
 
 
 class OpenedBody(NamedTuple):
-    """The body of an answer to a GET, of which nothing was read yet."""
+    """The body of an answer to a GET, not read yet."""
 
     body: Any
     "Has `read(size)` and `close()`."
@@ -60,7 +60,7 @@ class ObjectReader(io.RawIOBase):
         opened: OpenedBody | None = None,
         stamp: str = "",
     ) -> None:
-        """Send the first request, unless there is an answer already.
+        """Send the first request, unless its answer is given.
 
         Args:
             url: what error messages name.
@@ -69,7 +69,7 @@ class ObjectReader(io.RawIOBase):
             start: the byte at which reading begins.
             end: the byte at which reading probably ends; reading after it takes another request.
                 None: the end of the object.
-            opened: the answer to a GET that was already sent; None: there is none.
+            opened: the answer to a GET that was already sent; None: send one.
             stamp: the version to read; "": the newest version.
         """
         self._url = url

@@ -23,7 +23,7 @@ from mdsmix.storage.location import (
     Location,
     Stat,
 )
-from mdsmix.storage.s3_client import answer_unless, ask, find_credentials, stat_from
+from mdsmix.storage.s3_client import ask_s3, find_credentials, s3_answer_unless, stat_from_answer
 from mdsmix.storage.s3_conditions import head, keeps_conditions, put_if
 from mdsmix.storage.s3_errors import (
     AWS,
@@ -31,9 +31,9 @@ from mdsmix.storage.s3_errors import (
     Answer,
     Object,
     error_code,
-    shown_endpoint,
+    show_s3_endpoint,
 )
-from mdsmix.storage.s3_reader import read_object
+from mdsmix.storage.s3_reader import make_s3_reader
 
 _DELETED_AT_ONCE = 1000
 "The most objects that S3 deletes by one request."
@@ -58,46 +58,46 @@ class S3Path(BucketPath):
 
     @classmethod
     def describe_access(cls) -> str:
-        return f"endpoint {shown_endpoint()}, credentials from {find_credentials()}"
+        return f"endpoint {show_s3_endpoint()}, credentials from {find_credentials()}"
 
     def _object(self) -> Object:
         """Return the parameters of boto3 that name this object: {"Bucket": ..., "Key": ...}."""
         return {"Bucket": self.bucket, "Key": self.key}
 
     def fetch_command(self, folder: str) -> list[str]:
-        endpoint = shown_endpoint()
+        endpoint = show_s3_endpoint()
         options = [] if endpoint == AWS else ["--endpoint-url", endpoint]
         return ["aws", "s3", "cp", "--recursive", *options, self.url, folder]
 
     def stat(self) -> Stat | None:
-        return ask(self.url, partial(_stat, self._object())) if self.key else None
+        return ask_s3(self.url, partial(_stat, self._object())) if self.key else None
 
     def fetch(self, max_bytes: int = NO_LIMIT) -> tuple[Stat, bytes] | None:
         """Return (Stat, bytes) of the same version of this object, by one request. Return None if
         the object is missing. If it has more than `max_bytes`, no bytes are read, and the result is
         (Stat, b"").
         """
-        answer = ask(self.url, partial(_get, self._object()))
+        answer = ask_s3(self.url, partial(_get, self._object()))
         if answer is None:
             return None
-        stat = stat_from(answer)
-        with read_object(self.url, self._object(), answer=answer) as reader:
+        stat = stat_from_answer(answer)
+        with make_s3_reader(self.url, self._object(), answer=answer) as reader:
             content = reader.readall() if stat.size <= max_bytes else b""
         return stat, content
 
     def open(self, start: int = 0, until: int | None = None, stamp: str = "") -> BinaryIO:
-        reader = read_object(self.url, self._object(), start, until, stamp=stamp)
+        reader = make_s3_reader(self.url, self._object(), start, until, stamp=stamp)
         return io.BufferedReader(reader, buffer_size=1 << 20)
 
     def write(self, *parts: Bytes) -> None:
         body = b"".join(parts)
-        ask(self.url, lambda client: client.put_object(**self._object(), Body=body))
+        ask_s3(self.url, lambda client: client.put_object(**self._object(), Body=body))
 
     def create(self, content: bytes) -> Stat | None:
-        return ask(self.url, lambda client: put_if(client, self._object(), content, None))
+        return ask_s3(self.url, lambda client: put_if(client, self._object(), content, None))
 
     def replace(self, stamp: str, content: bytes) -> Stat | None:
-        return ask(self.url, lambda client: put_if(client, self._object(), content, stamp))
+        return ask_s3(self.url, lambda client: put_if(client, self._object(), content, stamp))
 
     def try_conditions(self) -> bool:
         trial = S3Path(f"{self.path}-trial-{secrets.token_hex(8)}")  # a new object
@@ -109,13 +109,13 @@ class S3Path(BucketPath):
             Location.copy_to(self, target)
             return
         request = {**target._object(), "CopySource": self._object()}
-        ask(
+        ask_s3(
             f"{self.url} (to copy it to {target.url})",
             lambda client: client.copy_object(**request),
         )
 
     def delete(self) -> None:
-        ask(self.url, lambda client: client.delete_object(**self._object()))
+        ask_s3(self.url, lambda client: client.delete_object(**self._object()))
 
     def delete_all(self, names: Sequence[str]) -> None:
         """Delete the objects with these names below this folder, up to a thousand by one request.
@@ -128,7 +128,7 @@ class S3Path(BucketPath):
             request = {"Bucket": self.bucket, "Delete": {"Objects": keys, "Quiet": True}}
             # If the whole request fails, all objects of it remain.
             with suppress(Unreachable):
-                failed = ask(self.url, partial(_delete, request))
+                failed = ask_s3(self.url, partial(_delete, request))
                 remaining = [key.removeprefix(self._prefix) for key in failed]
             Location.delete_all(self, remaining)
 
@@ -143,14 +143,14 @@ class S3Path(BucketPath):
         }
         while True:
             # Read one page of the listing.
-            page = ask(self.url, partial(_list_page, request))
+            page = ask_s3(self.url, partial(_list_page, request))
             for entry in page.get("CommonPrefixes", []):
                 folders.add(entry["Prefix"][start:-1])  # without the slash at the end
             for entry in page.get("Contents", []):
                 name = entry["Key"][start:]
                 # An empty object whose key ends in a slash marks a folder.
                 if name and not name.endswith("/"):
-                    files[name] = stat_from(entry)
+                    files[name] = stat_from_answer(entry)
             if not page["IsTruncated"]:
                 return files, folders
             request["ContinuationToken"] = page["NextContinuationToken"]
@@ -183,7 +183,7 @@ def _stat(target: Object, client: Any) -> Stat | None:
         answer = _get(target, client)
         if answer:
             answer["Body"].close()
-    return stat_from(answer) if answer else None
+    return stat_from_answer(answer) if answer else None
 
 
 def _get(target: Object, client: Any) -> Answer | None:
@@ -193,4 +193,4 @@ def _get(target: Object, client: Any) -> Answer | None:
     would show that.
     """
     request = {**target, "ChecksumMode": "ENABLED"}
-    return answer_unless(("404", "NoSuchKey"), client.get_object, request)
+    return s3_answer_unless(("404", "NoSuchKey"), client.get_object, request)

@@ -12,18 +12,8 @@ from typing import Any, TypeVar
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import Stat
-from mdsmix.storage.retries import ErrorRules, retry
-from mdsmix.storage.s3_errors import (
-    Answer,
-    error_classes,
-    error_code,
-    explain,
-    find_kind,
-    has_expired,
-    is_answer,
-    is_temporary,
-    shown_endpoint,
-)
+from mdsmix.storage.retries import retry
+from mdsmix.storage.s3_errors import Answer, S3Errors, error_code, show_s3_endpoint
 
 T = TypeVar("T")
 
@@ -41,7 +31,7 @@ os.register_at_fork(
 )
 
 
-def ask(url: str, request: Callable[[Any], T]) -> T:
+def ask_s3(url: str, request: Callable[[Any], T]) -> T:
     """Send a request to the store, and return its result. Temporary failures are retried.
 
     Args:
@@ -55,10 +45,10 @@ def ask(url: str, request: Callable[[Any], T]) -> T:
         client = _client_for(url)
         return client, client.meta.endpoint_url
 
-    return retry(url, _RULES, connect, request)
+    return retry(url, _ERRORS, connect, request)
 
 
-def answer_unless(
+def s3_answer_unless(
     codes: Collection[str], request: Callable[..., Any], parameters: Mapping[str, Any]
 ) -> Answer | None:
     """Send one request, and return the store's answer; None if the store answers with an error
@@ -93,7 +83,7 @@ def find_credentials() -> str:
         if credentials is None:
             raise NoCredentialsError
     except BotoCoreError as error:
-        raise _RULES.make_refusal("s3://", error) from None
+        raise _ERRORS.make_refusal("s3://", error) from None
     return str(credentials.method)
 
 
@@ -115,7 +105,7 @@ def _client_for(url: str) -> Any:
         with _client_lock:  # otherwise each of 16 threads would make a client, 0.3 s each
             return _make_client(os.getpid(), tuple(settings))
     except (BotoCoreError, ValueError) as error:
-        raise _RULES.make_refusal(url, error) from None
+        raise _ERRORS.make_refusal(url, error) from None
 
 
 @lru_cache(maxsize=8)
@@ -145,19 +135,11 @@ def _make_client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
     return session.client("s3", endpoint_url=endpoint, config=config.merge(path_style))
 
 
-_RULES = ErrorRules(
-    classes=error_classes,
-    is_answer=is_answer,
-    is_temporary=is_temporary,
-    has_expired=has_expired,
-    renew=_make_client.cache_clear,  # a new client reads the credentials again
-    explain=explain,
-    find_kind=find_kind,
-    show_endpoint=lambda url: shown_endpoint(),
-)
+# A new client reads the credentials again.
+_ERRORS = S3Errors(renew=_make_client.cache_clear)
 
 
-def stat_from(answer: Answer) -> Stat:
+def stat_from_answer(answer: Answer) -> Stat:
     """Return the Stat of an object.
 
     Args:
@@ -170,22 +152,22 @@ def stat_from(answer: Answer) -> Stat:
     if not modified:
         raise _lacking_header_error("Last-Modified")
     if "Size" in answer:  # an entry of a listing
-        return Stat(answer["Size"], _stamp(answer), modified.timestamp())
-    return Stat(answer["ContentLength"], stamp_from(answer), modified.timestamp())
+        return Stat(answer["Size"], _read_etag(answer), modified.timestamp())
+    return Stat(answer["ContentLength"], require_etag(answer), modified.timestamp())
 
 
-def stamp_from(answer: Answer) -> str:
+def require_etag(answer: Answer) -> str:
     """Return the ETag from an answer about one object, without its quotes.
 
     Raises Unreachable if the answer has no ETag.
     """
-    stamp = _stamp(answer)
+    stamp = _read_etag(answer)
     if not stamp:
         raise _lacking_header_error("ETag")
     return stamp
 
 
-def _stamp(answer: Answer) -> str:
+def _read_etag(answer: Answer) -> str:
     """Return the ETag of an answer without its quotes; "" if the answer has no ETag.
 
     The beginning `W/` is also removed: proxies that compress add it, but the store compares ETags
@@ -197,7 +179,7 @@ def _stamp(answer: Answer) -> str:
 def _lacking_header_error(header: str) -> Unreachable:
     """Return the error for the user about a store whose answer lacks this header."""
     return Unreachable(
-        f"the store at {shown_endpoint()} answers without {header}, so mdsmix cannot see whether "
+        f"the store at {show_s3_endpoint()} answers without {header}, so mdsmix cannot see whether "
         "an object was changed or is still in use: look up in the store's manual which parts of "
         "S3 it supports, or use another store."
     )

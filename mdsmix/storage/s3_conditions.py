@@ -19,7 +19,7 @@ from typing import Any
 
 from mdsmix.storage.conditions_trial import run_writers, try_once
 from mdsmix.storage.location import Location, Stat
-from mdsmix.storage.s3_client import answer_unless, ask, stamp_from
+from mdsmix.storage.s3_client import ask_s3, require_etag, s3_answer_unless
 from mdsmix.storage.s3_errors import Answer, Object, error_code
 
 _CONDITION_FAILED = (
@@ -58,7 +58,7 @@ def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> St
         client: a client of boto3.
         target: the parameters that name the object: Bucket and Key.
         content: the bytes to write.
-        stamp: the condition: the object has this ETag; None: there is no object.
+        stamp: the condition: the object has this ETag; None: the object is missing.
     """
     from botocore.exceptions import ClientError
 
@@ -82,7 +82,7 @@ def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> St
 
     # The store does not respect conditions: check the object, then write.
     answer = head(target, client)
-    current_stamp = stamp_from(answer) if answer else None
+    current_stamp = require_etag(answer) if answer else None
     stat = _put(client, target, content) if current_stamp == stamp else None
     _keeps[store] = False  # the plain write succeeded, so the store refused the condition
     return stat
@@ -97,7 +97,7 @@ def keeps_conditions(trial: Location, bucket: str) -> bool:
         trial: an object that does not exist. The test writes it and deletes it again.
         bucket: the bucket of this object.
     """
-    endpoint = ask(trial.url, lambda client: str(client.meta.endpoint_url))
+    endpoint = ask_s3(trial.url, lambda client: str(client.meta.endpoint_url))
     store = (endpoint, bucket)
     if ".amazonaws.com" in endpoint:
         return _keeps.setdefault(store, True)
@@ -130,7 +130,7 @@ def head(target: Object, client: Any) -> Answer | None:
     """Return the answer to a HEAD; None if the object or the bucket is missing. A HEAD does not
     distinguish these two cases.
     """
-    return answer_unless(("404",), client.head_object, target)
+    return s3_answer_unless(("404",), client.head_object, target)
 
 
 def _put(client: Any, target: Object, content: bytes, **condition: Any) -> Stat:
@@ -140,4 +140,4 @@ def _put(client: Any, target: Object, content: bytes, **condition: Any) -> Stat:
         condition: `IfMatch` or `IfNoneMatch`, as parameters of the request; nothing: always write.
     """
     answer = client.put_object(**target, Body=content, **condition)
-    return Stat(len(content), stamp_from(answer), time.time())
+    return Stat(len(content), require_etag(answer), time.time())

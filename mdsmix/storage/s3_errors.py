@@ -1,16 +1,11 @@
-"""The errors of S3 stores: whether a retry may help, and otherwise the sentence for the user.
-
-Sentences are built from error codes alone, because the store's own message may quote a key.
-"""
+"""The errors of S3 stores: whether a retry may help, and otherwise the sentence for the user."""
 
 from __future__ import annotations
 
 import os
-from functools import cache
 from typing import Any
 
-from mdsmix.errors import Denied, NoSuchPlace, Unreachable
-from mdsmix.storage.retries import hide_password, is_temporary_status
+from mdsmix.storage.store_errors import StoreErrors, hide_password, is_temporary_status
 
 _LATER = "run the same command again later"
 _AGAIN = "run the same command again"
@@ -94,8 +89,6 @@ _NAME_CODES = (
     "XMinioInvalidObjectName",
     "ParamValidationError",
 )
-"Codes about the one name of the request. Any other code may concern all names."
-
 # The last three mean that the body was damaged or truncated on its way to the store.
 _TEMPORARY_CODES = (
     "SlowDown",
@@ -108,60 +101,61 @@ _TEMPORARY_CODES = (
 )
 
 
-@cache
-def error_classes() -> tuple[type[Exception], ...]:
-    """Return the classes of errors that a request may raise.
+class S3Errors(StoreErrors):
+    """What the errors of boto3 mean."""
 
-    The last two do not derive from the base classes of botocore: ResponseParserError is raised for
-    a truncated answer, and urllib3's HTTPError if TLS breaks in the body of an answer.
-    """
-    from botocore.exceptions import BotoCoreError, ClientError
-    from botocore.parsers import ResponseParserError
-    from urllib3.exceptions import HTTPError
+    sentences = _SENTENCES
+    unknown_advice = "look it up in the store's log, and check the address and settings"
+    denied_codes = _DENIED_CODES
+    name_codes = _NAME_CODES
 
-    return BotoCoreError, ClientError, ResponseParserError, HTTPError
+    def classes(self) -> tuple[type[Exception], ...]:
+        """Return the classes of errors that a request may raise.
 
+        The last two do not derive from the base classes of botocore: ResponseParserError is raised
+        for a truncated answer, and urllib3's HTTPError if TLS breaks in the body of an answer.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+        from urllib3.exceptions import HTTPError
 
-def is_answer(error: Exception) -> bool:
-    """Return whether the store has answered with this error."""
-    from botocore.exceptions import ClientError
+        return BotoCoreError, ClientError, ResponseParserError, HTTPError
 
-    return isinstance(error, ClientError)
+    def find_status(self, error: Exception) -> int:
+        return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
+    def find_code(self, error: Exception) -> str:
+        return error_code(error) or type(error).__name__
 
-def is_temporary(error: Exception) -> bool:
-    """Return whether the same request may succeed later: the connection broke, or the store is in
-    trouble.
-    """
-    from botocore.exceptions import (
-        BotoCoreError,
-        ClientError,
-        ConnectionError,
-        HTTPClientError,
-        IncompleteReadError,
-        SSLError,
-    )
+    def is_temporary(self, error: Exception) -> bool:
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            ConnectionError,
+            HTTPClientError,
+            IncompleteReadError,
+            SSLError,
+        )
 
-    if isinstance(error, ClientError):
-        return error_code(error) in _TEMPORARY_CODES or _has_temporary_status(error)
-    # An error that does not derive from BotoCoreError (`error_classes`) is a broken connection too.
-    connection_errors = (ConnectionError, HTTPClientError, IncompleteReadError)
-    is_broken = isinstance(error, connection_errors) or not isinstance(error, BotoCoreError)
-    return is_broken and not isinstance(error, SSLError)
+        if isinstance(error, ClientError):
+            has_temporary_code = error_code(error) in _TEMPORARY_CODES
+            return has_temporary_code or is_temporary_status(self.find_status(error))
+        # An error that does not derive from BotoCoreError (`classes`) is a broken connection too.
+        connection_errors = (ConnectionError, HTTPClientError, IncompleteReadError)
+        is_broken = isinstance(error, connection_errors) or not isinstance(error, BotoCoreError)
+        return is_broken and not isinstance(error, SSLError)
 
+    def has_expired(self, error: Exception) -> bool:
+        """Return whether the credentials have expired, so that the request may succeed with new
+        ones.
 
-def _has_temporary_status(error: Exception) -> bool:
-    """Return whether the answer's HTTP status is one after which the request may succeed later."""
-    status = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return is_temporary_status(status)
+        Also True for an access key that the store does not know, because stores forget expired
+        keys.
+        """
+        return _RENEW in _SENTENCES.get(error_code(error), "")
 
-
-def has_expired(error: Exception) -> bool:
-    """Return whether the credentials have expired, so that the request may succeed with new ones.
-
-    Also True for an access key that the store does not know, because stores forget expired keys.
-    """
-    return _RENEW in _SENTENCES.get(error_code(error), "")
+    def show_endpoint(self, url: str) -> str:
+        return show_s3_endpoint()
 
 
 def error_code(error: Exception) -> str:
@@ -177,15 +171,7 @@ def _answer(error: Exception) -> Answer:
     return answer or {}
 
 
-def find_kind(error: Exception) -> type[Unreachable]:
-    """Return the class of the error for the user."""
-    name = error_code(error) or type(error).__name__
-    if name in _DENIED_CODES:
-        return Denied
-    return NoSuchPlace if name in _NAME_CODES else Unreachable
-
-
-def shown_endpoint() -> str:
+def show_s3_endpoint() -> str:
     """Return the store's endpoint as messages show it, without a password. AWS if no variable sets
     an endpoint.
     """
@@ -195,17 +181,3 @@ def shown_endpoint() -> str:
             endpoint = os.environ[name]
             break
     return hide_password(endpoint)
-
-
-def explain(error: Exception) -> str:
-    """Return what has failed and what to do, for the user: `access denied; give ...`."""
-    code = error_code(error)
-    name = code or type(error).__name__
-    if name in _SENTENCES:
-        return _SENTENCES[name]
-    if code and _has_temporary_status(error):
-        return f"the store is overloaded or down ({code}); {_LATER}"
-    return (
-        f"the request failed ({name}); look it up in the store's log, and check the address and "
-        "settings"
-    )

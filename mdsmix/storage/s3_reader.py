@@ -10,7 +10,7 @@ from typing import Any
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage.object_reader import ObjectReader, OpenedBody
-from mdsmix.storage.s3_client import answer_unless, ask, stamp_from
+from mdsmix.storage.s3_client import ask_s3, require_etag, s3_answer_unless
 from mdsmix.storage.s3_errors import Answer, Object
 
 _IGNORES_RANGES = (
@@ -19,7 +19,7 @@ _IGNORES_RANGES = (
 )
 
 
-def read_object(
+def make_s3_reader(
     url: str,
     target: Object,
     start: int = 0,
@@ -34,12 +34,12 @@ def read_object(
         target: the parameters that name the object: Bucket and Key.
         start: the byte at which reading begins.
         end: the byte at which reading probably ends; None: the end of the object.
-        answer: the answer to a GET that was already sent; None: there is none.
+        answer: the answer to a GET that was already sent; None: send one.
         stamp: the ETag of the version to read; "": the newest version.
     """
     opened = _take_body(answer) if answer else None
     open_body = partial(_open_body, target)
-    return ObjectReader(url, partial(ask, url), open_body, start, end, opened, stamp)
+    return ObjectReader(url, partial(ask_s3, url), open_body, start, end, opened, stamp)
 
 
 def _open_body(target: Object, client: Any, start: int, end: int | None, stamp: str) -> OpenedBody:
@@ -64,14 +64,14 @@ def _open_body(target: Object, client: Any, start: int, end: int | None, stamp: 
 
 def _take_body(answer: Answer) -> OpenedBody:
     # An empty answer may have no stamp (`_get`).
-    return OpenedBody(answer["Body"], stamp_from(answer) if answer["ContentLength"] else "")
+    return OpenedBody(answer["Body"], require_etag(answer) if answer["ContentLength"] else "")
 
 
 def _get(request: Object, client: Any) -> Answer:
     """Return the answer to a GET. If the object ends before the requested range, return an answer
     with an empty body.
     """
-    answer = answer_unless(("InvalidRange",), client.get_object, request)
+    answer = s3_answer_unless(("InvalidRange",), client.get_object, request)
     if answer is None:
         return {"Body": io.BytesIO(), "ContentLength": 0}
     return answer

@@ -300,7 +300,7 @@ def test_many_threads_share_their_connections(folder: Location) -> None:
         list(pool.map(lambda file: file.write(b"x"), files))
         for _ in range(5):
             list(pool.map(lambda file: file.stat(), files))
-    session = azure_client.ask(folder.url, lambda client: client.session)
+    session = azure_client.ask_azure(folder.url, lambda client: client.session)
     pools = session.get_adapter(folder.url.replace("azure", "http")).poolmanager.pools
     (pool,) = map(pools.get, pools.keys())
     assert 0 < pool.num_connections <= 16
