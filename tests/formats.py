@@ -165,10 +165,12 @@ def plan_pattern(
     window: int = 1 << 20,
     fields: Any = (),
     parsed: Any = (),
+    text_or_messages: Any = (),
     **read_as: Any,
 ) -> list[Unit]:
     """Return the units of the files that a pattern finds. `read_as`: the settings of `ReadAs`."""
-    return plan_units(find_files([pattern], folder, ReadAs(**read_as)), window, fields, parsed)
+    files = find_files([pattern], folder, ReadAs(**read_as))
+    return plan_units(files, window, fields, parsed, text_or_messages=text_or_messages)
 
 
 def read_file(folder: Path, name: str, content: Any = None, **settings: Any) -> list[RecordBatch]:

@@ -57,6 +57,7 @@ def test_every_setting_that_decides_what_is_read_is_in_the_stamp() -> None:
         {"end": 5},
         {"fields": ("text",)},
         {"blobs": ("image",)},
+        {"text_or_messages": ("prompt",)},
         {"window_bytes": 1000},
         {"files": (replace(file, read_as=ReadAs(split_by="line")),)},
         {"files": (file, file)},
@@ -64,7 +65,7 @@ def test_every_setting_that_decides_what_is_read_is_in_the_stamp() -> None:
     units = [unit]
     units += [make_unit(**changes) for changes in changed_files]
     units += [replace(unit, **changes) for changes in changed_settings]
-    assert len(set(map(unit_stamp, units))) == len(units) == 11
+    assert len(set(map(unit_stamp, units))) == len(units) == 12
 
 
 def test_a_unit_that_lost_a_window_is_read_again() -> None:

@@ -23,7 +23,8 @@ from mdsmix.record import RecordRefused
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.conversation_rules import read_marks
 from mdsmix.sources import SourceFile
-from mdsmix.sources.format import Format
+from mdsmix.sources.csv_table import CsvTable
+from mdsmix.sources.format import Format, parse_json_fields
 from mdsmix.sources.jsonl import Jsonl
 from mdsmix.sources.parquet import Parquet
 from tests.converting import (
@@ -39,6 +40,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
+from tests.formats import encode_table
 
 Raise = Callable[[pytest.MonkeyPatch], None]
 
@@ -236,6 +238,49 @@ def test_only_streams_with_refused_marks_are_converted_again(
     assert manifest_of(tmp_path / "out/marked/train").rules["record.marks"] == 2
     assert manifest_of(tmp_path / "out/marked/train").records.written == 2
     assert "rows-outdated" not in run_ok("check", recipe).out
+    assert not any(outcome.done for outcome in run_recipe(recipe))
+
+
+def test_only_tables_with_texts_or_messages_are_converted_again(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 1 of csv decoded every JSON value in such a cell: it dropped the quotes here."""
+    prompts = [{"prompt": '"Hello"'}, {"prompt": '"Why?"'}]
+    (tmp_path / "prompts.csv").write_bytes(encode_table(prompts, ","))
+    write_jsonl(tmp_path / "lines.jsonl", prompts)
+    sources = {
+        "prompts": {"path": "prompts.csv", "prompt": "prompt"},
+        "questions": {"path": "prompts.csv", "instruction": "prompt"},  # is always a text
+        "lines": {"path": "lines.jsonl", "prompt": "prompt"},
+    }
+    streams = {name: {"kind": "prompt", "source": source} for name, source in sources.items()}
+    settings = {"train_loader": {"name": "prompt", "dataset": {"max_gen_len": 8}}}
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams, **settings)
+
+    def parse_all(record: dict[str, Any], names: tuple[str, ...]) -> str:
+        parse_json_fields(record, names)
+        return ""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CsvTable, "version", 1)
+        patch.setattr("mdsmix.sources.csv_table.describe_cells", lambda unit: "")
+        patch.setattr("mdsmix.sources.csv_table.parse_message_fields", parse_all)
+        run_recipe(recipe)
+    before = {name: read_published(recipe, name) for name in streams}
+    assert before["prompts"]["index.json"] != before["lines"]["index.json"]
+
+    out = mdsmix("check", recipe).out
+    (line,) = [line for line in out.splitlines() if "rows-outdated" in line]
+    assert "the rule format.csv was version 1" in line
+    assert set(streams_in(line)) == {"questions", "prompts"}
+    converted = {outcome.stream: outcome.done for outcome in run_recipe(recipe)}
+    assert converted == {"prompts": 1, "questions": 0, "lines": 0}
+    prompts_index = read_published(recipe, "prompts")["index.json"]
+    assert prompts_index == before["lines"]["index.json"]  # shards are named by their content
+    assert read_published(recipe, "lines") == before["lines"]
+    questions = read_published(recipe, "questions")
+    assert questions["index.json"] == before["questions"]["index.json"]
+    assert "rows-outdated" not in mdsmix("check", recipe).out
     assert not any(outcome.done for outcome in run_recipe(recipe))
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -198,9 +200,16 @@ def read_by_shape(path: Path, shape: str, keys: dict[str, Any]) -> list[Any]:
         key: name for key, name in keys.items() if key in (*the_shape.fields, *the_shape.optional)
     }
     options = {key: value for key, value in keys.items() if key in the_shape.options}
-    parsed = [fields[key] for key in the_shape.structured if key in fields]
-    field_names = sorted(fields.values())
-    batches = read_file(path.parent, path.name, window=300, fields=field_names, parsed=parsed)
+    either = the_shape.find_text_or_messages(fields)
+    parsed = {fields[key] for key in the_shape.structured if key in fields}.difference(either)
+    batches = read_file(
+        path.parent,
+        path.name,
+        window=300,
+        fields=sorted(fields.values()),
+        parsed=tuple(parsed),
+        text_or_messages=either,
+    )
     assert not bad_items(batches)
     return [the_shape.read(record, fields, **options) for record in all_records(batches)]
 
@@ -218,6 +227,60 @@ def test_a_record_is_the_same_from_every_format(tmp_path_factory: Any, data: st.
         for format in FORMATS[1:]:
             read = read_by_shape(write_records(folder, format, drawn), shape, keys)
             assert [*map(repr, read)] == [*map(repr, expected)], (shape, format)
+
+
+TEXTS_LIKE_JSON = ("42", '"Hello"', "true", "null", "-1.5e3", "NaN", " ", "[draft", "{name}!")
+PYTHON_MESSAGES = (
+    "[{'role': 'user', 'content': 'Hi'}]",
+    "[{'role': 'user', 'content': 'Hi'}\n {'role': 'assistant', 'content': \"it's\"}]",
+    "{'content': 'Hi', 'role': 'user'}",
+    '[{"role": "user", "content": "Hi',
+)
+"""Messages as datasets 5.2 and pandas 3.1 write them to csv (a list is an array of numpy, so it has
+no commas), and JSON that was cut off.
+"""
+EITHER_SHAPES = [name for name, shape in SHAPES.items() if shape.text_or_messages]
+
+
+@pytest.mark.parametrize("format", ["csv", "tsv", "tar"])
+@pytest.mark.parametrize("shape", EITHER_SHAPES)
+def test_texts_that_look_like_json_stay_texts(tmp_path: Path, shape: str, format: str) -> None:
+    """In a cell that may have messages, only JSON lists and objects are decoded."""
+    keys, records = _records_with(shape, TEXTS_LIKE_JSON)
+    expected = read_by_shape(write_records(tmp_path, "jsonl", records), shape, keys)
+    assert not any(isinstance(record, str) for record in expected)
+    read = read_by_shape(write_records(tmp_path, format, records), shape, keys)
+    assert [*map(repr, read)] == [*map(repr, expected)]
+
+
+@pytest.mark.parametrize("format", ["csv", "tar"])
+@pytest.mark.parametrize("shape", EITHER_SHAPES)
+def test_messages_that_are_not_json_are_no_text(tmp_path: Path, shape: str, format: str) -> None:
+    keys, records = _records_with(shape, PYTHON_MESSAGES)
+    path = write_records(tmp_path, format, records)
+    batches = read_file(tmp_path, path.name, text_or_messages=tuple(keys))
+    assert [reason for reason, _ in bad_items(batches)] == ["cell_not_json"] * len(records)
+
+
+def _records_with(shape: str, texts: Sequence[str]) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Return the recipe's keys, and for each key that may have messages a record with each text."""
+    keys = {key: key for key in SHAPES[shape].fields}
+    if "preference" in shape:
+        keys |= {"prompt": "prompt"}
+    plain: dict[str, Any] = {key: f"some {key}" for key in keys}
+    if "label" in keys:
+        plain["label"] = True
+    either = [key for key in SHAPES[shape].text_or_messages if key in keys]
+    return keys, [{**plain, key: text} for key in either for text in texts]
+
+
+def test_rewards_of_a_table_are_numbers(tmp_path: Path) -> None:
+    rewards = {"chosen_reward": 1.5, "rejected_reward": -2}
+    record = {"chosen": "a b", "rejected": "a c", **rewards}
+    keys = {key: key for key in record}
+    for format in ("csv", "tar"):
+        (read,) = read_by_shape(write_records(tmp_path, format, [record]), "preference", keys)
+        assert read.rewards == (1.5, -2.0)
 
 
 FUZZ = settings(max_examples=60)

@@ -258,6 +258,7 @@ FIXES = {
     "field_not_text": "Name a field with text, or a path into it, such as `meta.body`.",
     "special_token_in_text": "`special_tokens_in_text: escape` reads it as text.",
     "too_few_fields": "Quote cells with separators or line breaks; `source.format: tsv` for tabs.",
+    "cell_not_json": "Write such data to JSON Lines or parquet.",
     "too_many_fields": "Quote cells with separators or line breaks; `source.format: tsv` for tabs.",
     "function_refused": "Change the record, or the function.",
     "function_failed": "Change the function; the detail has the exception.",

@@ -148,6 +148,7 @@ class Job:
             window_bytes=self.kind.window_bytes,
             fields=self.stream.fields_read,
             parsed=self.stream.fields_parsed,
+            text_or_messages=self.stream.fields_with_text_or_messages,
             # A short line may name large images, so a file of lines gets smaller windows.
             line_window=self._line_window if self.kind.has_images else None,
             blobs=self.stream.image_fields,
@@ -167,6 +168,7 @@ class Job:
             end=HEAD_BYTES,
             fields=self.stream.fields_read,
             parsed=self.stream.fields_parsed,
+            text_or_messages=self.stream.fields_with_text_or_messages,
         )
         records = list[Any]()
         for beginning in sources.read_beginnings([unit], HEAD_BYTES):

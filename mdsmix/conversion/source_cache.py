@@ -272,6 +272,8 @@ def unit_stamp(unit: Unit) -> str:
         unit.window_bytes,
         read_as,
     ]
+    if unit.text_or_messages:
+        settings.append(unit.text_or_messages)
     versions = list_raised_versions(map(format_of, unit.files))
     if versions:
         settings.append(versions)

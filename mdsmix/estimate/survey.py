@@ -101,6 +101,7 @@ class Survey:
             least_window,
             fields=self.stream.fields_read,
             parsed=self.stream.fields_parsed,
+            text_or_messages=self.stream.fields_with_text_or_messages,
         )
 
     def read(self, units: Sequence[Unit], size: int | None = None) -> list[SplitSample]:

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.kinds.recipe_schema import SCHEMA_FILE
 from mdsmix.messages import join_names
+from mdsmix.record import NoRecord
 from mdsmix.shapes.shape import key_of_list
 from mdsmix.shards.index import INDEX, read_index
 from mdsmix.shards.manifest import MANIFEST
 from mdsmix.sources import ReadAs, SourceFile, plan_units, read_batches
 from mdsmix.sources.find import SPLITS, STATE, list_data_files, name_of
-from mdsmix.sources.format import parse_json_fields
+from mdsmix.sources.format import parse_json_fields, parse_message_fields
 from mdsmix.sources.formats import NAMED, format_of
 from mdsmix.sources.sniff import sniff_format
 from mdsmix.storage import Location, Stat, locate
@@ -237,16 +238,26 @@ class FirstRecords:
             names |= dict.fromkeys(map(str, record))
         return list(names)
 
-    def parsed(self, names: Collection[str]) -> Sequence[Any]:
-        """Return the records. In formats whose cells are strings (CSV), the fields in `names` are
-        parsed as JSON, as in a conversion.
+    def parsed(
+        self, names: Collection[str], text_or_messages: Collection[str] = ()
+    ) -> Sequence[Any]:
+        """Return the records. In formats whose cells are strings (CSV), fields are parsed as JSON,
+        as in a conversion.
+
+        A record with messages that are not valid JSON becomes a NoRecord, the reason.
+
+        Args:
+            names: the fields with lists or objects.
+            text_or_messages: the fields with strings or messages.
         """
         if not format_of(self.file).cells_are_texts:
             return self.records
-        copies = [dict(record) for record in self.records]
-        for record in copies:
-            parse_json_fields(record, names)
-        return copies
+        parsed = list[Any]()
+        for record in map(dict, self.records):
+            parse_json_fields(record, set(names).difference(text_or_messages))
+            reason = parse_message_fields(record, text_or_messages)
+            parsed.append(NoRecord(reason) if reason else record)
+        return parsed
 
 
 def read_head(file: SourceFile) -> FirstRecords:

@@ -277,7 +277,9 @@ def _prepare_records(shape: Shape, fields: Mapping[str, str], head: FirstRecords
     """
     structured = [fields[key] for key in shape.structured if key in fields]
     entered = [root for name in fields.values() for root in parse_field(name).entered]
-    records = head.parsed([*structured, *entered, *shape.extras])
+    records = head.parsed(
+        [*structured, *entered, *shape.extras], shape.find_text_or_messages(fields)
+    )
     derive = make_deriver(fields.values())
     return [*map(derive, records)] if derive else records
 

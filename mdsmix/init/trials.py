@@ -112,7 +112,8 @@ def _try_draft(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
     head = draft.guess.head
     stream = resolve_stream(recipe, recipe.streams[draft.name], tokenizer)
     reader = open_record_encoder(stream, tokenizer, open_backend(tokenizer, "reference"))
-    encoded = reader.encode(head.parsed(stream.fields_parsed))
+    records = head.parsed(stream.fields_parsed, stream.fields_with_text_or_messages)
+    encoded = reader.encode(records)
     # Count them.
     reasons = Counter(str(reason) for reason in encoded.rejected.values())
     filtered = Counter({code: count for code, count in reasons.items() if code in FILTERED})

@@ -194,8 +194,6 @@ class RecordReader:
                     return reason
             if derive:
                 record = derive(record)
-                if isinstance(record, NoRecord):
-                    return record
             return self.shape.read(record, self.fields, **self.options)
 
         return [read_one(record) for record in records]

@@ -68,7 +68,15 @@ class ResolvedStream:
         fields = self.encoding.fields
         structured = {fields[key] for key in self.shape.structured if key in fields}
         entered = [reader.entered for reader in self._readers()]
-        return tuple(sorted(self._extras.union(structured, *entered)))
+        parsed = self._extras.union(structured, *entered)
+        return tuple(sorted(parsed.difference(self.fields_with_text_or_messages)))
+
+    @cached_property
+    def fields_with_text_or_messages(self) -> tuple[str, ...]:
+        """The names of the top-level fields whose values are strings or messages. In a format whose
+        cells are strings, only their cells with a JSON list or object are decoded.
+        """
+        return self.shape.find_text_or_messages(self.encoding.fields)
 
     @property
     def image_fields(self) -> tuple[str, ...]:

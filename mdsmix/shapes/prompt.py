@@ -130,6 +130,7 @@ PROMPT = Shape(
     fields=("prompt",),
     optional=(ANSWER, "tools"),
     structured=("prompt", "tools"),
+    text_or_messages=("prompt",),
     extras=(VARIABLES, OBJECTS),
     options=("nulls",),
     also_called={**_CALLED, "prompt": ("messages",)},

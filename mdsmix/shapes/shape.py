@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import filterfalse
 from typing import Any, Literal, NamedTuple
 
-from mdsmix.record import RecordRefused, is_encodable
-from mdsmix.shapes.fields import find_value
+from mdsmix.record import NoRecord, RecordRefused, is_encodable
+from mdsmix.shapes.fields import find_value, parse_field
 
 Fields = Mapping[str, str]
 """Key of `source:` in the recipe, such as `prompt` -> the field of the record that it names, such
@@ -121,6 +121,11 @@ class Shape:
     """The keys of `source:` that name fields with lists or objects. In a format whose cells are
     strings, such as CSV, these fields contain JSON.
     """
+    text_or_messages: tuple[str, ...] = ()
+    """Those keys of `structured` whose fields contain either a string or messages. In a format
+    whose cells are strings, a cell with a JSON list or object contains messages, and any other cell
+    is a string.
+    """
     options: tuple[str, ...] = ()
     "Keys of the source or the stream that change how the shape reads a record."
     also_called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -171,6 +176,16 @@ class Shape:
         """
         return bool(self.fields) and set(self.fields) <= keys <= self.own_fields.keys()
 
+    def find_text_or_messages(self, fields: Fields) -> tuple[str, ...]:
+        """Return the names of the top-level fields that contain either a string or messages, in
+        alphabetical order. Fields that are named by a path are left out: JSON has their types.
+
+        Args:
+            fields: key of the recipe -> name of the record's field.
+        """
+        names = {fields[key] for key in self.text_or_messages if key in fields}
+        return tuple(sorted(name for name in names if not parse_field(name).entered))
+
     def read(self, record: Any, fields: Fields, **options: Any) -> Any:
         """Return the record as an object of the class `gives`, such as a Document. If it cannot be
         read, return a `NoRecord` (a str), which is the reason code.
@@ -179,10 +194,12 @@ class Shape:
         as `json_array`: it is probably a whole file in one array.
 
         Args:
-            record: the decoded JSON value.
+            record: the decoded JSON value, or a NoRecord, which is returned.
             fields: key of the recipe -> name of the record's field.
             options: the recipe's options that change how the shape reads, such as `nulls="drop"`.
         """
+        if isinstance(record, NoRecord):
+            return record
         try:
             if isinstance(record, dict):
                 return self.parse(RawRecord(record, fields, options))

@@ -111,6 +111,7 @@ UNPAIRED_PREFERENCE = Shape(
     fields=("prompt", "completion", LABEL),
     optional=("tools",),
     structured=("prompt", "completion", LABEL, "tools"),
+    text_or_messages=("prompt", "completion"),
     extras=(VARIABLES, OBJECTS),
     options=("nulls",),
     guess=lambda *_: ({"nulls": "drop"},),

@@ -22,16 +22,19 @@ from mdsmix.errors import Unreachable
 from mdsmix.sources.format import (
     BLANK,
     BYTE_ORDER_MARK,
+    CELL_REASONS,
     TOO_LONG,
     Block,
     Format,
     Item,
+    describe_cells,
     item_blocks,
     parse_json_fields,
+    parse_message_fields,
 )
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import is_utf8
-from mdsmix.sources.units import SourceFile, Span
+from mdsmix.sources.units import SourceFile, Span, Unit
 
 LONGEST_FIELD = 16 << 20
 "The most characters of a cell; the reader uses four bytes for each."
@@ -48,6 +51,7 @@ class CsvTable(Format):
     """
 
     name = "csv"
+    version = 2  # of a field with texts or messages, only lists and objects are decoded
 
     cells_are_texts = True
     heeds: ClassVar[tuple[str, ...]] = ("header",)
@@ -56,6 +60,7 @@ class CsvTable(Format):
         "too_many_fields": "The row has more cells than the table has fields.",
         "not_csv": "A quote is in the wrong place; the next line is read as a row again.",
         "nul_byte": "The row of a table has a NUL byte.",
+        **CELL_REASONS,
     }
 
     def __init__(self, delimiter: str, packing: str = "") -> None:
@@ -67,6 +72,15 @@ class CsvTable(Format):
         """
         super().__init__(packing)
         self._delimiter = delimiter
+
+    def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
+        """Return 1 as the version of this format that is hashed into the file's digests, although
+        `version` is 2. If a digest changes, its records are converted again.
+
+        Version 2 decodes other cells only in fields with texts or messages, and `blocks` names
+        these fields in the digests. Any other table has the same records as under version 1.
+        """
+        return 1
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         """Yield all rows of the table as blocks of about 4 MB.
@@ -85,10 +99,10 @@ class CsvTable(Format):
             header = list(file.read_as.header)  # as the recipe sets it
             if not header:
                 header = _read_header(file, rows)
-            records = _records(rows, header, span.unit.parsed)
+            records = _records(rows, header, span.unit)
             # The digests cover the delimiter and the header: with others, equal bytes would be
             # other records.
-            decoding = f"{delimiter} {header}"
+            decoding = f"{delimiter} {header}{describe_cells(span.unit)}"
             yield from item_blocks(file, span, decoding, records)
 
 
@@ -123,15 +137,13 @@ def _read_header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
     return names
 
 
-def _records(
-    rows: Iterator[Item], header: list[str], structured: tuple[str, ...]
-) -> Iterator[Item]:
+def _records(rows: Iterator[Item], header: list[str], unit: Unit) -> Iterator[Item]:
     """Yield each row of cells as a record.
 
     Args:
         rows: items whose `record` is a list of cells.
         header: the names of the fields.
-        structured: the names of the fields whose cells are JSON.
+        unit: names the fields whose cells are JSON, or may be.
     """
     fields = tuple(header)
     number = 0
@@ -140,7 +152,8 @@ def _records(
         reason = row.reason or _misfit(len(row.record), len(header))
         if not reason:
             record = dict(zip(header, row.record, strict=True))
-            parse_json_fields(record, structured)
+            parse_json_fields(record, unit.parsed)
+            reason = parse_message_fields(record, unit.text_or_messages)
         place = {"row": number, **row.place}
         yield Item(row.ordinal, place, row.length, row.raw, record, reason, fields)
         if reason != BLANK:

@@ -8,6 +8,7 @@ all formats. Everything that differs is a method of `Format`. A format that read
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from mdsmix.errors import RecipeError
 from mdsmix.json_values import read_json
-from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
+from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 
 LONGEST = 256 << 20
 """Bytes of the longest record. A longer one is skipped while it is read; only its place and length
@@ -29,6 +30,13 @@ BLANK = "blank"
 "The reason of an item without content, such as an empty line. It is not a fault."
 ROWS = "rows"
 "The format of blocks whose bytes are lines of JSON, as for rows of parquet and Arrow."
+CELL_REASONS = {
+    "cell_not_json": (
+        "A cell of a table, or a text of an archive, has messages that are not valid JSON, such as "
+        "a list that pandas or datasets has written to csv."
+    )
+}
+"Reason codes of formats whose cells are strings -> their explanations."
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 "Bytes at the start of some UTF-8 files; they do not belong to the text."
 
@@ -73,6 +81,11 @@ class Item(NamedTuple):
             return f"byte {self.ordinal}"
         return ", ".join(f"{key} {value}" for key, value in self.place.items())
 
+
+_BEGINS_LIKE_OBJECTS = re.compile(r"\s*(?:\[\s*)?\{")
+"Matches the beginning of an object, or of a list of objects."
+_KEY_OF_ROLE = re.compile(r"""(['"])(?:role|from)\1\s*:""")
+"Matches a key of messages, in the quotes of JSON or of Python."
 
 Decoded = tuple[list[Any], dict[int, str]]
 """The result of decoding a list of byte strings: (records, reasons). `reasons` has index of a byte
@@ -326,6 +339,38 @@ def parse_json_fields(record: dict[str, Any], names: Iterable[str]) -> None:
             record[name] = read_json(cell)
         except (ValueError, RecursionError):
             continue
+
+
+def parse_message_fields(record: dict[str, Any], names: Iterable[str]) -> str:
+    """Replace the JSON lists and objects in the named fields of a record by their values. Return
+    the reason code if a string looks like messages but is not valid JSON; "" otherwise.
+
+    Any other string is a text and is not changed: `42` and `"Hello"` with its quotes are the texts
+    that they look like. An empty string becomes None.
+    """
+    for name in names:
+        cell = record.get(name)
+        if not isinstance(cell, str):
+            continue
+        if not cell:
+            record[name] = None
+        if cell.lstrip()[:1] not in ("[", "{"):
+            continue
+        try:
+            record[name] = read_json(cell)
+        except (ValueError, RecursionError):
+            if _BEGINS_LIKE_OBJECTS.match(cell) and _KEY_OF_ROLE.search(cell):
+                return "cell_not_json"
+    return ""
+
+
+def describe_cells(unit: Unit) -> str:
+    """Return a note for `Block.format`, about the fields in which only lists and objects are
+    decoded. "" if the unit has none, so that its digests stay the same as before version 2 of csv.
+    """
+    if not unit.text_or_messages:
+        return ""
+    return f" text or messages: {', '.join(unit.text_or_messages)}"
 
 
 class Format(ABC):

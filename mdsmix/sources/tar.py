@@ -19,7 +19,17 @@ import xxhash
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources import format
-from mdsmix.sources.format import TOO_LONG, Block, Format, Item, item_blocks, parse_json_fields
+from mdsmix.sources.format import (
+    CELL_REASONS,
+    TOO_LONG,
+    Block,
+    Format,
+    Item,
+    describe_cells,
+    item_blocks,
+    parse_json_fields,
+    parse_message_fields,
+)
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import is_utf8
 from mdsmix.sources.units import SourceFile, Span, Unit
@@ -39,7 +49,7 @@ class Tar(Format):
     which its first member begins.
     """
 
-    version = 2  # hidden members are skipped
+    version = 3  # hidden members are skipped; of texts or messages, only JSON lists are decoded
     size_factor = 2  # 1 would mean that all stored bytes are read, but unused members are not
     reads_fields = True
     cells_are_texts = True
@@ -47,21 +57,24 @@ class Tar(Format):
         "duplicate_member": "Two members of an archive are the same field of one record.",
         "no_suffix": "The name of an archive's member has no dot, so it names no field.",
         "unsafe_name": "The name of an archive's member leads out of the archive.",
+        **CELL_REASONS,
     }
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
         """Return 1 as the version of this format that is hashed into the file's digests, although
-        `version` is 2. If a digest changes, its records are converted again.
+        `version` is 3. If a digest changes, its records are converted again.
 
         Version 2 neither reads nor hashes hidden members. So an archive with such members has new
-        digests anyway. Any other archive has the same records as under version 1: with a 2 in its
-        digests it would be converted again for nothing.
+        digests anyway. Version 3 decodes other texts only in fields with texts or messages, and
+        `blocks` names these fields in the digests. Any other archive has the same records as under
+        version 1: with a 3 in its digests it would be converted again for nothing.
         """
         return 1
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with _opened(file, self.packing, span.memory) as archive:
-            yield from item_blocks(file, span, "tar", _items(archive, span.unit))
+            decoding = f"tar{describe_cells(span.unit)}"
+            yield from item_blocks(file, span, decoding, _items(archive, span.unit))
 
 
 class _BadArchive(Exception):
@@ -245,6 +258,7 @@ class _Record:
         raw = b"".join(self._raws)
         record = {KEY: self._key, **self._unread_sizes, **self._cells}
         parse_json_fields(record, self._unit.parsed)
+        self._set_reason(parse_message_fields(record, self._unit.text_or_messages))
         assert self._offset is not None, "a record has a member"
         return Item(
             ordinal=self._offset,

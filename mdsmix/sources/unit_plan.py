@@ -42,6 +42,7 @@ def plan_units(
     parsed: Iterable[str] = (),
     line_window: Callable[[SourceFile], int] | None = None,
     blobs: Iterable[str] = (),
+    text_or_messages: Iterable[str] = (),
 ) -> list[Unit]:
     """Return the work units of these files (each a group of small files or a part of a large one),
     ordered by path, then offset. Empty files are in no unit.
@@ -55,6 +56,7 @@ def plan_units(
             formats that read whole records. There a small record may name much larger things, such
             as images, so fewer records shall be in a window.
         blobs: fields whose values are bytes, such as images in a tar archive.
+        text_or_messages: fields whose values are strings or messages (`Unit.text_or_messages`).
     """
     # Choose the window of each file.
     filled = sorted((file for file in files if file.stat.size), key=sort_key)
@@ -64,7 +66,13 @@ def plan_units(
         windows = dict(zip(of_lines, map_threads(line_window, of_lines), strict=True))
 
     # Plan the units of all files that have the same window together.
-    template = Unit(files=(), fields=tuple(fields), parsed=tuple(parsed), blobs=tuple(blobs))
+    template = Unit(
+        files=(),
+        fields=tuple(fields),
+        parsed=tuple(parsed),
+        text_or_messages=tuple(text_or_messages),
+        blobs=tuple(blobs),
+    )
     units = list[Unit]()
     for window in sorted({window_bytes, *windows.values()}):
         alike = [file for file in filled if windows.get(file, window_bytes) == window]
@@ -145,8 +153,8 @@ def _unit(template: Unit, files: list[SourceFile], **split: Any) -> Unit:
     """Return the work unit of these files.
 
     Args:
-        template: a unit without files. Its `fields`, `parsed` and `blobs` are left out of the
-            result if no format of the files uses them.
+        template: a unit without files. Its `fields`, `parsed`, `text_or_messages` and `blobs` are
+            left out of the result if no format of the files uses them.
         split: `start` and `end` of the unit if the unit is a split of one file.
     """
     formats = list(map(format_of, files))
@@ -157,6 +165,7 @@ def _unit(template: Unit, files: list[SourceFile], **split: Any) -> Unit:
         files=tuple(files),
         fields=template.fields if reads_fields else (),
         parsed=template.parsed if cells_are_texts else (),
+        text_or_messages=template.text_or_messages if cells_are_texts else (),
         blobs=template.blobs if cells_are_texts else (),
         **split,
     )

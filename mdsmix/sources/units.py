@@ -124,6 +124,10 @@ class Unit:
     """Fields whose values are lists or objects. A format whose cells are strings, such as csv,
     contains these values as JSON.
     """
+    text_or_messages: tuple[str, ...] = ()
+    """Fields whose values are strings or messages. In a format whose cells are strings, only cells
+    with a JSON list or object are decoded.
+    """
     blobs: tuple[str, ...] = ()
     "Fields whose values are bytes, even in a format whose other cells are strings, such as tar."
 
