@@ -26,7 +26,7 @@ from mdsmix.mix.check import verify_streams
 from mdsmix.mix.epoch.apportion import (
     Apportioned,
     StreamShare,
-    choose_samples,
+    choose_epoch_samples,
     set_target_shares,
 )
 from mdsmix.mix.streams.mix import Mix
@@ -205,7 +205,7 @@ def mix_by_shares(home: Path, max_repeat: int) -> Mix:
         for name, passes in (("web", max_repeat), ("docs", 4))
     ]
     budget = Budget(amount=Fraction(160), unit="samples")
-    streams = choose_samples(set_target_shares(shares), budget, "samples")
+    streams = choose_epoch_samples(set_target_shares(shares), budget, "samples")
     apportioned = Apportioned(count="samples", budget=budget, is_absolute=False, streams=streams)
     return replace(text_loader(WEB, DOCS)(home), shares=apportioned)
 

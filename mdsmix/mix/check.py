@@ -77,13 +77,13 @@ def _call_once(find: Finder) -> Finder:
     again. A function that serves several checks, each with an id of its own, is called for each.
     """
     # The subjects are kept too: otherwise another object could get the same id.
-    kept: dict[tuple[int, ...], tuple[tuple[Any, ...], list[Finding]]] = {}
+    findings: dict[tuple[int, ...], tuple[tuple[Any, ...], list[Finding]]] = {}
 
     def find_once(*subjects: Any) -> Findings:
         key = tuple(map(id, subjects))
-        if key not in kept:
-            kept[key] = (subjects, list(find(*subjects)))
-        return iter(kept[key][1])
+        if key not in findings:
+            findings[key] = (subjects, list(find(*subjects)))
+        return iter(findings[key][1])
 
     return find_once
 

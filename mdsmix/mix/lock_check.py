@@ -87,7 +87,7 @@ def _lock_loader(mix: Mix, loader: Loader) -> LoaderLock:
     draws = count_loader_draws(loader)
     if not draws:
         # Streaming refuses the weights, so nothing is drawn.
-        draws = [0] * len(loader.streams)
+        draws = [0 for _ in loader.streams]
     card = mix.tokenizer
     settings = locked_settings(
         loader,

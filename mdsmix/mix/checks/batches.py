@@ -153,7 +153,9 @@ def epoch_too_small(mix: Mix) -> Findings:
     packing = 1.0
     if mix.train.reads_turns and is_number(ratio) and ratio:
         packing = float(ratio)
-    needed = int((batch or 0) * packing)  # samples of one batch
+    needed = 0  # samples of one batch
+    if batch:
+        needed = int(batch * packing)
     # The rule weights-none reports weights that are all 0, and index-empty streams without samples.
     has_weight = not all(_is_off(stream) for stream in mix.train.streams)
     has_samples = any(stream.samples for stream in epoch)

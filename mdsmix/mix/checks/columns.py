@@ -34,8 +34,8 @@ CHECKS = CheckList()
 
 
 class SampleLayout(NamedTuple):
-    """A layout: the names of the columns in which samples are stored, in a way that a loader can
-    read, such as `input_ids` and `labels`.
+    """A layout: a set of columns that a loader can read samples from, such as `input_ids` and
+    `labels`.
     """
 
     name: str
@@ -61,7 +61,7 @@ SAMPLE_LAYOUTS: dict[str, tuple[SampleLayout, ...]] = {
         SampleLayout(IMAGE_PREFERENCES, {*IMAGE_COLUMNS, *PREFERENCE_COLUMNS}),
     ),
 }
-"Name of a loader -> the layouts that the loader reads, in the order in which it tries them."
+"Name of a loader -> the layouts that the loader reads; it tries them in this order."
 ID_ENCODINGS = r"bytes|ndarray(:u?int(8|16|32|64)(:\d+)?)?"
 ENCODINGS = (
     dict.fromkeys(("tokens", "input_ids", "labels"), ID_ENCODINGS)
@@ -120,8 +120,8 @@ def columns_loader(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 def _fix_of_unread_columns(mix: Mix, stream: StreamInMix) -> str:
-    """Suggest a loader that reads all streams of the mix. If there is none, suggest a loader that
-    reads this stream; if there is none either, suggest a conversion.
+    """Suggest a loader that reads all streams of the mix. If no loader does, suggest one that reads
+    this stream; if no loader does that either, suggest a conversion.
     """
     names = (*EXTRA_LOADERS, "text", "finetuning", MDSMIX_LOADER)
     readers = [name for name in names if find_layout(stream, name)]
@@ -184,7 +184,7 @@ def columns_unlike(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """
     first = loader.streams[0]
     name = loader.name
-    layouts = [find_layout(each, name) for each in (first, stream)]
+    layouts = [find_layout(first, name), find_layout(stream, name)]
     if name not in EXTRA_LOADERS and IMAGE_PREFERENCES not in layouts:
         return
     if all(layouts) and first.columns.keys() != stream.columns.keys():

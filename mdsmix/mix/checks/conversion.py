@@ -152,26 +152,29 @@ def _compare_targets(encoding: Encoding, policies: Targets, is_split: bool) -> s
     "conversations and not from others.",
 )
 def parts_differ(mix: Mix) -> Findings:
-    """Find streams of conversations in which another choice of parts of an answer is trained
-    (`train_parts`) than in other streams of the mix.
+    """Find streams of conversations whose `train_parts` differ: in one stream the reasoning in an
+    answer is trained, for example, and in another it is not.
     """
-    untrained_in = dict[str, list[StreamInMix]]()
+    # Group the streams by the untrained parts of their answers.
+    by_untrained = dict[str, list[StreamInMix]]()
+    conversations = list[StreamInMix]()
     for stream in mix.train.streams:
         encoding = stream.encoding
         if encoding and stream.has_targets and kind_of(encoding).has_template:
-            parts = [part for part, is_trained in encoding.train_parts.items() if not is_trained]
-            untrained_in.setdefault(join_names(parts) or "no part", []).append(stream)
-    if len(untrained_in) < 2:
+            train_parts = encoding.train_parts
+            untrained = [name for name, is_trained in train_parts.items() if not is_trained]
+            by_untrained.setdefault(join_names(untrained) or "no part", []).append(stream)
+            conversations.append(stream)
+    if len(by_untrained) < 2:
         return
-    groups = [
-        f"{parts} in {join_names([stream.name for stream in streams])}"
-        for parts, streams in untrained_in.items()
-    ]
+    groups = list[str]()
+    for parts, streams in by_untrained.items():
+        groups.append(f"{parts} in {join_names(stream_names(streams))}")
     yield Finding(
-        f"{{streams}}: other parts of answers are left untrained: {'; '.join(groups)}.",
+        f"{{streams}}: different parts of answers are left untrained: {'; '.join(groups)}.",
         "OK if intended, for example if only some streams have reasoning. Otherwise set the same "
         "train_parts for these streams, and convert again.",
-        stream_names([stream for streams in untrained_in.values() for stream in streams]),
+        stream_names(conversations),
     )
 
 

@@ -22,16 +22,16 @@ from mdsmix.recipe.amounts import Budget, Unit
 from mdsmix.table import Column, Table, Tree, mark_estimate, table_to_json
 
 PRECISE = Context(prec=50, Emin=-400, Emax=400)
-"""The decimal context in which roots are computed: every machine rounds them alike, unlike powers
-of floats. Numbers below 10^-400 become 0.
+"""Roots are computed with decimals of 50 digits: every machine rounds them alike, unlike powers of
+floats. Numbers below 10^-400 become 0.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamShare:
     """One stream's share of an epoch: what the recipe asks for, and what whole samples reach.
-    `target` is set by `set_target_shares`; `asked`, `choose` and `reached` are set by
-    `choose_samples`.
+    `target` is set by `set_target_shares`; `unlimited`, `choose` and `reached` are set by
+    `choose_epoch_samples`.
     """
 
     stream: str
@@ -54,8 +54,8 @@ class StreamShare:
     "Samples that earlier phases draw, counted as often as they are drawn."
     target: Fraction = Fraction(0)
     "The share that this stream should have, 0 to 1."
-    asked: Fraction = Fraction(0)
-    "Samples of an epoch in which every stream has its target, whatever `max_passes` is."
+    unlimited: Fraction = Fraction(0)
+    "Samples of an epoch that gives every stream its target, whatever `max_passes` is; not rounded."
     choose: int = 0
     "Samples that an epoch draws."
     reached: Fraction = Fraction(0)
@@ -113,7 +113,7 @@ class Apportioned:
         return tuple(
             share
             for share in self.streams
-            if share.asked > share.max_samples and share.stream != self.budget.stream
+            if share.unlimited > share.max_samples and share.stream != self.budget.stream
         )
 
     def weight(self, stream: str) -> dict[str, int | float]:
@@ -156,17 +156,22 @@ def set_target_shares(
         is_absolute: whether a share is a part of the budget by itself, so that shares need not sum
             to 1.
     """
-    # Divide sizes by the largest size, so that roots are of numbers up to 1.
+    # Weigh the streams without a written share. Divide sizes by the largest size, so that roots are
+    # of numbers up to 1.
     sizes = [share.size if share.written is None else Fraction(0) for share in shares]
     largest = max(sizes) or 1
     weights = [_root(size / largest, temperature) for size in sizes]
+
+    # Divide what the written shares leave by these weights.
     remainder = 1 - sum(share.written or 0 for share in shares)
     per_weight = remainder / (sum(weights) or Fraction(1))
-    targets = [
-        per_weight * weight if share.written is None else share.written
-        for share, weight in zip(shares, weights, strict=True)
-    ]
-    total = 1 if is_absolute else sum(targets) or 1
+    targets = list[Fraction]()
+    for share, weight in zip(shares, weights, strict=True):
+        targets.append(per_weight * weight if share.written is None else share.written)
+
+    total = Fraction(1)
+    if not is_absolute:
+        total = sum(targets, Fraction(0)) or total
     return tuple(
         replace(share, target=target / total) for share, target in zip(shares, targets, strict=True)
     )
@@ -181,11 +186,11 @@ def _root(size: Fraction, temperature: Fraction) -> Fraction:
     return Fraction(PRECISE.power(base, exponent))
 
 
-def choose_samples(
+def choose_epoch_samples(
     shares: Shares, budget: Budget | None, unit: Unit, is_absolute: bool = False
 ) -> Shares:
-    """Return the shares with `asked`, `choose` and `reached` set: how many whole samples an epoch
-    draws of each stream, and which share of the epoch these samples are.
+    """Return the shares with `unlimited`, `choose` and `reached` set: how many whole samples an
+    epoch draws of each stream, and which share of the epoch these samples are.
 
     What a share has more than `max_passes` of its stream goes to the other streams, in proportion
     to their shares.
@@ -201,35 +206,37 @@ def choose_samples(
     Raises MixRefused if the streams have too few samples for the budget, or if a share is less than
     one sample.
     """
-    asked = compute_ideal_samples(shares, budget)
-    ideal = asked
+    unlimited = compute_ideal_samples(shares, budget)
+    limited = unlimited
     if budget and is_absolute:
-        _refuse_many_passes(shares, asked, budget, unit)
+        _refuse_many_passes(shares, unlimited, budget, unit)
     elif budget:
-        ideal = limit_passes(shares, asked, budget, unit)
-    counts = round_to_whole(ideal, is_absolute)
+        limited = limit_passes(shares, unlimited, budget, unit)
+    counts = round_to_whole(limited, is_absolute)
+
     # What the samples of each stream count for shares: reached shares are in proportion to it.
-    sizes = [
-        count * share.share_units if share.target else Fraction(0)
-        for share, count in zip(shares, counts, strict=True)
-    ]
-    total = sum(sizes)
+    sizes = list[Fraction]()
+    for share, count in zip(shares, counts, strict=True):
+        sizes.append(count * share.share_units if share.target else Fraction(0))
+    total = sum(sizes) or Fraction(1)
     chosen = list[StreamShare]()
-    for share, exact, count, size in zip(shares, asked, counts, sizes, strict=True):
+    for share, exact, count, size in zip(shares, unlimited, counts, sizes, strict=True):
         if share.target and not count and not share.is_used_up:
             raise MixRefused(
                 f"the share of {share.stream}, {format_percent(share.target)}, is less than one "
                 f"sample of about {float(share.share_units):,.0f} {unit}: set a larger budget, "
                 "raise max_repeat, or give the stream a larger share."
             )
-        # An absolute share is a part of the budget, and not of what the streams have together.
-        reached = share.target * count / exact if exact and is_absolute else size / (total or 1)
-        chosen.append(replace(share, asked=exact, choose=count, reached=reached))
+        reached = size / total
+        if is_absolute and exact:
+            # An absolute share is a part of the budget, and not of what the streams have together.
+            reached = share.target * count / exact
+        chosen.append(replace(share, unlimited=exact, choose=count, reached=reached))
     return tuple(chosen)
 
 
 def limit_passes(
-    shares: Shares, asked: Sequence[Fraction], budget: Budget, unit: Unit
+    shares: Shares, unlimited: Sequence[Fraction], budget: Budget, unit: Unit
 ) -> list[Fraction]:
     """Return how many samples of each stream an epoch draws, not rounded yet, if none may be drawn
     more than `max_samples`. What a stream cannot fill goes to the others, in proportion to their
@@ -240,19 +247,19 @@ def limit_passes(
 
     Args:
         shares: the shares with `target` set.
-        asked: the samples of each stream without a limit.
+        unlimited: the samples of each stream if `max_passes` did not limit them.
         unit: what shares count, such as `tokens`; for messages.
 
     Raises MixRefused if all streams together have too few samples.
     """
     sizes = budget_sizes(shares, budget)
-    total = _dot(asked, sizes)
+    total = _dot(unlimited, sizes)
     settled = dict[int, Fraction]()  # position of a stream -> its samples
     if budget.stream:
         position = [share.stream for share in shares].index(budget.stream)
-        _refuse_many_passes([shares[position]], [asked[position]], budget, unit)
-        settled[position] = asked[position]
-    drawn = list(asked)
+        _refuse_many_passes([shares[position]], [unlimited[position]], budget, unit)
+        settled[position] = unlimited[position]
+    drawn = list(unlimited)
     while True:
         too_many = [
             i for i, count in enumerate(drawn) if count > shares[i].max_samples and i not in settled
@@ -262,15 +269,17 @@ def limit_passes(
         for i in too_many:
             settled[i] = Fraction(shares[i].max_samples)
             drawn[i] = settled[i]
-        # Divide the rest among the streams that are not settled. They can then reach their own
-        # limits, so this is repeated.
-        others = [i for i, count in enumerate(asked) if count * sizes[i] and i not in settled]
-        if not others:
-            _refuse_large_budget(shares, asked, budget, unit)
-        rest = total - sum(count * sizes[i] for i, count in settled.items())
-        of_others = sum(asked[i] * sizes[i] for i in others)
-        for i in others:
-            drawn[i] = asked[i] * rest / of_others
+        # Divide the remainder of the budget among the streams that are not settled. They can then
+        # reach their own limits, so this is repeated.
+        unsettled = [
+            i for i, count in enumerate(unlimited) if count * sizes[i] and i not in settled
+        ]
+        if not unsettled:
+            _refuse_large_budget(shares, unlimited, budget, unit)
+        remainder = total - sum(count * sizes[i] for i, count in settled.items())
+        unlimited_size = sum(unlimited[i] * sizes[i] for i in unsettled)
+        for i in unsettled:
+            drawn[i] = unlimited[i] * remainder / unlimited_size
 
 
 def budget_sizes(shares: Shares, budget: Budget) -> list[Fraction]:
@@ -358,13 +367,11 @@ def _refuse_many_passes(
     Args:
         ideal: how many samples of each stream an epoch draws, before rounding.
     """
-    # The part of each share that max_repeat allows; below 1 the budget is too large.
-    allowed = [
-        (share.max_passes * max(1, share.samples) - share.drawn_before) / exact
-        if exact
-        else Fraction(1)
-        for share, exact in zip(shares, ideal, strict=True)
-    ]
+    # How much of each share max_repeat allows, as a fraction: below 1 the budget is too large.
+    allowed = list[Fraction]()
+    for share, exact in zip(shares, ideal, strict=True):
+        most_samples = share.max_passes * max(1, share.samples) - share.drawn_before
+        allowed.append(most_samples / exact if exact else Fraction(1))
     smallest = max(Fraction(0), min(allowed))
     if smallest >= 1:
         return
@@ -386,32 +393,32 @@ def _refuse_many_passes(
 
 
 def _refuse_large_budget(
-    shares: Shares, asked: Sequence[Fraction], budget: Budget, unit: Unit
+    shares: Shares, unlimited: Sequence[Fraction], budget: Budget, unit: Unit
 ) -> NoReturn:
     """Raise MixRefused, since no stream can take more. The message has what each stream can give at
     most, and the largest budget that fits.
 
     Args:
-        asked: the samples of each stream without a limit.
+        unlimited: the samples of each stream if `max_passes` did not limit them.
     """
     sizes = budget_sizes(shares, budget)
     noun = budget.unit or unit
     reader = "an epoch"
     if any(share.drawn_before for share in shares):
         reader = "after the earlier phases this phase"
-    most = list[str]()
+    maxima = list[str]()
     possible = Fraction(0)
     fixed = Fraction(0)  # what the stream has whose passes are the budget
-    for share, count, size in zip(shares, asked, sizes, strict=True):
+    for share, count, size in zip(shares, unlimited, sizes, strict=True):
         if share.stream == budget.stream:
             fixed = count * size
         elif share.target:
             possible += share.max_samples * size
-            most.append(f"{share.stream} {float(share.max_samples * size):,.0f}")
+            maxima.append(f"{share.stream} {float(share.max_samples * size):,.0f}")
     amount = possible
     if budget.stream:
         # What the others must fill grows with the passes.
-        amount = budget.amount * possible / (_dot(asked, sizes) - fixed)
+        amount = budget.amount * possible / (_dot(unlimited, sizes) - fixed)
     remedy = "Raise max_repeat, or add data."
     largest = _round_down(budget, amount)
     if largest.amount:
@@ -421,7 +428,7 @@ def _refuse_large_budget(
         )
     raise MixRefused(
         f"the streams are too small for a budget of {budget}: within max_repeat {reader} can draw "
-        f"at most {', '.join(most)} {noun}. {remedy}"
+        f"at most {', '.join(maxima)} {noun}. {remedy}"
     )
 
 
@@ -479,7 +486,7 @@ def describe_redistribution(apportioned: Apportioned) -> list[str]:
     gains = list[str]()
     left_over = 0.0
     for share, size in zip(apportioned.streams, sizes, strict=True):
-        gain = float((share.choose - share.asked) * size)
+        gain = float((share.choose - share.unlimited) * size)
         if share in limited:
             left_over -= gain
             before = ""
@@ -488,8 +495,8 @@ def describe_redistribution(apportioned: Apportioned) -> list[str]:
             lines.append(
                 f"{share.stream} is limited by max_repeat {float(share.max_passes):g}{before}: it "
                 f"gives {float(share.choose * size):,.0f} {unit} of the "
-                f"{float(share.asked * size):,.0f} {unit} of its share ({share.choose:,} of "
-                f"{float(share.asked):,.0f} samples)"
+                f"{float(share.unlimited * size):,.0f} {unit} of its share ({share.choose:,} of "
+                f"{float(share.unlimited):,.0f} samples)"
             )
         elif share.target and share.stream != budget.stream:
             gains.append(f"{share.stream} ({gain:+,.0f})")

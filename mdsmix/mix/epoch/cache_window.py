@@ -101,8 +101,8 @@ class Window:
     @property
     def span(self) -> int:
         """The number of consecutive samples of one worker whose shards must be in the cache at the
-        same time: those that it prepares ahead, those that it has just read, and those by which
-        other workers may be faster or slower.
+        same time: those that it prepares ahead, those that it has just read, and those that
+        other workers, which may be faster or slower, read at that moment.
         """
         apart = 0
         if self.workers > 1:

@@ -14,7 +14,12 @@ from typing import NamedTuple
 
 from mdsmix.errors import MixRefused
 from mdsmix.messages import format_percent
-from mdsmix.mix.epoch.apportion import Apportioned, StreamShare, choose_samples, set_target_shares
+from mdsmix.mix.epoch.apportion import (
+    Apportioned,
+    StreamShare,
+    choose_epoch_samples,
+    set_target_shares,
+)
 from mdsmix.mix.epoch.draws import count_loader_delivered, count_loader_draws
 from mdsmix.mix.epoch.stream_counts import (
     count_stored_tokens,
@@ -183,7 +188,7 @@ def apportion_recipe(
         count=unit,
         budget=budget,
         is_absolute=recipe.absolute,
-        streams=choose_samples(shares, budget, unit, is_absolute=recipe.absolute),
+        streams=choose_epoch_samples(shares, budget, unit, is_absolute=recipe.absolute),
     )
 
 

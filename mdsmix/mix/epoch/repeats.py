@@ -1,12 +1,13 @@
-"""The samples that a phase draws and that earlier phases have drawn, counted exactly.
+"""Counts exactly how many of the samples that a phase draws were drawn by earlier phases too.
 
-Streaming draws whole passes of a stream and a part of one more. Which samples are in the part
-follows from the loader's settings and the epoch, so it is computed here as Streaming does it,
-without reading a sample: get_sampling in streaming/base/sampling.py, and
-StreamingDataset.resample_streams in streaming/base/dataset.py, which the methods of batching in
-streaming/base/batching call; 0.12 and 0.13 alike.
+Streaming draws whole passes of a stream, and some samples once more: 23 draws from 10 samples are 2
+passes and 3 samples. Which samples these are follows from the loader's settings and the epoch, so
+it is computed here as Streaming does it, without reading a sample. In Streaming that
+is get_sampling (streaming/base/sampling.py) and StreamingDataset.resample_streams
+(streaming/base/dataset.py), which the methods of batching (streaming/base/batching) call; they are
+the same in 0.12 and 0.13.
 
-Streaming cannot draw unseen samples first: a part is drawn from the whole stream.
+Streaming cannot draw unseen samples first: it draws those 3 samples from the whole stream.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ EXACT_SAMPLES = 1 << 25
 """The most samples of all streams together that are drawn here, 33 million: a phase takes 3 s and
 650 MB then. With more, repeats are expected numbers.
 """
-PART = 1 << 20
-"Granules that are drawn at a time."
+GRANULES_AT_ONCE = 1 << 20
+"Granules (`sampling_granularity` samples of one shard) that are drawn at a time."
 Copies = NDArray[np.int64]
 "How often each sample of a stream is drawn: int64 [samples]."
 
@@ -48,36 +49,43 @@ def count_repeated_draws(mixes: Sequence[Mix]) -> list[dict[str, Repeats]]:
     Args:
         mixes: the mixes of the first phases of a run, in their order.
     """
-    samples = {stream.name: stream.index.samples for mix in mixes for stream in mix.train.streams}
-    surveyed = any(stream.survey for mix in mixes for stream in mix.train.streams)
-    if surveyed or sum(samples.values()) > EXACT_SAMPLES:
+    samples = dict[str, int]()
+    is_estimated = False
+    for mix in mixes:
+        for stream in mix.train.streams:
+            samples[stream.name] = stream.index.samples
+            if stream.survey:
+                is_estimated = True
+    if is_estimated or sum(samples.values()) > EXACT_SAMPLES:
         return _expect_repeats(mixes)
-    seen = {name: np.zeros(count, bool) for name, count in samples.items()}
+    # Name of a stream -> for each of its samples, whether a phase has drawn it.
+    was_drawn = {name: np.zeros(count, bool) for name, count in samples.items()}
     counted = list[dict[str, Repeats]]()
     for number, mix in enumerate(mixes):
         phase = dict[str, Repeats]()
         for stream, copies in zip(mix.train.streams, draw_epoch(mix.train, number), strict=True):
-            repeated = int(copies[seen[stream.name]].sum())
+            repeated = int(copies[was_drawn[stream.name]].sum())
             phase[stream.name] = Repeats(int(copies.sum()), repeated)
-            seen[stream.name] |= copies > 0
+            was_drawn[stream.name] |= copies > 0
         counted.append(phase)
     return counted
 
 
 def _expect_repeats(mixes: Sequence[Mix]) -> list[dict[str, Repeats]]:
-    """Return the same as `count_repeated_draws`, with the expected numbers of repeats. A part of a
-    pass is equally likely to draw any sample.
+    """Return the same as `count_repeated_draws`, with the expected numbers of repeats. The draws of
+    an incomplete pass are equally likely to be any samples of the stream.
     """
-    unseen = dict[str, float]()  # name of a stream -> the expected part that no phase has drawn
+    # Name of a stream -> the expected share of its samples, 0 to 1, that no phase has drawn.
+    unseen_shares = dict[str, float]()
     counted = list[dict[str, Repeats]]()
     for mix in mixes:
         phase = dict[str, Repeats]()
         draws = count_loader_draws(mix.train) or []
         for stream, drawn in zip(mix.train.streams, draws, strict=False):
-            part = unseen.get(stream.name, 1.0)
-            phase[stream.name] = Repeats(drawn, Estimate(drawn * (1 - part)))
+            unseen = unseen_shares.get(stream.name, 1.0)
+            phase[stream.name] = Repeats(drawn, Estimate(drawn * (1 - unseen)))
             passes = drawn / max(1, stream.index.samples)
-            unseen[stream.name] = part * max(0.0, 1 - passes)
+            unseen_shares[stream.name] = unseen * max(0.0, 1 - passes)
         counted.append(phase)
     return counted
 
@@ -88,7 +96,11 @@ def draw_epoch(loader: Loader, epoch: int) -> list[Copies]:
     Args:
         epoch: the number of the epoch, from 0.
     """
-    draws = count_loader_draws(loader) or [0] * len(loader.streams)
+    draws = count_loader_draws(loader)
+    if not draws:  # Streaming refuses the weights, so nothing is drawn
+        draws = [0 for _ in loader.streams]
+
+    # The seeds, as Streaming derives them.
     dataset = loader.dataset
     seed = as_whole_number(dataset.get("shuffle_seed"))
     seed = SHUFFLE_SEED if seed is None else seed
@@ -127,19 +139,19 @@ def _draw_from_shards(sizes: Copies, drawn: int, granularity: int, seed: int) ->
     granules = -(-sizes // granularity)
     ends = np.cumsum(granules)
     order = np.random.default_rng(seed).permutation(ends[-1])
-    left = remainder
-    # In parts, since a run has many millions of samples.
-    for start in range(0, len(order), PART):
-        part = order[start : start + PART]
-        shards = np.searchsorted(ends, part, side="right")
-        drawn_sizes = np.full(len(part), granularity, np.int64)
-        is_last = part == ends[shards] - 1
-        drawn_sizes[is_last] = (sizes - (granules - 1) * granularity)[shards[is_last]]
-        # The granule that has more samples than are left gives only these.
+    last_sizes = sizes - (granules - 1) * granularity
+    # Not all granules at once, since a run has many millions of samples.
+    for start in range(0, len(order), GRANULES_AT_ONCE):
+        drawn_granules = order[start : start + GRANULES_AT_ONCE]
+        shards = np.searchsorted(ends, drawn_granules, side="right")
+        drawn_sizes = np.full(len(drawn_granules), granularity, np.int64)
+        is_last = drawn_granules == ends[shards] - 1
+        drawn_sizes[is_last] = last_sizes[shards[is_last]]
+        # The granule that has more samples than are still to be drawn gives only these.
         before = np.cumsum(drawn_sizes) - drawn_sizes
-        np.add.at(counts, shards, np.clip(left - before, 0, drawn_sizes))
-        left -= int(drawn_sizes.sum())
-        if left <= 0:
+        np.add.at(counts, shards, np.clip(remainder - before, 0, drawn_sizes))
+        remainder -= int(drawn_sizes.sum())
+        if remainder <= 0:
             break
     return counts
 
@@ -150,14 +162,15 @@ def _draw_from_rows(sizes: Copies, drawn: Copies, generator: np.random.Generator
     Args:
         sizes: the samples of each shard.
         drawn: the samples to draw from each shard.
-        generator: draws the parts of shards.
+        generator: draws the samples of incomplete passes.
     """
     copies = np.empty(int(sizes.sum()), np.int64)
     start = 0
     for size, count in zip(sizes.tolist(), drawn.tolist(), strict=True):
-        passes, part = divmod(count, size) if size else (0, 0)
-        copies[start : start + size] = passes
-        if part:
-            copies[start + generator.choice(size, part, False)] += 1
+        if size:
+            passes, once_more = divmod(count, size)
+            copies[start : start + size] = passes
+            if once_more:
+                copies[start + generator.choice(size, once_more, False)] += 1
         start += size
     return copies

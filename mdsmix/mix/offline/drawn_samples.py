@@ -97,26 +97,26 @@ def draw_copies(
         copies = np.full(stop - start, after.passes - before.passes, np.int64)
         if after.largest_key is not None or before.largest_key is not None:
             keys = make_random_keys(seed, start, stop)
-            copies += after.is_in_part(keys)
-            copies -= before.is_in_part(keys)
+            copies += after.is_drawn_once_more(keys)
+            copies -= before.is_drawn_once_more(keys)
         yield copies
 
 
 class _Draws(NamedTuple):
-    """A number of draws from a stream: whole passes, and a part of one more."""
+    """The first draws from a stream: whole passes, and some samples once more."""
 
     passes: int
     largest_key: np.uint64 | None
-    "The samples with keys up to this one are in the part; None if there is no part."
+    "The samples with keys up to this one are drawn once more; None if no sample is."
 
     @classmethod
     def of(cls, drawn: int, samples: int, seed: int) -> _Draws:
-        """Return so many draws from a stream of so many samples."""
+        """Return the first `drawn` draws from a stream of `samples` samples."""
         passes, remainder = divmod(drawn, samples)
         return cls(passes, _kth_smallest(seed, samples, remainder) if remainder else None)
 
-    def is_in_part(self, keys: Keys) -> Copies:
-        """Return 1 for each sample that is in the part, and 0 for others: int64 [keys]."""
+    def is_drawn_once_more(self, keys: Keys) -> Copies:
+        """Return 1 for each sample that is drawn once more, and 0 for others: int64 [keys]."""
         if self.largest_key is None:
             return np.zeros(len(keys), np.int64)
         return (keys <= self.largest_key).astype(np.int64)
@@ -151,7 +151,7 @@ class Buckets:
 
     A sample's key is its random number. A bucket contains the samples with keys in one range, and
     is sorted by key in memory. So the sorted buckets, one after the other, are all samples in a
-    random order. Samples get their keys in the order in which they are added.
+    random order. The first sample that is added gets the first key, and so on.
     """
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
@@ -407,11 +407,12 @@ def _count_images(
         tokens_by_size = count_image_tokens(processor, chain.from_iterable(sizes_by_sample))
         for number, sizes in enumerate(sizes_by_sample):
             tokens[number] = sum(int(tokens_by_size[size]) for size in sizes)
-    seen = kind_of(manifest.encoding).image_copies if manifest else 1
+    # How often a row shows each image: a preference shows it with both answers.
+    image_copies = kind_of(manifest.encoding).image_copies if manifest else 1
     # The cell of a sample's images begins with 8 bytes, and 4 bytes for each image, that are not
     # image data.
     return Totals(
-        images=int(counts @ copies) * seen,
+        images=int(counts @ copies) * image_copies,
         image_bytes=int((columns["images"].lengths - 8 - 4 * counts) @ copies),
-        image_tokens=int(tokens @ copies) * seen,
+        image_tokens=int(tokens @ copies) * image_copies,
     )

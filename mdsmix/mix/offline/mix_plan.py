@@ -210,10 +210,10 @@ def plan_mix(mix: Mix, compression: str | None, seed: int) -> MixPlan:
     # Images are compressed already.
     layout = ShardLayout(columns, None if has_images(columns) else compression)
     manifests = [source.stream.trusted_manifest for source in sources]
-    known = [manifest for manifest in manifests if manifest]
+    trusted = [manifest for manifest in manifests if manifest]
     manifest = None
-    if len(known) == len(sources):
-        manifest = _merge_manifests(known, layout.compression, seed)
+    if len(trusted) == len(sources):
+        manifest = _merge_manifests(trusted, layout.compression, seed)
     return MixPlan(sources=tuple(sources), seed=seed, layout=layout, manifest=manifest)
 
 
@@ -296,7 +296,8 @@ def _merge_encodings(
     """Return the encoding of the mix: its settings are true of the samples of all streams.
 
     Args:
-        leading: the encoding from which the mix takes all settings in which streams may differ.
+        leading: the encoding whose value the mix takes for each setting that may differ between
+            streams.
         encodings: the encodings of all streams.
     """
     different: dict[str, Any] = {}

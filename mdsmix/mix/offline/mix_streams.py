@@ -78,13 +78,13 @@ class MixOutcome:
     "The mix was published by this run."
 
 
-def refuse_sources(recipe: Recipe, out: Location) -> None:
+def refuse_sources(recipe: Recipe, target: Location) -> None:
     """Raise RecipeError if the mix would be written into the folder of a stream of the recipe."""
-    target = _resolve_links(str(out / SPLIT))
+    mix_folder = _resolve_links(str(target / SPLIT))
     for name, spec in recipe.streams.items():
-        if f"{target}/".startswith(f"{_resolve_links(recipe.published(spec))}/"):
+        if f"{mix_folder}/".startswith(f"{_resolve_links(recipe.published(spec))}/"):
             raise RecipeError(
-                f"--out {out} is the folder of the recipe's stream {name}, and the mix would "
+                f"--out {target} is the folder of the recipe's stream {name}, and the mix would "
                 "overwrite this stream; name another folder with --out."
             )
 
@@ -95,16 +95,21 @@ def _resolve_links(url: str) -> str:
 
 
 def mix_offline(
-    plan: MixPlan, out: Location, *, replace: bool, temporary: Path | None, watcher: ReadingWatcher
+    plan: MixPlan,
+    target: Location,
+    *,
+    replace: bool,
+    temporary: Path | None,
+    watcher: ReadingWatcher,
 ) -> MixOutcome:
-    """Publish the mix in the folder `train` of `out`, unless it is already published there.
+    """Publish the mix in the folder `train` of `target`, unless it is already published there.
 
     Args:
         replace: whether another stream in this folder may be replaced.
         temporary: a folder for the drawn samples; None for a folder in the cache.
     """
-    folder = out / SPLIT
-    refuse_links(out, SPLIT)
+    folder = target / SPLIT
+    refuse_links(target, SPLIT)
 
     # Check whether exactly this mix is published.
     record = _read_record(folder)
@@ -119,10 +124,10 @@ def mix_offline(
     if record and is_published:
         index = parse_index(content, str(folder))
     else:
-        _refuse_replacing(plan, out, replace)
+        _refuse_replacing(plan, target, replace)
         with hold_lease(folder, watcher.say) as lease:
             # Another run may have published while this one waited for the lease.
-            _refuse_replacing(plan, out, replace)
+            _refuse_replacing(plan, target, replace)
             record, index = _mix(plan, folder, temporary or cache_folder() / "mix", watcher, lease)
     return MixOutcome(
         target=str(folder),
@@ -134,7 +139,7 @@ def mix_offline(
 
 
 def _read_record(folder: Location) -> MixRecord | None:
-    """Return the record of the mix in `folder`; None if there is none, or if it cannot be read."""
+    """Return the record of the mix in `folder`; None if it is missing or cannot be read."""
     fetched = (folder / RECORD).fetch()
     if fetched is None:
         return None
@@ -142,16 +147,16 @@ def _read_record(folder: Location) -> MixRecord | None:
     return schema.parse_json_if_fit(MixRecord, content)
 
 
-def _refuse_replacing(plan: MixPlan, out: Location, replace: bool) -> None:
-    """Raise RecipeError if `out` contains a stream that is not an earlier mix of the same draw
+def _refuse_replacing(plan: MixPlan, target: Location, replace: bool) -> None:
+    """Raise RecipeError if `target` contains a stream that is not an earlier mix of the same draw
     (streams, weights and seed), unless `replace` is set.
     """
-    folder = out / SPLIT
+    folder = target / SPLIT
     if replace:
         return
-    # A stream without splits may be in `out` itself.
-    if (out / INDEX).stat():
-        published = out
+    # A stream without splits may be in `target` itself.
+    if (target / INDEX).stat():
+        published = target
     elif (folder / INDEX).stat():
         published = folder
     else:
@@ -222,7 +227,7 @@ def _temporary_folder(parent: Path, size: int) -> Iterator[Path]:
     Args:
         parent: the folder to make it in.
 
-    Raises Unreachable if there is no room, or if the disk fails.
+    Raises Unreachable if the folder has too little room, or if its disk fails.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)

@@ -113,7 +113,9 @@ def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: 
             draws_all = False
 
     # Sum up what the node fetches and keeps of each stream.
-    fetched = kept = largest = 0.0
+    fetched_bytes = 0.0
+    kept_bytes = 0.0
+    largest_shard = 0.0
     is_exact = not any(stream.survey for stream in loader.streams)
     for stream, draws in zip(loader.streams, drawn, strict=True):
         shards = stream.index.shards
@@ -124,7 +126,7 @@ def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: 
             zip_bytes = shard.zip_data.bytes if shard.zip_data else 0
             raw += shard.raw_data.bytes
             packed += zip_bytes
-            largest = max(largest, shard.raw_data.bytes + zip_bytes)
+            largest_shard = max(largest_shard, shard.raw_data.bytes + zip_bytes)
         if not is_fetched(stream):
             continue
 
@@ -141,18 +143,18 @@ def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: 
 
         # The index is always read whole.
         index = len(stream.index.content)
-        kept_of_shards = raw
+        bytes_on_disk = raw
         if stream.settings.get("keep_zip", dataset.get("keep_zip")):
-            kept_of_shards += packed
-        fetched += share * stream.index.bytes + index
-        kept += share * kept_of_shards + index
+            bytes_on_disk += packed
+        fetched_bytes += share * stream.index.bytes + index
+        kept_bytes += share * bytes_on_disk + index
         # A node that reads all shards, or none, is certain; any other share is an expectation.
         is_exact &= share in (0, 1)
     return NodePlan(
         remote_streams=sum(map(is_fetched, loader.streams)),
-        run_bytes=mark_estimate(fetched, is_exact=is_exact),
-        kept_bytes=mark_estimate(kept, is_exact=is_exact),
-        largest_shard=largest,
+        run_bytes=mark_estimate(fetched_bytes, is_exact=is_exact),
+        kept_bytes=mark_estimate(kept_bytes, is_exact=is_exact),
+        largest_shard=largest_shard,
     )
 
 
@@ -199,10 +201,10 @@ def _advise_cache_limit(
             "and with a limit Streaming would delete the only copy"
         )
         return Setting(key="cache_limit", use=None, why=why)
-    kept = node.kept_bytes + node.largest_shard
+    cache_bytes = node.kept_bytes + node.largest_shard
     needed = compute_loader_need(loader, machines)
     why = (
-        f"a node keeps {format_size(kept)} over the run. Its workers read from up to "
+        f"a node keeps {format_size(cache_bytes)} over the run. Its workers read from up to "
         f"{needed.shards:,} shards at once, {format_size(needed.bytes)}; with a lower limit "
         "Streaming evicts shards that a worker waits for, and may hang"
     )
@@ -211,7 +213,7 @@ def _advise_cache_limit(
     if (parse_quantity(setting, BYTE_UNITS) or 0) >= needed.bytes:
         return Setting(key="cache_limit", use=str(setting), why=why)
     # If the disk has room for everything, or is unknown, no limit is needed.
-    if disk is None or kept <= ROOM * disk:
+    if disk is None or cache_bytes <= ROOM * disk:
         return Setting(key="cache_limit", use=None, why=why)
     # Otherwise use as much of the disk as shards may use, if that is enough for the workers.
     limit_in_mib = int(ROOM * disk) >> 20

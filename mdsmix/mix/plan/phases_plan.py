@@ -126,7 +126,7 @@ def _count_repeated_tokens(stream: StreamInMix, figures: StreamInRun, repeats: R
     """
     if not repeats.repeated:
         return 0 * repeats.repeated
-    part = repeats.repeated / repeats.drawn
+    share = repeats.repeated / repeats.drawn
     has_equal_rows = fixed_row_length(stream) is not None
-    is_exact = not isinstance(part, Estimate) and (part == 1 or has_equal_rows)
-    return figures.run_tokens * mark_estimate(float(part), is_exact=is_exact)
+    is_exact = not isinstance(share, Estimate) and (share == 1 or has_equal_rows)
+    return figures.run_tokens * mark_estimate(float(share), is_exact=is_exact)

@@ -66,7 +66,7 @@ iterations. The groups are the number and the unit.
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plan of a run: what it trains, in which steps, and what its nodes need."""
+    """The plan of a run: the tokens that it trains, its steps, and the disk that its nodes need."""
 
     origin: str
     loader: str

@@ -120,7 +120,9 @@ def fit_packed_rows(
     """
     tokens = sum(stream.tokens for stream in streams)
     rows = sum(stream.delivered for stream in streams) * machines.rows / machines.drawn
-    positions = float(rows) * (loader.max_seq_len or 0)
+    positions = 0.0
+    if loader.max_seq_len:
+        positions = float(rows) * loader.max_seq_len
     if machines.packing == 1 or not is_known(tokens) or tokens <= positions:
         return streams
     share = Estimate(positions / float(tokens))
@@ -240,8 +242,10 @@ def _find_padding(
     if loader.is_mdsmix and find_id_columns(first.columns) == PREFERENCE_COLUMNS:
         # Preferences with images: each answer is a row of its own, with the prompt before it.
         is_trimmed = bool(dataset.get("pad_to_longest") or dataset.get("allow_pad_trimming"))
-        most = "at most " if is_trimmed else ""
-        phrase = f"both answers, each with the prompt, padded to {most}{plural(limit, 'token')}"
+        length = plural(limit, "token")
+        if is_trimmed:
+            length = f"at most {length}"
+        phrase = f"both answers, each with the prompt, padded to {length}"
         return RowPadding(mark_estimate(2 * limit, is_exact=not is_trimmed), phrase)
     # LLM-Foundry trims padding to a multiple of 8 tokens.
     multiple = 8 if dataset.get("allow_pad_trimming") else 1

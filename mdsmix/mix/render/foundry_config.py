@@ -232,7 +232,7 @@ def _as_section(value: Any) -> Section:
 
 def merge_by_label(evaluations: Any, entries: list[Section]) -> list[Any]:
     """Return a config's evaluations in their order, with new entries. A new entry replaces the
-    evaluation that has the same label; if there is none, the entry is appended.
+    evaluation that has the same label, or is appended if no evaluation has it.
 
     In a list each evaluation needs a label. If the config's only evaluation is not in a list and
     has no label, it gets the label `eval`, as in LLM-Foundry.

@@ -49,8 +49,10 @@ def make_phase_keys(phase: PhaseOfMix, config: Settings) -> dict[str, Any]:
         if config.get("load_weights_only"):
             keys["load_weights_only"] = False  # without the counts it would train all epochs again
         ignored = config.get("load_ignore_keys")
-        others = list(ignored) if isinstance(ignored, list) else []
-        keys["load_ignore_keys"] = [*others, *({LOADER_STATE} - {*others})]
+        ignored_keys = list(ignored) if isinstance(ignored, list) else []
+        if LOADER_STATE not in ignored_keys:
+            ignored_keys.append(LOADER_STATE)
+        keys["load_ignore_keys"] = ignored_keys
         if folder and not _names_own_checkpoints(config):
             before = _name_folder(folder, phase.names[phase.number - 1])
             # In a store the link is a file that contains the path of the checkpoint.

@@ -213,8 +213,8 @@ def _render_streams(
     dropped = set[str]()
     if own_evals == "drop" and EVALS in config:
         dropped.add(EVALS)
-    kept = {key: value for key, value in config.items() if key not in dropped}
-    remaining = forget_small_epoch(old_text, kept)
+    without_dropped = {key: value for key, value in config.items() if key not in dropped}
+    remaining = forget_small_epoch(old_text, without_dropped)
 
     def set_into(source: Settings) -> RenderedRecipe:
         """Render the sections with the keys of this config, and set them into the text."""

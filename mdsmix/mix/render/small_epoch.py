@@ -1,7 +1,7 @@
 """Keys of train_loader for an epoch with few samples, such as the one record of a first try.
 
 LLM-Foundry's usual values suit much data. With `drop_last: true`, an epoch that is smaller than a
-batch gives no batch. Eight workers have less than a batch each to read, and are started anew in
+batch gives no batch. Eight workers have less than a batch each to read, and are started again for
 each epoch: an epoch of one sample took 2.5 s with them, and 0.04 s without.
 
 Such keys are only set in a config whose batch size is known, and never in place of the user's. The
@@ -47,8 +47,8 @@ class SmallEpoch:
     def add_to(self, config: Settings) -> Settings:
         """Return the config with these keys in its train_loader."""
         loader = config.get(TRAIN)
-        kept = loader if isinstance(loader, Mapping) else {}
-        return {**config, TRAIN: {**self.defaults, **kept}}
+        user_keys = loader if isinstance(loader, Mapping) else {}
+        return {**config, TRAIN: {**self.defaults, **user_keys}}
 
     def explain(self, change: str) -> str:
         """Return the line of a changed key, such as `train_loader.num_workers: 4 -> 0`. The line of
@@ -106,8 +106,8 @@ def forget_small_epoch(text: str, config: Settings) -> Settings:
     # A key is left out only if the head names it and it still has the value that was set.
     small = {**KEEP_LAST, **WITHOUT_WORKERS}
     names = set(line[1].split(", "))
-    kept = {}
+    user_keys = {}
     for key, value in loader.items():
         if key not in names or key not in small or value != small[key]:
-            kept[key] = value
-    return {**config, TRAIN: kept}
+            user_keys[key] = value
+    return {**config, TRAIN: user_keys}
