@@ -24,8 +24,9 @@ from mdsmix.errors import MixRefused, RecipeError
 
 if TYPE_CHECKING:
     from mdsmix.conversion.run import Outcome, OutcomeT, PartOutcome
+    from mdsmix.mix.streams.command_words import MixInput
     from mdsmix.mix.streams.mix import Mix
-    from mdsmix.mix.streams.resolve import MixInput, OwnEvals
+    from mdsmix.mix.streams.resolve import OwnEvals
     from mdsmix.recipe import Recipe
     from mdsmix.recipe.read import RecipeInput
     from mdsmix.report.checked_mix import CheckedMix
@@ -808,7 +809,7 @@ def make_report(
     """
     refuse_wrong_arguments(locals())
     from mdsmix.mix.plan.plan import PlanOptions
-    from mdsmix.mix.streams.resolve import list_words
+    from mdsmix.mix.streams.command_words import list_words
     from mdsmix.report.page.gather import gather
     from mdsmix.report.progress import watching
     from mdsmix.report.shown_samples import Choice

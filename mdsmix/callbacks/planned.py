@@ -12,7 +12,7 @@ from mdsmix.callbacks.stream_figures import PlannedStream
 from mdsmix.errors import MdsmixError
 from mdsmix.load import MixLoader
 from mdsmix.mix.epoch.figures import StreamInEpoch, measure_epoch
-from mdsmix.mix.streams.resolve import open_section_streams
+from mdsmix.mix.streams.open_streams import open_section_streams
 from mdsmix.table import is_known
 
 log = logging.getLogger(__name__)

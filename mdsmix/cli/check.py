@@ -53,7 +53,7 @@ def check(
     Exit code 3: the streams may not be mixed.
     """
     from mdsmix import api
-    from mdsmix.mix.streams.resolve import find_several_phases
+    from mdsmix.mix.streams.command_words import find_several_phases
     from mdsmix.report.show import print_findings, show
 
     evals = evals_mode(keep_evals, drop_evals)

@@ -73,7 +73,7 @@ def gc(
     only if --stream names it.
     """
     from mdsmix.conversion import gc as collector
-    from mdsmix.mix.streams.resolve import find_named_recipe
+    from mdsmix.mix.streams.command_words import find_named_recipe
 
     warn = partial(echo, err=True)
     age = collector.parse_age(older_than)

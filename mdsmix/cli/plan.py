@@ -58,7 +58,7 @@ def plan(
     survey of their sources.
     """
     from mdsmix import api
-    from mdsmix.mix.streams.resolve import find_several_phases
+    from mdsmix.mix.streams.command_words import find_several_phases
     from mdsmix.report.result import Result
     from mdsmix.report.show import print_findings, show
 

@@ -74,7 +74,7 @@ def render_yaml(
     LLM-Foundry.
     """
     from mdsmix import api
-    from mdsmix.mix.streams.resolve import find_several_phases
+    from mdsmix.mix.streams.command_words import find_several_phases
     from mdsmix.report.rendered_phases import RenderedPhases
     from mdsmix.report.rendered_yaml import RenderedYaml
     from mdsmix.report.show import print_briefly, print_findings

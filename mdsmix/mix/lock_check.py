@@ -27,8 +27,8 @@ from mdsmix.foundry_yaml.training_yaml import TRAIN
 from mdsmix.mix.epoch.draws import count_loader_draws
 from mdsmix.mix.render.phase_keys import find_phase_of_yaml
 from mdsmix.mix.render.render import is_device
+from mdsmix.mix.streams.command_words import MixInput, list_words
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
-from mdsmix.mix.streams.resolve import MixInput, list_words
 from mdsmix.recipe.read import read_text
 from mdsmix.storage import locate
 from mdsmix.table import Column, Row, Table

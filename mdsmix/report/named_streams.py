@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mdsmix.foundry_yaml.training_yaml import parse_training_yaml
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.render.foundry_config import is_train_stream
-from mdsmix.mix.streams.resolve import find_named_yaml, is_recipe_file, list_stream_urls
+from mdsmix.mix.streams.command_words import find_named_yaml, is_recipe_file, list_stream_urls
 from mdsmix.recipe.read import read_text
 from mdsmix.shards.published import find_current
 from mdsmix.storage import locate

@@ -85,7 +85,7 @@ def test_an_epoch_draws_the_samples_that_streaming_draws(
     dataset = dataset_of(tmp_path, SIZES, 400)
     rng = np.random.default_rng(4)
     opened = [open_stream_in(locate(stream.local)) for stream in dataset.streams]
-    monkeypatch.setattr(repeats, "PART", 7)
+    monkeypatch.setattr(repeats, "GRANULES_AT_ONCE", 7)
     for number in range(60):
         chosen = [int(rng.integers(0, 3 * size)) for size in SIZES]
         chosen[number % 3] = SIZES[number % 3] * (number % 4)

@@ -48,8 +48,9 @@ from mdsmix.mix.plan.steps import (
     plan_run,
     plan_step,
 )
+from mdsmix.mix.streams.command_words import MixInput
 from mdsmix.mix.streams.mix import Loader, Mix
-from mdsmix.mix.streams.resolve import MixInput, open_mix, open_phase_mixes
+from mdsmix.mix.streams.resolve import open_mix, open_phase_mixes
 from mdsmix.recipe.read import RecipeInput
 from mdsmix.table import Estimate, is_known
 

@@ -36,15 +36,14 @@ from mdsmix.mix.render.foundry_config import EVALS, Section, make_sections
 from mdsmix.mix.render.phase_keys import list_phase_remarks, make_phase_keys, refuse_phase_yaml
 from mdsmix.mix.render.set_into import MARK, dump_yaml, set_sections
 from mdsmix.mix.render.small_epoch import find_small_epoch, forget_small_epoch
+from mdsmix.mix.streams.command_words import is_recipe_file
 from mdsmix.mix.streams.mix import Mix
-from mdsmix.mix.streams.resolve import (
-    OwnEvals,
+from mdsmix.mix.streams.recipe_streams import (
     RecipeStreams,
-    is_recipe_file,
-    make_mix,
     open_recipe_streams,
     with_published_hash,
 )
+from mdsmix.mix.streams.resolve import OwnEvals, make_mix
 from mdsmix.recipe.phases import require_one_phase
 from mdsmix.recipe.read import RecipeInput, name_recipe, read_text
 from mdsmix.storage import locate

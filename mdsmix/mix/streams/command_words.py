@@ -1,0 +1,120 @@
+"""The words of a command that name a mix: a recipe with overrides, a training YAML, or streams."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mdsmix.errors import RecipeError
+from mdsmix.foundry_yaml.training_yaml import TRAIN, is_recipe_tree, read_unresolved
+from mdsmix.kinds import is_data, open_recipe
+from mdsmix.recipe import Recipe
+from mdsmix.recipe.read import read_text, split_overrides
+from mdsmix.shards.index import INDEX
+from mdsmix.shards.published import find_current
+from mdsmix.storage import locate
+
+MixInput = str | os.PathLike[str] | Sequence[str] | Mapping[Any, Any] | Recipe
+"""A mix as a user gives it: a recipe or a training config, as a path or as keys and values, or
+published streams.
+"""
+
+
+class NamedYaml(NamedTuple):
+    """A recipe or training YAML, as the words of a command name it."""
+
+    path: str
+    overrides: list[str]
+    'Changes of the recipe, such as "max_seq_len=4096".'
+
+
+def list_words(mix: MixInput) -> list[str]:
+    """Return the words with which a command would name the mix; none if it is not a path."""
+    if isinstance(mix, (str, os.PathLike)):
+        return [os.fspath(mix)]
+    return [] if isinstance(mix, (Mapping, Recipe)) else list(map(os.fspath, mix))
+
+
+def find_named_yaml(words: Sequence[str]) -> NamedYaml | None:
+    """Return the recipe or training YAML that the words of a command name; None if they name
+    streams.
+
+    Raises RecipeError if they name a YAML and streams, or several YAMLs.
+    """
+    targets, overrides = split_overrides(words)
+    if len(targets) == 1 and _is_yaml(targets[0]):
+        return NamedYaml(targets[0], overrides)
+    if overrides or any(map(_is_yaml, targets)):
+        raise RecipeError(
+            f"`{' '.join(words)}` is neither one recipe (with key=value overrides) nor a list of "
+            "streams: name one recipe, or folders and URLs of streams."
+        )
+    return None
+
+
+def find_named_recipe(words: Sequence[str]) -> Recipe | None:
+    """Return the recipe that the words of a command name, with its overrides; None if they name
+    streams or a training YAML.
+    """
+    named = find_named_yaml(words)
+    if named is None or not (named.overrides or is_recipe_file(named.path)):
+        return None
+    return open_recipe(named.path, named.overrides)
+
+
+def find_several_phases(words: Sequence[str]) -> NamedYaml | None:
+    """Return the recipe that the words of a command name, if it has phases and chooses none of
+    them; otherwise None.
+    """
+    recipe = find_named_recipe(words)
+    if recipe is None or not recipe.phases or recipe.phase is not None:
+        return None
+    return find_named_yaml(words)
+
+
+def _is_yaml(name: str) -> bool:
+    """Check whether a word of a command names a YAML: a file, though not an index.json, or a name
+    that ends like a YAML.
+    """
+    is_file = os.path.isfile(name) and os.path.basename(name) != INDEX
+    return is_file or name.endswith((".yaml", ".yml"))
+
+
+def is_recipe_file(path: str) -> bool:
+    """Check whether a file is to be opened as a recipe, and not as a training YAML.
+
+    Also returns True for a file of data (such as JSONL), since `open_recipe` refuses data with a
+    message of its own. Returns False for any other file that cannot be parsed, since the reader of
+    training YAMLs reports the line of the error.
+    """
+    try:
+        tree = read_unresolved(read_text(path), path)
+    except RecipeError:
+        return is_data(path)
+    return is_recipe_tree(tree) or (TRAIN not in tree and is_data(path))
+
+
+def list_stream_urls(urls: Iterable[str]) -> list[str]:
+    """Return the URLs of single streams. A local folder that contains the streams of a whole mix is
+    replaced by the `train` splits of these streams.
+    """
+    streams = list[str]()
+    for url in urls:
+        # A URL without such splits is a stream itself.
+        streams += _list_train_splits(url) or [url]
+    return streams
+
+
+def _list_train_splits(url: str) -> list[str]:
+    """Return the URLs of the published `train` splits of the streams in a local folder, such as
+    `out/web/train` for `out`. Empty for a store.
+    """
+    folder = locate(url)
+    if folder.is_store:
+        return []
+    splits = list[str]()
+    for name in folder.folders():
+        if find_current(folder / name / "train"):
+            splits.append(f"{url}/{name}/train")
+    return splits
