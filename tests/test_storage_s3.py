@@ -246,6 +246,17 @@ def test_a_store_that_refuses_the_headers_keeps_no_conditions(
         assert keeps == ({store: False} if is_learnt else before)
 
 
+def test_the_trial_of_a_dead_endpoint_is_given_up_soon(
+    clock: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking up the endpoint's address is no answer of the store."""
+    monkeypatch.setattr(s3_conditions, "_keeps", {})
+    with pytest.raises(Unreachable, match="nothing answers there"):
+        locate("s3://b/x").try_conditions()
+    assert retries._answered == set()
+    assert clock.now < 30, "three writers and the deletion, 3 s each"
+
+
 def test_a_bucket_is_part_of_the_host_name_only_at_aws(
     clock: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,11 @@ def ask_s3(url: str, request: Callable[[Any], T]) -> T:
     return retry(url, _ERRORS, connect, request)
 
 
+def find_s3_endpoint(url: str) -> str:
+    """Return the address of the store that requests for this URL go to. Nothing is sent."""
+    return str(_client_for(url).meta.endpoint_url)
+
+
 def s3_answer_unless(
     codes: Collection[str], request: Callable[..., Any], parameters: Mapping[str, Any]
 ) -> Answer | None:

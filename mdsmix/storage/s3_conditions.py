@@ -19,7 +19,7 @@ from typing import Any
 
 from mdsmix.storage.conditions_trial import run_writers, try_once
 from mdsmix.storage.location import Location, Stat
-from mdsmix.storage.s3_client import ask_s3, require_etag, s3_answer_unless
+from mdsmix.storage.s3_client import find_s3_endpoint, require_etag, s3_answer_unless
 from mdsmix.storage.s3_errors import Answer, Object, error_code
 
 _CONDITION_FAILED = (
@@ -97,7 +97,7 @@ def keeps_conditions(trial: Location, bucket: str) -> bool:
         trial: an object that does not exist. The test writes it and deletes it again.
         bucket: the bucket of this object.
     """
-    endpoint = ask_s3(trial.url, lambda client: str(client.meta.endpoint_url))
+    endpoint = find_s3_endpoint(trial.url)
     store = (endpoint, bucket)
     if ".amazonaws.com" in endpoint:
         return _keeps.setdefault(store, True)
