@@ -227,6 +227,15 @@ def test_every_recipe_key_refuses_a_url_without_a_bucket(project: Project) -> No
             " does not name a bucket",
         )
     assert_refused(mdsmix("check", "s3:/bucket/recipe.yaml"), 2, "is not a file of this machine")
+    account = "azure://tests.blob.core.windows.net"
+    # With the stream's name after such a URL, the name would be the bucket.
+    for url in ("s3://", "s3:///", "gs://", "azure://", account, f"{account}/", "hf://buckets/org"):
+        answer = mdsmix("check", project.recipe, f"remote={url}")
+        assert_refused(answer, 2, url.rstrip("/"), "does not name a")
+        assert "web" not in answer.err
+    for url in ("s3://bucket/../x", "gs://bucket/..", "hf://buckets/org/name/./x"):
+        assert_refused(mdsmix("check", project.recipe, f"remote={url}"), 2, url, "no folder")
+    assert locate("s3://Bucket/a/b/").path == "Bucket/a/b"  # old buckets of AWS have such names
 
 
 def test_create_needs_a_missing_file_and_replace_the_version_of_the_stamp(tmp_path: Path) -> None:

@@ -83,6 +83,16 @@ def test_a_url_without_account_or_container_is_refused_with_the_right_form(
         locate(url)
 
 
+def test_a_container_or_key_that_cannot_be_is_refused() -> None:
+    for part in ("Data/x", "my_data/x"):
+        with pytest.raises(RecipeError, match="have only lower-case letters, digits and hyphens"):
+            locate(f"azure://{HOST}/{part}")
+    for part in ("c/../other", "../c", "c/./x"):
+        with pytest.raises(RecipeError, match="which means no folder in a store"):
+            locate(f"azure://{HOST}/{part}")
+    assert locate(f"azure://{HOST}/$web/x/").path == f"{HOST}/$web/x"
+
+
 REQUESTS: list[tuple[str, str, dict[str, str], bytes]] = [
     ("GET", "", {}, b""),
     ("HEAD", "", {"If-Match": '"0x1"'}, b""),

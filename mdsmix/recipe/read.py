@@ -29,7 +29,7 @@ from mdsmix.recipe.plain_yaml import read_plain_yaml
 from mdsmix.recipe.rules import add_held_out, find_contradictions
 from mdsmix.recipe.spec import Recipe, WeightSpec
 from mdsmix.recipe.stream_spec import ImagesSpec, StreamSpec
-from mdsmix.storage import begins_like_url, is_url
+from mdsmix.storage import begins_like_url, is_url, locate
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -329,9 +329,14 @@ def _make_absolute(section: Section, folder: Path, *keys: str) -> Section:
 
 
 def _absolute_url(url: str, folder: Path) -> str:
-    """Return a path made absolute from `folder`, or a URL without a slash at its end."""
+    """Return a path made absolute from `folder`, or a URL without a slash at its end.
+
+    Raises RecipeError for a URL without a bucket. With a stream's name after it, the name would be
+    taken for the bucket.
+    """
     if is_url(url):
-        return url if url.endswith("://") else url.rstrip("/")
+        locate(url)
+        return url.rstrip("/")
     return os.path.normpath(folder / os.path.expanduser(url))
 
 

@@ -55,6 +55,7 @@ from mdsmix.storage.location import (
     Location,
     Stat,
     has_pattern,
+    refuse_dots,
 )
 from mdsmix.storage.object_reader import ObjectReader, OpenedBody
 
@@ -79,6 +80,8 @@ class AzurePath(BucketPath):
     example_url = f"azure://account{HOST_SUFFIX}/container/key"
     container_noun = "container"
     container_depth = 2
+    bucket_name = re.compile(r"[a-z0-9-]+|\$root|\$web|\$logs")
+    bucket_rule = "names of containers have only lower-case letters, digits and hyphens"
     permissions: ClassVar[Mapping[str, str]] = {
         "list": "blobs/read (Storage Blob Data Reader)",
         "write": "blobs/write (Storage Blob Data Contributor)",
@@ -92,8 +95,10 @@ class AzurePath(BucketPath):
     def from_url(cls, url: str) -> AzurePath:
         """Return the location of an `azure://` URL.
 
-        Raises RecipeError if the URL has no account, no container, or a pattern in place of one.
+        Raises RecipeError if the URL has no account, no container or a name that no container has,
+        or if its key has a part `..`.
         """
+        refuse_dots(url)
         host, _, path = url.removeprefix(cls.scheme).partition("/")
         container, _, key = path.partition("/")
         if not _HOST.fullmatch(host) or not container or has_pattern(container):
@@ -102,6 +107,10 @@ class AzurePath(BucketPath):
                 f"{url} does not name a container of an account: write "
                 f"azure://{account}{HOST_SUFFIX}/CONTAINER/KEY, as Streaming reads it, with no "
                 "pattern in the container's name"
+            )
+        if not cls.bucket_name.fullmatch(container):
+            raise RecipeError(
+                f"{url} names the container {container}, but {cls.bucket_rule}: correct the name"
             )
         return cls(f"{host}/{container}/{key.strip('/')}".rstrip("/"))
 

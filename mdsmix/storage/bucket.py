@@ -5,12 +5,13 @@ A store has one listing, which gives files and folders together.
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, ClassVar
 
 from mdsmix.errors import RecipeError
-from mdsmix.storage.location import Entries, Listing, Location, Stat, has_pattern
+from mdsmix.storage.location import Entries, Listing, Location, Stat, has_pattern, refuse_dots
 from mdsmix.storage.object_reader import make_version_reader
 from mdsmix.storage.threads import map_threads
 
@@ -28,18 +29,29 @@ class BucketPath(Location):
     container_depth = 1
     has_cheap_listings = True
     needs_credentials = True
+    bucket_name: ClassVar[re.Pattern[str]] = re.compile(".+")
+    "Matches each name that a bucket of the store may have."
+    bucket_rule = ""
+    "A phrase on such names for a message, such as `names of buckets have no capital letters`."
 
     @classmethod
     def from_url(cls, url: str) -> Self:
         """Return the location of a URL such as `s3://bucket/key`.
 
-        Raises RecipeError if the URL has no bucket, or a pattern in place of a bucket.
+        Raises RecipeError if the URL has no bucket or a name that no bucket has, such as a pattern,
+        or if its key has a part `..`.
         """
+        refuse_dots(url)
         bucket, _, key = url.removeprefix(cls.scheme).partition("/")
         if not bucket or has_pattern(bucket):
             raise RecipeError(
                 f"{url} does not name a bucket: write {cls.example_url}, with the bucket's full "
                 "name and no pattern in it"
+            )
+        if not cls.bucket_name.fullmatch(bucket):
+            raise RecipeError(
+                f"{url} names the {cls.container_noun} {bucket}, but {cls.bucket_rule}: correct "
+                "the name"
             )
         return cls(f"{bucket}/{key.strip('/')}".rstrip("/"))
 

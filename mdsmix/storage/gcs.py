@@ -8,6 +8,7 @@ writes and reads name it.
 from __future__ import annotations
 
 import io
+import re
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -56,6 +57,8 @@ class GCSPath(BucketPath):
     __slots__ = ()
     scheme = "gs://"
     example_url = "gs://bucket/key"
+    bucket_name = re.compile(r"[a-z0-9._-]+")
+    bucket_rule = "names of buckets have only lower-case letters, digits, dots, `-` and `_`"
     permissions: ClassVar[Mapping[str, str]] = {
         "list": "storage.objects.list",
         "write": "storage.objects.create and storage.objects.delete",

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import flatten_error
 from mdsmix.storage.hub_errors import HUB_ERRORS
-from mdsmix.storage.location import CHANGED, NO_LIMIT, Listing, Location, Stat
+from mdsmix.storage.location import CHANGED, NO_LIMIT, Listing, Location, Stat, refuse_dots
 
 _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
 
@@ -39,6 +39,7 @@ class HubPath(Location):
 
         Raises RecipeError if the URL does not name a file of a data set.
         """
+        refuse_dots(url)
         path = url.removeprefix(cls.scheme).rstrip("/")
         if not _PATH.fullmatch(path):
             raise RecipeError(

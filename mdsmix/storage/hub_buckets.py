@@ -25,7 +25,7 @@ from urllib.parse import quote
 from mdsmix.errors import NoSuchPlace, RecipeError, Unreachable
 from mdsmix.storage.bucket import BucketPath
 from mdsmix.storage.hub_errors import HUB_ERRORS, find_endpoint, show_hub_endpoint
-from mdsmix.storage.location import CHANGED, NO_LIMIT, Bytes, Entries, Location, Stat
+from mdsmix.storage.location import CHANGED, NO_LIMIT, Bytes, Entries, Location, Stat, refuse_dots
 from mdsmix.storage.object_reader import make_random_reader
 from mdsmix.storage.retries import retry
 
@@ -66,6 +66,7 @@ class HubBucketPath(BucketPath):
 
         Raises RecipeError if the URL does not name a bucket.
         """
+        refuse_dots(url)
         path = url.removeprefix(cls.scheme).rstrip("/")
         if not _PATH.fullmatch(path):
             raise RecipeError(

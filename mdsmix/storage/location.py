@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, ClassVar, TypeAlias
 
-from mdsmix.errors import Unreachable
+from mdsmix.errors import RecipeError, Unreachable
 
 Bytes = bytes | bytearray | memoryview
 
@@ -330,6 +330,18 @@ FoundFiles: TypeAlias = list[tuple[Location, Stat]]
 def has_pattern(path: str) -> bool:
     """Return whether the path contains a sign of a pattern: `*`, `?` or `[`."""
     return any(sign in path for sign in "*?[")
+
+
+def refuse_dots(url: str) -> None:
+    """Raise RecipeError if a part of a URL's path is `.` or `..`. Some clients of stores take `..`
+    for the folder above, which may be in another bucket, and others for a name.
+    """
+    for part in url.partition("://")[2].split("/"):
+        if part in (".", ".."):
+            raise RecipeError(
+                f"{url} has the part {part}, which means no folder in a store: write the URL "
+                f"without {part}"
+            )
 
 
 def fixed_prefix(path: str) -> str:
