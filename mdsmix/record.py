@@ -16,10 +16,13 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 import xxhash
+
+if TYPE_CHECKING:  # Python 3.10 has no Self
+    from typing_extensions import Self
 
 Message = dict[str, Any]
 """`role` and `content` as a chat template takes them, and further keys that it reads, such as

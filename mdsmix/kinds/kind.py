@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,9 @@ from mdsmix.shards.token_ids import (
 from mdsmix.sources import WINDOW_BYTES
 from mdsmix.tokenizer.card import Tokenizer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Python 3.10 has no Self
+    from typing_extensions import Self
+
     from mdsmix.encode.answer_ends import EndNote
 
 Piece = tuple[Sequence[int], bool]
