@@ -8,7 +8,6 @@ own: `take` copies rows, and `rows[3]` is a view of the flat array.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain
 from typing import Any
@@ -16,13 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.frozen import frozen
+
 SHORT = 1024
 """A mean length of rows, in bytes. Rows that are shorter on average are copied as bytes objects
 (0.1 us each). Longer rows are read as views of the array (0.3 us each, without a copy).
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Ragged:
     """`n` rows of unequal length: row `i` is `values[offsets[i]:offsets[i + 1]]`.
 
@@ -192,7 +193,7 @@ def _as_array(row: Any, dtype: Any) -> NDArray[Any]:
     return np.asarray(row, dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Chunked:
     """Rows whose values are in several arrays, one after the other.
 
@@ -230,7 +231,7 @@ class Chunked:
         return Chunked(arrays, offsets - offsets[0])
 
 
-@dataclass(frozen=True)
+@frozen
 class Interleaved(Mapping[str, Ragged]):
     """A mapping of column name -> rows. The cells of all columns are in one Ragged: first the cells
     of the first sample, then the cells of the second, and so on.

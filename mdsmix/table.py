@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rich.cells import cell_len
 from rich.filesize import decimal
 
+from mdsmix.frozen import frozen
 from mdsmix.messages import make_printable
 
 Row = tuple[Any, ...]
@@ -23,7 +24,7 @@ Tree = dict[str, Any]
 "A result for programs: keys and values as JSON has them."
 
 
-@dataclass(frozen=True)
+@frozen
 class Column:
     """A column: its heading, and how its values are written."""
 
@@ -34,7 +35,7 @@ class Column:
     "The column's name in JSON. Empty: the heading is the name."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Table:
     """Columns, and rows with a raw value for each column. None is an unknown value."""
 

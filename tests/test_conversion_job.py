@@ -5,7 +5,7 @@ Field paths, templates, conditions and names of records are tested by whole conv
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from mdsmix.conversion.job import Job, make_job, with_date
 from mdsmix.errors import RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, TokenizerSpec
 from mdsmix.shards.manifest import Encoding
 from mdsmix.sources import find_files
@@ -95,7 +96,7 @@ def test_a_needed_token_that_the_tokenizer_lacks_is_refused(tmp_path: Path) -> N
 def test_a_setting_with_its_default_is_not_in_the_key(tmp_path: Path) -> None:
     """A setting that a later version adds rebuilds a stream only if it is used."""
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
+    @frozen(slots=True, kw_only=True)
     class Later(Encoding):
         pictures: str | None = None
         tags: dict[str, str] = field(default_factory=dict)

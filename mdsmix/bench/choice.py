@@ -9,9 +9,9 @@ keeps up, the setting with the shortest wait is chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mdsmix.bench.loader_bench import LoaderSetting
+from mdsmix.frozen import frozen
 from mdsmix.table import Column, Table
 
 TOLERATED = 0.02
@@ -26,7 +26,7 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Pass:
     """The measurement of one pass over the beginning of an epoch."""
 

@@ -18,6 +18,7 @@ from mdsmix.foundry_yaml.training_yaml import (
     TrainingYaml,
     read_training_yaml,
 )
+from mdsmix.frozen import frozen
 from mdsmix.messages import format_yaml_value, plural
 
 PREFETCH = [2, 4]
@@ -117,7 +118,7 @@ def _parse_numbers(option: str, text: str | None, least: int, default: list[int]
     return sorted({int(entry) for entry in entries})
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Bench:
     """A loader of a training YAML, and how long it is measured."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import orjson
@@ -22,6 +22,7 @@ from mdsmix.callbacks.stream_figures import (
 )
 from mdsmix.callbacks.stream_tally import StreamKeys, StreamTally, take_stream_keys
 from mdsmix.errors import RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.load import MixLoader
 from mdsmix.messages import flatten_error
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 VERSION = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MeterState:
     """The state of a meter, as a checkpoint stores it."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import orjson
 from mdsmix import schema
 from mdsmix.callbacks.stream_figures import PlannedStream, StreamFigures, compute_planned_shares
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.messages import flatten_error
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ VERSION = 1
 FIX = "name the file that the run's callback wrote (its option `file`)"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LoggedStream:
     """The figures of one stream in a line; see `StreamFigures`."""
 
@@ -43,7 +44,7 @@ class LoggedStream:
     shares: dict[str, float | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LoggedStep:
     """One line: the figures after a step."""
 
@@ -51,7 +52,7 @@ class LoggedStep:
     streams: dict[str, LoggedStream]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Head:
     """The first line."""
 
@@ -59,7 +60,7 @@ class _Head:
     planned: list[PlannedStream]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RunFigures:
     """The content of a run's file."""
 

@@ -5,8 +5,9 @@ losses, and the names under which loggers get them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from mdsmix.frozen import frozen
 
 MEASURES = ("samples", "tokens", "trained")
 """The measures that have a share. `trained` counts the positions that give a loss: a row's first
@@ -14,7 +15,7 @@ token gives none, since nothing predicts it.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PlannedStream:
     """A stream as the run's YAML weights it. Figures of tokens are None if they are not known, as
     for a stream without a manifest.
@@ -31,7 +32,7 @@ class PlannedStream:
     "Positions of these samples that give a loss."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamCount:
     """What a run has trained on from one stream, on all ranks."""
 

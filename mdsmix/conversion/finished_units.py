@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ from mdsmix.conversion.unit_files import (
     write_segment,
 )
 from mdsmix.errors import Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.messages import Say, plural
 from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import Lease
@@ -88,7 +89,7 @@ class DoneWindow(NamedTuple):
         return self.record.base or self.record.key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class UnitResult:
     """The result of a work unit that was converted, by this run or an earlier one."""
 
@@ -110,7 +111,7 @@ class UnitResult:
             yield DoneWindow(record, window, window.number not in self.reused)
 
 
-@dataclass(frozen=True)
+@frozen
 class StoredUnits:
     """What is stored where a stream is published: the results of finished work units, and the
     shards. It is a snapshot of one listing.

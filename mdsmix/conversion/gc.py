@@ -20,7 +20,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
@@ -35,6 +35,7 @@ from mdsmix.conversion.unit_files import (
     read_unit_file,
 )
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.messages import Say
 from mdsmix.recipe.rules import is_pretrained_folder
 from mdsmix.shards.index import INDEX, Shard, find_index, parse_index
@@ -82,7 +83,7 @@ _WITH_SHARDS = ("shard", "version", "unfinished version")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class Garbage:
     """A file or folder that may be deleted: an unused file, an old version of the stream, a
     tokenizer or a processor.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ import xxhash
 from mdsmix import sources
 from mdsmix.encode.answer_ends import is_ended_by_next
 from mdsmix.encode.backends import find_known_difference
+from mdsmix.frozen import frozen
 from mdsmix.kinds import Kind, ResolvedStream
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.pictured import LINE_BYTES
@@ -42,7 +43,7 @@ b"\\x02"}` drops record 1 of window 3. A window without dropped records is not i
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Job:
     """The settings that all work units of a stream (parts of its source) share."""
 

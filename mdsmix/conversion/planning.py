@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -45,6 +45,7 @@ from mdsmix.conversion.unit_files import FOLDER
 from mdsmix.encode.backends import find_known_difference
 from mdsmix.errors import RecipeError
 from mdsmix.estimate.budget_share import BudgetShare
+from mdsmix.frozen import frozen
 from mdsmix.kinds.recipe_changes import SAMPLE, compare_encodings, compare_sources
 from mdsmix.kinds.rules import compare_rules, find_record_rules
 from mdsmix.messages import Say, join_names, plural
@@ -78,7 +79,7 @@ class Watcher(ReadingWatcher, Protocol):
         """Receive a sentence on a slow step that begins. `--quiet` hides such sentences."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ArrayPart:
     """The value of `--part`. An array of jobs shares a conversion: with `--part 3/64` a job
     converts the third of 64 parts of the work units.
@@ -115,7 +116,7 @@ def parse_part(text: str) -> ArrayPart:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Options:
     """The options of a run. No published byte of a whole stream depends on them."""
 
@@ -147,7 +148,7 @@ class Options:
     "The engine that converts the units: `local`, `ray` or `ray://ADDRESS`."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamPlan:
     """What a conversion knows about a stream before it begins. `plan_streams` makes it for every
     command that needs it: `convert`, with or without `--part`, a dry run, and `repair`.
@@ -226,7 +227,7 @@ class StreamPlan:
         return not select_stale_files(self.target.quarantined, bad_names)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _Draft:
     """What `plan_streams` has found out about a stream of the recipe before it makes the plan."""
 

@@ -8,19 +8,20 @@ units to which they belong again.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mdsmix.conversion.planning import Options, StreamPlan, Watcher, plan_streams
 from mdsmix.conversion.run import convert
 from mdsmix.conversion.target import published_manifest
 from mdsmix.errors import Damaged, MdsmixError, RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.recipe import Recipe
 from mdsmix.shards.published import StreamFault, find_named_version, find_working_folder
 from mdsmix.shards.verification import verify
 from mdsmix.storage import Location, locate
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Repaired:
     """The result of a repair: the faults of the stream, and how much was converted again."""
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import TypeVar
 
@@ -58,6 +58,7 @@ from mdsmix.engines.ray_cluster import parse_engine
 from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, join_errors
 from mdsmix.estimate.budget_share import BudgetShare
+from mdsmix.frozen import frozen
 from mdsmix.processor.server import SERVER_BYTES, server_pids, share_server
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records
@@ -75,7 +76,7 @@ NO_MEMORY_LIMIT = (
 OutcomeT = TypeVar("OutcomeT")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamOutcome:
     """The result of a run for one stream: the fields that `Outcome` (a whole stream) and
     `PartOutcome` (one `--part` of a stream) share.
@@ -99,7 +100,7 @@ class StreamOutcome:
     "Sentences for the user."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PartOutcome(StreamOutcome):
     """The result of `--part 3/64` for one stream: some of its work units are converted. Nothing is
     published.
@@ -114,7 +115,7 @@ class PartOutcome(StreamOutcome):
     "Counts of the records of the part's units."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Outcome(StreamOutcome):
     """The result of a run for one stream."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -20,6 +19,7 @@ from mdsmix.conversion.job import Job
 from mdsmix.conversion.unit_files import EARLIER, FOLDER
 from mdsmix.conversion.unnamed_streams import find_unnamed_streams, is_for_finetuning
 from mdsmix.errors import Damaged, EarlierFormat, RecipeError, Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.messages import choose_verb, join_names, plural
 from mdsmix.recipe import Recipe
 from mdsmix.shards.index import INDEX, Index, find_metadata, parse_index
@@ -32,7 +32,7 @@ from mdsmix.sources.inflate import PACKINGS
 from mdsmix.storage import Stat
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TargetState:
     """The files at a target (the place where a stream is published), as they were at one moment."""
 

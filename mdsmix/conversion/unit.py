@@ -9,7 +9,7 @@ is read. Each window has its own record, so after a run was killed, no finished 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +39,7 @@ from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import ActiveRecords, Attempt, Reporter, split_positions
 from mdsmix.errors import Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.kinds.assemble import Assembled
 from mdsmix.kinds.membership import DUPLICATE
 from mdsmix.kinds.read_records import (
@@ -74,7 +75,7 @@ save nothing, since the worker's fixed memory is much larger.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _UnitOfJob:
     """The base of `ReadTask` and `UnitTask`: the data of any task on a work unit."""
 
@@ -89,7 +90,7 @@ class _UnitOfJob:
         return f"of {describe_unit(self.unit)}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ReadTask(_UnitOfJob):
     """An engine's task that reads a unit without encoding it.
 
@@ -236,7 +237,7 @@ def _slice_batch(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class UnitTask(_UnitOfJob):
     """An engine's task that converts a work unit, window by window. A window is a slice of the
     unit's source.

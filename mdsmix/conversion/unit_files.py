@@ -27,7 +27,7 @@ import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from mdsmix import schema
 from mdsmix.errors import Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import decompress_frame, write_if_changed
@@ -61,7 +62,7 @@ _KEY = slice(len(b'{"key":"'), len(b'{"key":"') + KEY_DIGITS)
 "The position of the key in a record's JSON: it is the first field."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class UnitRecord:
     """The stored result of a converted window (a slice of a work unit's source)."""
 
@@ -124,7 +125,7 @@ def pack_array(array: NDArray[Any]) -> str:
     return base64.b64encode(array.tobytes()).decode()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class UnitFile:
     """The parsed beginning (head) of a file in `.mdsmix/`: its records, and the positions of its
     fingerprints and bad records. Both mappings are empty if the file is damaged or truncated.

@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 
 from mdsmix.conversion.gc import NAMES_OF_FILES
 from mdsmix.conversion.unit_files import FOLDER
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.messages import Say, join_names
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.rules import is_pretrained_folder
@@ -32,7 +32,7 @@ FIRST = (INDEX, MANIFEST)
 "Files that are deleted before the others: without them no reader takes the stream for complete."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class UnnamedStream:
     """A stream beside those of a recipe, with the files of it that may be deleted."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
@@ -29,6 +29,7 @@ from mdsmix.conversion.unit import ReadTask, UnitTask, open_tokenizer_backend
 from mdsmix.conversion.unit_files import KEY_DIGITS, BlobRef, read_blobs
 from mdsmix.encode.backends import Unequal, store_difference
 from mdsmix.engines.tasks import Engine, Task, TaskResults
+from mdsmix.frozen import frozen
 from mdsmix.kinds.rules import compare_rules
 from mdsmix.messages import join_names
 from mdsmix.shapes.functions import import_function
@@ -46,7 +47,7 @@ depend on the number of workers.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Work:
     """A stream's work units (parts of its source), and all that is needed to convert them."""
 

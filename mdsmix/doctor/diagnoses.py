@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from itertools import chain, islice
@@ -25,6 +24,7 @@ from mdsmix.conversion.job import make_job
 from mdsmix.conversion.publish_pretrained import refuse_unproved_processor
 from mdsmix.engines.memory import WORKER_BYTES, choose_memory_cap, count_cpus
 from mdsmix.errors import Denied, MdsmixError
+from mdsmix.frozen import frozen
 from mdsmix.messages import plural
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.storage import Location, find_store, import_stores, locate
@@ -42,7 +42,7 @@ FIRST_BYTES = 1 << 10
 "Bytes of a source that are read."
 
 
-@dataclass(frozen=True)
+@frozen
 class Diagnosis:
     """The state of one thing that a run needs."""
 

@@ -12,10 +12,10 @@ The final answer of a row has no next turn. The loader appends EOS to it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from mdsmix.encode.template_facts import AnswerEnd, find_template_facts
+from mdsmix.frozen import frozen
 from mdsmix.messages import join_names
 from mdsmix.shards.manifest import Encoding
 from mdsmix.tokenizer.card import Tokenizer
@@ -26,7 +26,7 @@ STOP_RULE = "template.stop_tokens"
 "Name of the rule `ends_by_next_role` among the rules that a stream was made by (`Encoding.rules`)."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EndNote:
     """A sentence on how answers end, with a fix."""
 
@@ -55,7 +55,7 @@ def find_stop_ids(tokenizer: Tokenizer) -> list[int]:
     return [tokenizer.eos_id]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Stops:
     """The tokens at which a model stops generating."""
 

@@ -14,7 +14,7 @@ A finetuning sample is stored in one of three layouts:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,13 +23,14 @@ import orjson
 from numpy.typing import NDArray
 
 from mdsmix.encode.labels import Flags, Labels, Lengths, Turns
+from mdsmix.frozen import frozen
 from mdsmix.ragged import Interleaved, Ragged
 from mdsmix.shards.counts import Totals, count_by_length
 from mdsmix.shards.token_ids import LOSS_WEIGHTS, SIDES
 from mdsmix.tokenizer.card import Tokenizer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class Encoded:
     """The samples of one batch of records, in the order of the records."""
 

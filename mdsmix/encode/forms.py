@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from mdsmix.encode.chat import ChatTemplate
+from mdsmix.frozen import frozen
 from mdsmix.messages import plural
 from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
 
@@ -93,7 +93,7 @@ class Rendering(NamedTuple):
     "The template's error message; empty if it does not fail."
 
 
-@dataclass(frozen=True)
+@frozen
 class Forms:
     """Which messages with calls of tools a chat template prints correctly, and what it prints of
     tools and their results. Made by `find_forms`.

@@ -10,12 +10,12 @@ collator at training time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.frozen import frozen
 from mdsmix.ragged import Ragged
 from mdsmix.shards.token_ids import TrainedRows
 
@@ -28,7 +28,7 @@ _NO_LENGTH = np.iinfo(np.int64).max
 "The least length of a trained prompt if no prompt is trained: more tokens than any prompt has."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Targets:
     """The target policies of finetuning, by the names of the recipe and of Foundry.
     `mdsmix.recipe.rules` has checked the values.
@@ -72,7 +72,7 @@ class Targets:
         return is_last or self.target_responses == "all"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Turns:
     """A batch of samples, each with one or more turns."""
 

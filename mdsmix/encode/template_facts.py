@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.encode.chat import ChatTemplate, open_stream_template
 from mdsmix.encode.forms import make_call_probe, make_tool_probe
 from mdsmix.errors import Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.record import Message, RecordRefused
 from mdsmix.shards.manifest import Encoding
 from mdsmix.tokenizer.card import Tokenizer
@@ -41,7 +42,7 @@ CODE = ("template_facts.py", "chat.py", "control_words.py", "forms.py", "templat
 "The files of this package on whose code the facts depend. Another content makes new facts."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class AnswerEnd:
     """The text that a template prints after an answer or after a call of a tool."""
 
@@ -56,7 +57,7 @@ class AnswerEnd:
     "For messages: `an answer` or `a call`."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TemplateFacts:
     """What is known of the chat template of a stream."""
 

@@ -8,7 +8,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
@@ -25,11 +24,12 @@ from mdsmix.engines.tasks import (
     plan_next_attempt,
 )
 from mdsmix.engines.workers import QueuedTask, Worker, start_worker, stop_workers
+from mdsmix.frozen import frozen
 from mdsmix.interrupts import delay_signals
 from mdsmix.messages import Say
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SideProcess:
     """Describes an extra process of a run, which counts the tokens of images for all workers. It
     does no work units itself. The description can be pickled.
@@ -43,7 +43,7 @@ class SideProcess:
     "Returns the ids of the processes that run."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PoolSettings:
     """The number of workers, and the memory that they may use."""
 

@@ -10,11 +10,12 @@ named after four deaths.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from mdsmix.errors import MdsmixError
+from mdsmix.frozen import frozen
 from mdsmix.messages import Say
 
 MOST_DEATHS = 10
@@ -39,7 +40,7 @@ CRASHED = "crashed_worker"
 "The reason code of a record that is put into quarantine because workers die on it."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class ActiveRecords:
     """The records that a worker is converting right now."""
 
@@ -62,7 +63,7 @@ class ActiveRecords:
         return f"the {self.records:,} records from {self.where} of {self.file} on"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkerEnd:
     """How a worker ended."""
 
@@ -71,7 +72,7 @@ class WorkerEnd:
     hung: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Attempt:
     """How to do a work unit the next time, after workers have died on it: with fewer records at a
     time, and without records that killed workers. The first attempt of a unit has the defaults:

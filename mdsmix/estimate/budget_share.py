@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 from mdsmix import sources
 from mdsmix.estimate.survey import Rates
+from mdsmix.frozen import frozen
 from mdsmix.messages import format_percent, plural
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import SourceFile
@@ -32,7 +32,7 @@ SPARE = 1.02
 "If a share was too small, the user gets a share 2 % above the one that would just be enough."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SourceEstimate:
     """An estimate of what a stream would contain if all of its source were converted."""
 
@@ -102,7 +102,7 @@ def round_up_share(share: float) -> Fraction:
     return next(step for step in steps if step >= Fraction(share))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class BudgetShare:
     """A stream's share of a budget in tokens, and the share of its records that is sampled."""
 

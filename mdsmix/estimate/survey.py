@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from mdsmix import sources
 from mdsmix.encode.backends import Backend, Unequal
 from mdsmix.encode.encoded import Encoded
+from mdsmix.frozen import frozen
 from mdsmix.kinds.read_records import RecordReader, open_record_encoder
 from mdsmix.kinds.resolved_stream import ResolvedStream
 from mdsmix.sources import SourceFile, Unit
@@ -28,7 +28,7 @@ from mdsmix.storage import Location
 from mdsmix.tokenizer.card import Tokenizer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class SplitSample:
     """The encoded records from the beginning of one split. A split is a part of a source file."""
 
@@ -47,7 +47,7 @@ class SplitSample:
     """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Rates:
     """Tokens per byte and per record of a source, estimated from the splits (parts of source files)
     that were read.
@@ -67,7 +67,7 @@ class Rates:
     "How many splits were read."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Survey:
     """Reads and encodes small parts of a stream's source, to estimate its tokens. The fields are
     the stream and how it is encoded.

@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import orjson
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.example.library_texts import Record, make_chats, make_documents, read_modules
+from mdsmix.frozen import frozen
 from mdsmix.kinds.recipe_schema import SCHEMA_FILE, write_schema
 from mdsmix.messages import join_names
 
@@ -41,7 +41,7 @@ RECIPE = "recipe.yaml"
 TRAINING_YAML = "foundry.yaml"
 
 
-@dataclass(frozen=True)
+@frozen
 class WrittenExample:
     """The files of an example."""
 

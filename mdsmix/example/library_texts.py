@@ -12,9 +12,10 @@ import os
 import random
 import sysconfig
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mdsmix.frozen import frozen
 
 Record = dict[str, Any]
 SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"}
@@ -23,7 +24,7 @@ MOST_EXCHANGES = 3
 "Questions with an answer in one conversation."
 
 
-@dataclass(frozen=True)
+@frozen
 class Described:
     """A public function or class that has a docstring."""
 
@@ -34,7 +35,7 @@ class Described:
     docstring: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Module:
     """The docstrings of a module of Python's standard library."""
 

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ import orjson
 from mdsmix import schema
 from mdsmix.errors import Unreachable
 from mdsmix.exporting.writer import Piece, flush_file
+from mdsmix.frozen import frozen
 from mdsmix.storage.local import LocalPath, explained
 
 JOURNAL = "mdsmix.export"
 "The name of the journal in the folder of an export."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Header:
     """The first line: what the export is made of."""
 
@@ -46,7 +47,7 @@ class Header:
     "Other streams whose exports were in the folder when this one began."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Journal:
     """A journal as it was found."""
 

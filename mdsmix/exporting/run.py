@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -31,6 +30,7 @@ from mdsmix.exporting.parquet import Parquet
 from mdsmix.exporting.stream_rows import Counts, ExportedStream, read_shards
 from mdsmix.exporting.writer import UNFINISHED, Piece, Writer, has_files
 from mdsmix.foundry_yaml.findings import Finding
+from mdsmix.frozen import frozen
 from mdsmix.messages import join_names
 from mdsmix.mix.offline.mix_plan import check_streams
 from mdsmix.mix.streams.mix import Mix
@@ -44,7 +44,7 @@ CONTINUED = "continued"
 UP_TO_DATE = "up to date"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ExportOutcome:
     """One exported stream."""
 

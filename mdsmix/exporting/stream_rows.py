@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.kind import Kind
 from mdsmix.mix.streams.mix import StreamInMix
@@ -46,7 +46,7 @@ million tokens of uint16, which take about 60 MB until they are written.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class Counts:
     """What an export contains, or a file of it."""
 
@@ -63,7 +63,7 @@ class Counts:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class ExportedStream:
     """A published stream that is to be exported. Its manifest is known to fit its index."""
 

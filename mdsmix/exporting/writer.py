@@ -11,11 +11,12 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Literal
 
 from mdsmix.exporting.stream_rows import Counts, ExportedStream
+from mdsmix.frozen import frozen
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
 from mdsmix.storage.local import LocalPath, explained
@@ -24,7 +25,7 @@ UNFINISHED = ".unfinished"
 "Appended to the name of a file that is being written."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Piece:
     """The part of an export that one shard became."""
 

@@ -18,16 +18,17 @@ streams share is printed once, with the names of all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from mdsmix.foundry_yaml.training_yaml import LoaderSection
+from mdsmix.frozen import frozen
 
 Severity = Literal["error", "warning", "note"]
 Subject = Literal["mix", "loader", "stream", "loader section", "stream section"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Finding:
     """One thing that is wrong or worth knowing. If it is an error, the mix is refused."""
 
@@ -69,7 +70,7 @@ Finder = Callable[..., Findings]
 "The function of a check, which yields findings about its subject."
 
 
-@dataclass(frozen=True)
+@frozen
 class Check:
     """One check: its function, and the facts that the README's table shows of it."""
 

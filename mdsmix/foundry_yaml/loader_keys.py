@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from mdsmix import schema
+from mdsmix.frozen import frozen
 from mdsmix.shards.shard_samples import Sample
 
 Number = int | float
@@ -208,7 +209,7 @@ def describe_expected(expected: Any, value: Any) -> str | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class BatchRules:
     """What the rows and batches of an `ExtraLoader` depend on, besides the samples."""
 
@@ -223,7 +224,7 @@ class BatchRules:
     "Whether the tokenizer pads on the left."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ExtraLoader:
     """A loader of another library, such as ComposeRL, which reads one kind of stream. The kind
     defines the loader (`Kind.loader`), and `extra_loaders.py` lists all of them.

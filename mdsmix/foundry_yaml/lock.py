@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -22,6 +22,7 @@ from mdsmix import schema
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, parse_quantity
 from mdsmix.foundry_yaml.training_yaml import LoaderSection
+from mdsmix.frozen import frozen
 from mdsmix.messages import flatten_error, format_yaml_value, plural
 from mdsmix.recipe.stream_spec import NOT_NEGATIVE, must_be
 from mdsmix.shards.manifest import FORMAT_VERSION
@@ -55,7 +56,7 @@ defaults of Streaming and LLM-Foundry. `locked_settings` adds target_prompts and
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LockedStream:
     """One stream as it was published."""
 
@@ -108,7 +109,7 @@ def lock_stream(name: str, drawn: int, shards: Iterable[LockedShard]) -> LockedS
     return LockedStream(name=name, drawn=drawn, samples=samples, shards=digest)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LoaderLock:
     """What is recorded of one loader, to notice later that its data has changed: its streams as
     they were published, in the loader's order, and the settings that decide which samples a batch
@@ -124,7 +125,7 @@ class LoaderLock:
         return orjson.dumps(self, option=orjson.OPT_SORT_KEYS).decode()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Lock:
     """The content of a lock's file."""
 

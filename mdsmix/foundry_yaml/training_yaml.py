@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from mdsmix.foundry_yaml.loader_keys import (
     Types,
     as_whole_number,
 )
+from mdsmix.frozen import frozen
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.plain_yaml import fill_in_length, parse_plain_yaml, read_plain_yaml
 from mdsmix.recipe.read import make_config, read_text, translate_errors
@@ -47,7 +47,7 @@ def is_recipe_tree(tree: Settings) -> bool:
     return "streams" in tree and "model" not in tree and not names_data
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamSection:
     """One stream of a loader."""
 
@@ -101,7 +101,7 @@ class TargetPolicies(NamedTuple):
     responses: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LoaderSection:
     """`train_loader`, or one entry of `eval_loader`."""
 
@@ -223,7 +223,7 @@ class LoaderSection:
         return dict(value)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TrainingYaml:
     """A whole training YAML with its variables (`${...}`) filled in. Other sections than JUDGED are
     not checked, so a key there whose variable cannot be filled in is left out.

@@ -20,12 +20,12 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mdsmix.errors import RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.messages import flatten_error
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ NO_PILLOW = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Rules:
     """A stream's rules for its images, as the recipe sets them."""
 
@@ -318,7 +318,7 @@ class StoredImage(NamedTuple):
     width: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Rewriting:
     """How images are shrunk and rewritten before they are stored."""
 

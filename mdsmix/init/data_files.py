@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.kinds.recipe_schema import SCHEMA_FILE
 from mdsmix.messages import join_names
 from mdsmix.record import NoRecord
@@ -207,7 +208,7 @@ def _with_format(file: SourceFile, by_content: bool) -> SourceFile | None:
     return replace(file, read_as=ReadAs(**keys)) if keys else file
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class FirstRecords:
     """The first records of a file, or of several files with the same shape and fields."""
 

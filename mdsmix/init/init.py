@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import orjson
 from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import describe_possible_marks
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.init.data_files import DATASET_INFO, Notices, find_data
 from mdsmix.init.drafts import WHY, Draft, format_recipe, group_files, make_names_unique
 from mdsmix.init.other_tools import match_mixture, read_dataset_info
@@ -38,7 +38,7 @@ TAR_NAME = "__key__"
 "The field with the name of a sample in a tar. It is not content for training."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class FirstRecipe:
     """The result of `mdsmix init`: the text of a recipe, and the messages for the user."""
 

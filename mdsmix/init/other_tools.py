@@ -19,7 +19,7 @@ import glob
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -27,6 +27,7 @@ import orjson
 
 from mdsmix import schema
 from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.init.data_files import Notices, find_data, read_head
 from mdsmix.init.drafts import (
     Draft,
@@ -159,7 +160,7 @@ def _read_json(path: str, description: str) -> Any:
         raise RecipeError(f"{path} is not valid JSON ({error}): name {description}.") from None
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """One data set (entry) of LLaMA-Factory's dataset_info.json: the keys that decide how its
     records are read.
@@ -383,7 +384,7 @@ def _locate_data(entry: Mapping[str, Any], folder: str) -> str:
     return f"{folder}/{file_name}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Mixture:
     """The contents of a mixture file: a JSON file of FlagEmbedding that gives each source of data
     its percentage.

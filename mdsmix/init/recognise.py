@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from mdsmix.encode.answer_parts import list_parts
+from mdsmix.frozen import frozen
 from mdsmix.init.data_files import FirstRecords
 from mdsmix.init.foreign_forms import find_foreign_form
 from mdsmix.kinds import KINDS, Kind
@@ -48,7 +49,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", "
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Guess:
     """A guess that records have a certain shape (such as `alpaca`: a way to read records by their
     fields), and what came out when the first records of a file were read in this way.

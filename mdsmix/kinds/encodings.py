@@ -5,11 +5,12 @@ that its samples depend on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from mdsmix.encode.answer_ends import find_stop_ids, is_ended_by_next
+from mdsmix.frozen import frozen
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.kind_table import find_kinds
 from mdsmix.kinds.preferences import Preferences
@@ -25,7 +26,7 @@ from mdsmix.shards.manifest import Encoding
 from mdsmix.tokenizer.card import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RecordType:
     """The shape of a stream's records (how they are written, such as `alpaca`), and the kind of the
     stream (how they become samples, such as conversations).

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain, filterfalse
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
+from mdsmix.frozen import frozen
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.membership import Membership, split_rejected
 from mdsmix.kinds.resolved_stream import ResolvedStream
@@ -105,7 +106,7 @@ class Diagnostics:
         return [*rivals[1:], *unread]
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordReader:
     """Turns the raw records of one work unit (the part of a source that one task converts) into
     samples, in two steps. The shape reads each raw record, for example as a Pair. The kind

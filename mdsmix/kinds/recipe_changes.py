@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from mdsmix.encode.answer_ends import is_ended_by_next
+from mdsmix.frozen import frozen
 from mdsmix.messages import format_yaml_value, join_names
 from mdsmix.recipe.stream_spec import SourceSpec
 from mdsmix.shards.manifest import Encoding
@@ -22,7 +23,7 @@ DERIVED = "columns"
 "A setting that no key of a recipe sets: it follows from other settings and from the tokenizer."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class KeyChange:
     """A key of the recipe whose value has changed. A value None means that the key is not set."""
 

@@ -8,10 +8,11 @@ ResolvedStream from the stored settings of a published stream.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from mdsmix.frozen import frozen
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.kind_table import find_kinds
 from mdsmix.shapes import SHAPES, Shape, find_shape
@@ -22,7 +23,7 @@ from mdsmix.shapes.image_parts import FIELDS, with_images
 from mdsmix.shards.manifest import Encoding
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ResolvedStream:
     """The settings of a stream with a source, and what follows from them: its shape (which reads
     raw records), its kind (which makes samples of them), and the fields that are read.

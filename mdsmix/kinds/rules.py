@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from mdsmix.encode.template_rules import raised_template_rules
 from mdsmix.errors import RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.kinds.kind import Kind
 from mdsmix.shapes import Shape
 from mdsmix.shards.index import INDEX
@@ -36,7 +36,7 @@ MARKS_REASON_1 = "bad_weight"
 "The reason code of records that version 1 of MARKS_RULE refused. Version 2 has other codes."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RuleChange:
     """A rule whose version has changed since a stream was made. A rule is code that decides the
     content of rows, such as `shape.openai`; its version rises if it begins to give other rows.

@@ -11,13 +11,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from mdsmix.errors import RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.leaks.evaluation_grams import (
     EvalSamples,
     Int,
@@ -71,7 +71,7 @@ class LeakingSample(NamedTuple):
     "Grams of the evaluation sample that this sample contains."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Leak:
     """An evaluation sample of which at least one gram (run of 13 tokens) is in a training
     stream.
@@ -98,7 +98,7 @@ class Leak:
         return self.leaked_grams / self.grams
 
 
-@dataclass(frozen=True)
+@frozen
 class Audit:
     """The result of searching training streams for evaluation samples."""
 

@@ -8,13 +8,14 @@ environment variable can still be read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, LOADER_DEFAULTS, TARGET_KEYS
 from mdsmix.foundry_yaml.rules import refuse_broken_rules
 from mdsmix.foundry_yaml.training_yaml import Config, LoaderSection, Settings, read_training_yaml
+from mdsmix.frozen import frozen
 from mdsmix.load.dataset import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
 
@@ -35,7 +36,7 @@ KEYS_NOT_PASSED_ON = frozenset(
 "Keys of every dataset that are not passed to StreamingDataset unchanged."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class LoaderSettings:
     """The settings that one loader is built from."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from streaming.base.format import Reader
 
 from mdsmix.errors import MixRefused, Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.shards.token_ids import (
     PACKED_COLUMNS,
     SIDES,
@@ -66,7 +67,7 @@ class StoredColumn(NamedTuple):
     "Whether each array begins with its length."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class IdColumns:
     """The columns of a shard's samples, if their token ids can be read without decoding the others:
     1-d arrays of integers of at most 4 bytes.

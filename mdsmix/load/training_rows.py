@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mdsmix.encode.labels import Targets
 from mdsmix.errors import MixRefused
+from mdsmix.frozen import frozen
 from mdsmix.load.stored_rows import StoredRow
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import (
@@ -38,7 +39,7 @@ Tokens = NDArray[np.int64]
 Weights = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class TokenIds:
     """The facts about a tokenizer that a loader needs."""
 
@@ -54,7 +55,7 @@ class TokenIds:
         return self.eos if self.pad is None else self.pad
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RowRules(Targets):
     """The rules for making rows from samples: which tokens are trained, the tokenizer's ids, and
     how documents are separated.

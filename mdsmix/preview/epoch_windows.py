@@ -8,12 +8,12 @@ samples if there is no manifest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.frozen import frozen
 from mdsmix.load.internals import Ids
 from mdsmix.load.layout import NO_SAMPLE, EpochLayout
 from mdsmix.messages import choose_verb, join_names, plural
@@ -40,7 +40,7 @@ def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
     return mark_estimate(mean_tokens, is_exact=is_exact)
 
 
-@dataclass(frozen=True)
+@frozen
 class Windows:
     """The samples and tokens that each window of an epoch draws from each stream. A window is a
     run of steps; all windows have about the same number of steps.
@@ -89,7 +89,7 @@ def cut_into_windows(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Preview:
     """The first steps of a run, and the rest of its epoch in windows."""
 

@@ -7,16 +7,17 @@ This module does not import Streaming, which takes 4-15 s, so wrong options are 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from mdsmix import schema
 from mdsmix.errors import RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.mix.epoch.draws import Machines
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EpochState:
     """The position from which an epoch is previewed, under the names of Streaming's `state_dict`.
 
@@ -31,7 +32,7 @@ class EpochState:
     initial_physical_nodes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PreviewOptions:
     """The options of one preview."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.load.layout import SamplePlace
 from mdsmix.load.training_rows import RowImages
 from mdsmix.mix.checks.conversion import find_processor
@@ -31,7 +32,7 @@ class ImageSize(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Images:
     """How the images of a mix become tokens."""
 

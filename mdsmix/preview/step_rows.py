@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import MixRefused
+from mdsmix.frozen import frozen
 from mdsmix.load.collate import Collate
 from mdsmix.load.internals import Ids
 from mdsmix.load.layout import NO_SAMPLE, EpochLayout, SamplePlace
@@ -63,7 +63,7 @@ class SampleRow(TrainingRow):
     "One number for each name in COUNTED."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Step:
     """A step of the run: the samples that all devices draw, and the rows of these samples."""
 
@@ -97,7 +97,7 @@ class Step:
         return 1 - tokens / max(1, self.slots)
 
 
-@dataclass(frozen=True)
+@frozen
 class Loaders:
     """The loaders of all devices of a run, which make rows from samples."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from mdsmix.errors import Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.messages import Say
 from mdsmix.tokenizer.snapshot import CARD, find_snapshot, load_card, open_snapshot
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Processor:
     """A processor as transformers describes it. The fields are also the keys of a snapshot's
     card.json.

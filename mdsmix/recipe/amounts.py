@@ -8,9 +8,10 @@ same on every machine.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
+
+from mdsmix.frozen import frozen
 
 Unit = Literal["tokens", "loss_tokens", "samples"]
 UNITS: tuple[Unit, ...] = ("tokens", "loss_tokens", "samples")
@@ -49,7 +50,7 @@ A_SHARE = "a number of at least 0, such as 0.3, 30% or 1/3"
 A_BUDGET = "above 0, with its unit: 2B tokens, 500M loss_tokens, 1M samples or 2 passes of STREAM"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Budget:
     """The size of an epoch, all streams together: a number of tokens, loss tokens or samples; or a
     number of passes over one stream.

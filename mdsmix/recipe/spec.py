@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from mdsmix.frozen import frozen
 from mdsmix.json_schema import match_whole
 from mdsmix.recipe.amounts import (
     A_BUDGET,
@@ -43,7 +44,7 @@ MAX_BAD = "10%"
 COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TokenizerSpec:
     """The tokenizer, in the words of LLM-Foundry."""
 
@@ -73,7 +74,7 @@ class TokenizerSpec:
     "The tokenizer's hash in the manifests of published streams, if an earlier rule computed it."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class WeightSpec:
     """A stream's part of an epoch. A recipe sets exactly one of the first four keys: `repeat`,
     `proportion` or `choose` of Streaming's Stream, or `share`.
@@ -111,7 +112,7 @@ class WeightSpec:
         return {key: value for key, value in values.items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PhaseSpec:
     """A phase of a run: how many tokens it trains, and the shares of its streams."""
 
@@ -135,7 +136,7 @@ class PhaseSpec:
     "The `shuffle_seed` of this phase."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Recipe:
     """A recipe: the settings of a whole run. Its paths are absolute, or URLs."""
 

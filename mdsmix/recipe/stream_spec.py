@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, field
 from typing import Any, Literal
 
+from mdsmix.frozen import frozen
 from mdsmix.recipe.amounts import ABOVE_WHOLE, NOTHING, WHOLE, match_share, read_share
 
 FIELDS = (
@@ -67,7 +68,7 @@ NOT_NEGATIVE = must_be("0 or more", lambda value: value >= 0, minimum=0)
 POSITIVE = must_be("a number above 0", lambda value: 0 < value < math.inf, exclusiveMinimum=0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SourceSpec:
     """The section `source:` of a stream: the files of its raw records, how they are read, and the
     names of the fields in them.
@@ -183,7 +184,7 @@ class SourceSpec:
         return {key: name for key, name in names.items() if name}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ResizeSpec:
     """The size above which a conversion makes images smaller."""
 
@@ -191,7 +192,7 @@ class ResizeSpec:
     "Pixels of the longer side."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ReencodeSpec:
     """The format in which a conversion encodes all images again."""
 
@@ -201,7 +202,7 @@ class ReencodeSpec:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ImagesSpec:
     """The images of a stream's records: where they are, and how they are stored."""
 
@@ -245,7 +246,7 @@ WEIGHT = must_be(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TrainPartsSpec:
     """The parts of an assistant's message that the model is trained on: true or false, or with
     `loss_weights: true` a loss weight such as 0.2.
@@ -267,7 +268,7 @@ tests/test_recipe.py keeps both equal.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamSpec:
     """One stream: converted from `source`, or, without one, mixed as it was published."""
 

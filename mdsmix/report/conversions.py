@@ -7,7 +7,7 @@ the samples.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from mdsmix.conversion.run import Outcome, PartOutcome
 from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import describe_possible_marks
 from mdsmix.estimate.budget_share import BudgetShare
+from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.messages import format_percent, join_counts, join_names, plural
@@ -100,7 +101,7 @@ MIXTURE = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Conversion(Result):
     """The result of a conversion, as `mdsmix.convert` returns it."""
 
@@ -136,7 +137,7 @@ class Conversion(Result):
         return list(list_warnings(self.streams))
 
 
-@dataclass(frozen=True)
+@frozen
 class ConvertedPart(Result):
     """The result of one job of an array (several jobs that share a conversion), as
     `mdsmix.convert_part` returns it.

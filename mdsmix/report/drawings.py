@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from mdsmix.frozen import frozen
 from mdsmix.shards.counts import Records
 
 COLOURS = 10
 "Colours of streams. The eleventh has the first colour again; names tell them apart."
 
 
-@dataclass(frozen=True)
+@frozen
 class Ribbon:
     """A bar that is divided into the shares of a whole."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mdsmix.exporting.run import ExportOutcome
+from mdsmix.frozen import frozen
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item
 from mdsmix.table import Column, Table, Tree, table_to_json
@@ -24,7 +24,7 @@ COLUMNS = (
 WEIGHT = Column("weight", "finest")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ExportedMix(Result):
     """The streams that were exported, as `mdsmix.export` returns them."""
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import base64
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mdsmix.errors import Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.messages import choose_verb, join_names, make_printable, plural
 from mdsmix.report.drawings import Ribbon, choose_colours, make_records_ribbon
 from mdsmix.report.result import Result
@@ -48,7 +49,7 @@ _NOT_SHOWN = ("samples", "lengths", "given_eos", "not_given_eos")
 LENGTHS = (Column("stored tokens", "text"), Column("samples"), Column("share", "share"))
 
 
-@dataclass(frozen=True)
+@frozen
 class Inspection:
     """The parts of a stream that were read."""
 
@@ -58,7 +59,7 @@ class Inspection:
     "None if the tokenizer is not on this machine."
 
 
-@dataclass(frozen=True)
+@frozen
 class InspectedStream(Inspection, Result):
     """A stream and some of its samples, as `mdsmix.inspect` returns them."""
 

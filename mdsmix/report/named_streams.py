@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from mdsmix.foundry_yaml.training_yaml import parse_training_yaml
+from mdsmix.frozen import frozen
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.render.foundry_config import is_train_stream
 from mdsmix.mix.streams.command_words import find_named_yaml, is_recipe_file, list_stream_urls
@@ -16,7 +16,7 @@ from mdsmix.storage import locate
 TRAINED = "train_loader"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class NamedStream:
     """A stream: its name, its address, and the loader that reads it."""
 

@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mdsmix.conversion.planning import Watcher
+from mdsmix.frozen import frozen
 from mdsmix.messages import make_printable
 from mdsmix.report.log_file import make_stamp, write_log
 from mdsmix.storage.notices import redirect_notices
@@ -26,7 +26,7 @@ PLAIN_SECONDS = 30.0
 "Seconds between two lines if there is no terminal, so that a log stays short."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Progress:
     """The state of a long command. A function that was given as `progress` receives one of these at
     each step; its figures are sums over all streams.

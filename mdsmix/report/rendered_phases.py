@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from mdsmix.frozen import frozen
 from mdsmix.report.rendered_yaml import RenderedYaml
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item
 from mdsmix.table import Tree
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RenderedPhases(Result):
     """The rendered phases of a recipe, in their order."""
 

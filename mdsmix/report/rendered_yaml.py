@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from mdsmix.frozen import frozen
 from mdsmix.mix.check import list_unopened_evals
 from mdsmix.mix.epoch.apportion import describe_redistribution
 from mdsmix.report.checked_mix import CheckedMix
@@ -14,7 +14,7 @@ from mdsmix.report.show import Item, SampleText
 from mdsmix.table import Tree
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RenderedYaml(Result):
     """A rendered mix. It may be trained; `checked` has its warnings and notes."""
 

@@ -13,7 +13,6 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from io import StringIO
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from mdsmix.foundry_yaml.findings import Finding
+from mdsmix.frozen import frozen
 from mdsmix.messages import make_printable
 from mdsmix.report.log_file import is_logging, write_log
 from mdsmix.table import Table, align_columns
@@ -35,7 +35,7 @@ Run = tuple[str, str]
 "Text without escape codes, and its form, a key of STYLES."
 
 
-@dataclass(frozen=True)
+@frozen
 class NamedValues:
     """(name, value) lines as two columns. A long word, such as a path or a hash, is not broken, so
     that it can be copied.
@@ -44,21 +44,21 @@ class NamedValues:
     lines: Iterable[tuple[str, str]]
 
 
-@dataclass(frozen=True)
+@frozen
 class Title:
     """A title followed by a rule across the terminal."""
 
     title: str
 
 
-@dataclass(frozen=True)
+@frozen
 class SampleText:
     """Text of a sample. It is never folded, so every line break in it is the sample's own."""
 
     runs: Iterable[Run]
 
 
-@dataclass(frozen=True)
+@frozen
 class Heading:
     """A highlighted line: a table's column headings, or the first line of a finding."""
 

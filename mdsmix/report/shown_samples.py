@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count, groupby
 from operator import itemgetter
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from mdsmix.errors import RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.kinds import Piece, kind_of, stored_pieces
 from mdsmix.kinds.kind import trained_runs
 from mdsmix.messages import WRITTEN, make_printable, plural
@@ -63,7 +64,7 @@ name further in.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Segment:
     """A run of tokens that are all trained or all not trained."""
 
@@ -279,7 +280,7 @@ def _segment_json(segment: Segment, decoder: Decoder | None) -> Tree:
     }
 
 
-@dataclass(frozen=True)
+@frozen
 class Picture:
     """An image of a sample, as stored."""
 
@@ -326,7 +327,7 @@ def find_values(sample: Sample) -> dict[str, str | int | float]:
     return {name: value for name, value in sample.items() if isinstance(value, (str, int, float))}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Choice:
     """Which samples to show: at most one of `numbers`, `longest` and `seed` is set. Without them
     the first samples are shown.
@@ -344,7 +345,7 @@ class Choice:
         return not self.numbers and self.seed is None and not self.longest
 
 
-@dataclass(frozen=True)
+@frozen
 class Chosen:
     """A sample and its number in the stream."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 from markupsafe import Markup
 
 from mdsmix.errors import MdsmixError
+from mdsmix.frozen import frozen
 from mdsmix.mix.check import make_report
 from mdsmix.mix.render.render import write_yaml
 from mdsmix.report.inspection import inspection_json
@@ -26,7 +26,7 @@ FRAME = Markup(
 "How a notebook shows the page: apart from the notebook's own page."
 
 
-@dataclass(frozen=True)
+@frozen
 class ReportPage(Result):
     """A mix as one self-contained HTML page, as `mdsmix.make_report` returns it."""
 

@@ -14,11 +14,11 @@ import ast
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
+from mdsmix.frozen import frozen
 from mdsmix.record import RecordRefused
 from mdsmix.shapes.fields import BadField, Field, find_value, parse_field
 from mdsmix.shards.counts import NO_MATCH
@@ -45,7 +45,7 @@ class BadCondition(Exception):
     """Raised if a condition cannot be read. The message names the place and the reason."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Condition:
     """A recipe's `where:`, compiled by `parse_where`: a function that decides on one record, and
     the fields that it reads.

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from string import Formatter
 from typing import Any
 
+from mdsmix.frozen import frozen
 from mdsmix.record import RecordRefused
 
 _NAME = r"[^.\[\]{}]+"
@@ -35,7 +35,7 @@ class BadField(ValueError):
     """Raised if a field of a recipe cannot be read as a template. The message names the error."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Field:
     """One field of a record, as a recipe names it: by a plain name (`text`), by a path
     (`meta.body`) or by a template (`"{title}: {body}"`).

@@ -27,7 +27,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -39,6 +39,7 @@ import xxhash
 
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.record import Conversation, Document, Pair, RecordRefused
 from mdsmix.shapes.messages import MESSAGES, OPENAI
 from mdsmix.shapes.preference import PREFERENCE, PREFERENCE_OPENAI
@@ -89,7 +90,7 @@ def is_function(shape: str | None) -> TypeGuard[str]:
     return shape is not None and ":" in shape
 
 
-@dataclass(frozen=True)
+@frozen
 class FunctionName:
     """The name of a user's function, in a recipe or in a published stream."""
 
@@ -134,7 +135,7 @@ class FunctionName:
         return f"{self.module}:{self.attribute}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Function:
     """A user's Python function that reads records, with its own file and the local files that it
     imports.

@@ -5,10 +5,11 @@ about it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import filterfalse
 from typing import Any, Literal, NamedTuple
 
+from mdsmix.frozen import frozen
 from mdsmix.record import NoRecord, RecordRefused, is_encodable
 from mdsmix.shapes.fields import find_value, parse_field
 
@@ -92,7 +93,7 @@ class RawRecord(NamedTuple):
         return text
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Shape:
     """One way to write a record, such as `{"prompt": ..., "response": ...}`: its fields, and the
     function that reads it.

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.extensions import load_extension
+from mdsmix.frozen import frozen
 from mdsmix.ragged import Ragged
 
 _DTYPES = {
@@ -49,7 +49,7 @@ def _as_bytes(rows: Ragged) -> list[Ragged]:
     return [Ragged(rows.values.view(np.uint8), rows.offsets * rows.values.itemsize)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Codec:
     """How the values of a column with one MDS encoding, such as `ndarray:uint16:2048`, become bytes
     and are decoded.

@@ -4,11 +4,13 @@ its records, and what its samples contain. A stream's counts are the sums over i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mdsmix.frozen import frozen
 
 T = TypeVar("T")
 BAD_SHARE = 0.01
@@ -51,7 +53,7 @@ def _add_counts(name: str, first: Any, second: Any) -> Any:
     return first + second
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class Records(Counts):
     """Counts of the source's records: read = written + filtered + quarantined."""
 
@@ -104,7 +106,7 @@ class Records(Counts):
         return self.read == self.written + self.dropped + self.bad
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class Totals(Counts):
     """Counts of the samples."""
 

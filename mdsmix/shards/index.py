@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ import xxhash
 
 from mdsmix import schema
 from mdsmix.errors import Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.messages import flatten_error
 from mdsmix.shards.codecs import find_codec
 from mdsmix.storage import Location, Stat
@@ -33,7 +34,7 @@ HASH_ALGORITHM = "xxh128"
 "The hash in the index and in shards' names: xxh128 runs at 29 GB/s here, xxh64 at 10."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class StoredFile:
     """One stored file, such as the file of a shard."""
 
@@ -65,7 +66,7 @@ class StoredFile:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class Shard:
     """One entry of index.json, with the names that Streaming gives its keys."""
 
@@ -102,7 +103,7 @@ class Shard:
         return self.zip_data or self.raw_data
 
 
-@dataclass(frozen=True)
+@frozen
 class Index:
     """A whole index.json."""
 

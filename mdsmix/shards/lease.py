@@ -32,7 +32,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import orjson
@@ -40,6 +40,7 @@ import xxhash
 
 from mdsmix import schema
 from mdsmix.errors import Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.interrupts import delay_signals
 from mdsmix.messages import Say
 from mdsmix.shards.index import INDEX, Index, parse_index
@@ -71,7 +72,7 @@ os.register_at_fork(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Holder:
     """The run that has the lease (write lock) of a stream, as the lease's file describes it. Host,
     pid and since are for people.
@@ -90,7 +91,7 @@ class Holder:
         return f"process {self.pid} on {self.host} since {self.since}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Revision:
     """The content of a file at one moment, and its stamp (a string that changes with every write).
     `put` replaces the file only if nobody has changed it since then.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ import xxhash
 
 from mdsmix import schema
 from mdsmix.errors import EarlierFormat, Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.messages import flatten_error
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import find_metadata
@@ -36,7 +37,7 @@ _SEAL = re.compile(rb'\{\n  "hash": "([0-9a-f]{32})",(?=\n)')
 "The beginning of a manifest: the xxh128 of all bytes after the comma at its end."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class TokenizerCard:
     """What a manifest stores of the tokenizer that made the token ids: name, hash and special ids,
     not its files. Two streams can be mixed only if `hash` is equal.
@@ -88,7 +89,7 @@ class TokenizerCard:
         return card
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Encoding:
     """The settings of a conversion that decide how records become samples. `check` reports if two
     streams of a mix differ in a setting.
@@ -189,7 +190,7 @@ def name_processor_folder(digest: str, tokenizer: TokenizerCard) -> str:
     return f"processor-{xxhash.xxh128_hexdigest(identity)[:8]}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class UnitShards:
     """What a manifest stores of one work unit (a part of the source): its key, and how many shards
     and samples it has. The manifest lists the units in the order of their shards in the index.
@@ -203,7 +204,7 @@ class UnitShards:
     "How many samples these shards have."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MixedStream:
     """What a manifest of `mdsmix mix` stores of one of its input streams: from which stream how
     many samples were taken.
@@ -225,7 +226,7 @@ class MixedStream:
     "The weight in the recipe; empty if every sample is drawn once."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Manifest:
     """The content of mdsmix.manifest."""
 

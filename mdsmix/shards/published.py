@@ -18,7 +18,6 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from mdsmix.errors import NotPublished, Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.shards.index import INDEX, Index, Shard, find_index, read_index
 from mdsmix.shards.manifest import MANIFEST, Manifest, read_manifest
 from mdsmix.shards.shard_files import decompress_frame
@@ -52,7 +52,7 @@ PUBLICATION_INTERRUPTED = "publication-interrupted"
 MANIFEST_CONTRADICTS = "manifest-contradicts"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class StreamFault:
     """A rule that a published stream breaks, as `find_stream_faults` or `verify` reports it."""
 
@@ -77,7 +77,7 @@ class ShardRow(NamedTuple):
     "The sample's number in the shard, from 0."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PublishedStream:
     """A stream that `open_published` or `open_stream_in` has opened. Its files are listed, and its
     samples read, only when needed.

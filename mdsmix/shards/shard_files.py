@@ -26,7 +26,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +35,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.ragged import Chunked, Interleaved, Ragged
 from mdsmix.shards.codecs import Codec, find_codec
 from mdsmix.shards.index import HASH_ALGORITHM, Shard, StoredFile
@@ -54,7 +55,7 @@ Rows = Ragged | Chunked
 "The samples of one or more shards: for each sample, its bytes (uint8)."
 
 
-@dataclass(frozen=True)
+@frozen
 class ShardLayout:
     """The settings that all shards of a stream share."""
 

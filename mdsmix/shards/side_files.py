@@ -12,7 +12,7 @@ row: a string, a whole number, or null if the record has no name; for a packed r
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ import orjson
 import xxhash
 
 from mdsmix.errors import Damaged
+from mdsmix.frozen import frozen
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import HASH_ALGORITHM, Shard, StoredFile
 from mdsmix.shards.shard_files import compress_zstd, decompress_frame, write_once
@@ -43,7 +44,7 @@ RecordName = str | int | None
 "The name of a record, which is the value of the recipe's `source.id`; None if it has no name."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class SourceEntry:
     """One source file that was read."""
 
@@ -55,7 +56,7 @@ class SourceEntry:
     "Hash of the file's content."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class NamedFile:
     """A file next to the manifest, which names it."""
 
@@ -69,7 +70,7 @@ class NamedFile:
         return StoredFile(basename=self.name, bytes=self.bytes, hashes={HASH_ALGORITHM: self.hash})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class SourceList(NamedFile):
     """A file with some of the sources, in the order of their paths: one JSON object per line,
     compressed by zstd.
@@ -79,7 +80,7 @@ class SourceList(NamedFile):
     "How many sources the file lists."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class SideFile(NamedFile):
     """A file with facts about a shard, for example which records its rows come from."""
 

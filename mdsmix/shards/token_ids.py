@@ -8,7 +8,7 @@ LLM-Foundry's loaders. So one loader can read every kind of stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import orjson
 from numpy.typing import NDArray
 
 from mdsmix.errors import MixRefused
+from mdsmix.frozen import frozen
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import Shard
@@ -261,7 +262,7 @@ def decode_ids(column: Any, dtype: str) -> Ids:
     return column.astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Tokens:
     """The token ids of n samples, and the lengths of their prompts and responses, as
     `decode_tokens` or `decode_sample_tokens` returns them.
@@ -299,7 +300,7 @@ class Tokens:
         return np.maximum.reduceat(self.ids.values, self.ids.offsets[:-1]).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class TrainedRows:
     """Rows as a loader gives them to the model, without padding."""
 
@@ -337,7 +338,7 @@ class TrainedRows:
         return TrainedRows(ids, is_trained, starts, weights)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class PreferenceRows:
     """The token ids of preferences, int64, one row for each preference."""
 
@@ -349,7 +350,7 @@ class PreferenceRows:
     "Column -> float64 [n]: the rewards of the answers; empty if the stream stores none."
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class UnpairedRows:
     """The token ids and labels of unpaired preferences, one row for each."""
 

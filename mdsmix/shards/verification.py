@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mdsmix.errors import EarlierFormat, Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.messages import flatten_error
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import find_codec
@@ -69,7 +70,7 @@ class ReadingWatcher(Protocol):
         """Show the user a sentence now."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class VerifyReport:
     """The result of `verify`: counts of the stream, and its faults."""
 

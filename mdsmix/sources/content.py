@@ -15,13 +15,14 @@ from typing import Any
 import xxhash
 
 from mdsmix.errors import Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.sources.format import Block
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import SourceFile, Unit
 from mdsmix.storage import CHANGED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class Window:
     """The digests of one window (a slice of a work unit): of its records, and of their images."""
 
@@ -45,7 +46,7 @@ class Window:
         return f"{self.digest} images {self.images}" if self.images else self.digest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class Content:
     """The digests of all bytes that a work unit reads: one digest for each of its windows (slices
     of the unit), and one for each of its files.

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import partial
 from itertools import compress
 from typing import Any, BinaryIO, cast
@@ -29,6 +29,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from mdsmix.frozen import frozen
 from mdsmix.sources.format import BLANK, Block
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit, sort_key
@@ -228,7 +229,7 @@ SPLITS_AT_ONCE = 4
 "Splits that are read at a time. Each takes 4 MB, because its first block is read whole."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Beginning:
     """The first records of one split (a part of a source's file). The size of the whole source is
     estimated from a few such beginnings.
@@ -375,7 +376,7 @@ def _position(reader: BinaryIO, unit: Unit) -> int:
     return unit.end or unit.files[0].stat.size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class _WatchedFile(SourceFile):
     """A file that remembers its readers, whose positions show how many stored bytes were read."""
 

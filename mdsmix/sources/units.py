@@ -8,9 +8,9 @@ names only the bytes or rows to read, so every worker that reads the unit gets t
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
+from mdsmix.frozen import frozen
 from mdsmix.storage import Location, Stat
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ workers, wide text); for parquet 13 % and 220 MB. Blocks of 2 MB saved neither t
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ReadAs:
     """The recipe's settings for reading files, for what a file's name and content do not show."""
 
@@ -55,7 +55,7 @@ BY_NAME = ReadAs()
 "The settings of a recipe that sets nothing: names and contents of the files decide."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class SourceFile:
     """A file of a source, in the version that existed when the source's files were listed."""
 
@@ -101,7 +101,7 @@ def sort_key(file: SourceFile) -> str:
     return file.order or file.name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True, slots=True)
 class Unit:
     """A work unit: the files, or the part of one file, that one worker converts at a time.
 
@@ -152,7 +152,7 @@ class Unit:
         return Span(self, self.start, self.end, before, memory)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Span:
     """The range of one file that a unit reads: a split or the whole file, divided into windows of
     `Unit.window_bytes`.

@@ -18,12 +18,13 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from email.utils import formatdate
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from mdsmix.errors import Unreachable
+from mdsmix.frozen import frozen
 
 NAME_VARIABLE = "AZURE_ACCOUNT_NAME"
 KEY_VARIABLE = "AZURE_ACCOUNT_ACCESS_KEY"
@@ -51,7 +52,7 @@ _SIGNED_HEADERS = (
 "Headers that a signature by key covers, in this order. Those that begin with x-ms- follow."
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Account:
     """An account, and how its requests are signed."""
 

@@ -14,15 +14,16 @@ import fnmatch
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import BinaryIO, ClassVar, TypeAlias
 
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.frozen import frozen
 
 Bytes = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Stat:
     """The size of a file in bytes, and a stamp: a string that changes with the file.
 
@@ -48,7 +49,7 @@ NO_LIMIT = 1 << 62
 "A limit on bytes that no file reaches."
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Location(ABC):
     """A file or folder on a disk, in a bucket or in a data set of the hub. Frozen, hashable and
     picklable.

@@ -9,11 +9,12 @@ like `"model":` can be searched for.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from mdsmix.frozen import frozen
 
 MODEL = b'"model":{"type":"BPE",'
 VOCAB = b',"vocab":{'
@@ -31,7 +32,7 @@ strings (`join_merges`). It is not published.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class BpeJson:
     """A BPE tokenizer.json in three parts."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import xxhash
 
 from mdsmix.errors import RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.messages import Say, suggest_key
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer.snapshot import load_card, open_snapshot
@@ -23,7 +24,7 @@ TRAIN_BY_FILE = (
 "What to do if a tokenizer's class gives other ids than its tokenizer.json."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Tokenizer:
     """A tokenizer as transformers describes it. It gives the same ids as
     `AutoTokenizer.from_pretrained(name, **kwargs)`.

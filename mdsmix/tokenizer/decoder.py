@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
+from mdsmix.frozen import frozen
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.snapshot import CARD, find_snapshot, load_card
 from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 
 
-@dataclass(frozen=True)
+@frozen
 class Decoder:
     """Turns ids into text, and knows which ids are control tokens. The text alone does not show
     which tokens are control tokens, since ordinary tokens may give the same characters.

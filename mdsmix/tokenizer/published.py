@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ import xxhash
 from mdsmix import schema
 from mdsmix.cache import cache_folder, is_in_cache, keep_in_cache
 from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.messages import join_names
 from mdsmix.processor.card import Processor
 from mdsmix.recipe import TokenizerSpec
@@ -38,7 +39,7 @@ from mdsmix.tokenizer.content_hash import hash_bytes, hash_content
 from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class FolderCard:
     """The card of a published tokenizer or processor: a JSON file in its folder that names the
     files and their hash. The fields are the keys of the file.

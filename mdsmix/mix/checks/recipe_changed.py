@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mdsmix.errors import Damaged, MdsmixError, RecipeError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
+from mdsmix.frozen import frozen
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.recipe_changes import SAMPLE, KeyChange, compare_encodings, compare_sources
 from mdsmix.mix.checks.tokenizers import open_published_tokenizer
@@ -150,7 +151,7 @@ def _list_setting_changes(
     return [str(change) for change in compare_encodings(converted, encoding) if change.shapes_rows]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class _SourceDifferences:
     """How the source files differ from the files that a stream was converted from."""
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Context
 from fractions import Fraction
 from typing import NoReturn
 
 from mdsmix.errors import MixRefused
+from mdsmix.frozen import frozen
 from mdsmix.messages import format_percent, join_names, plural
 from mdsmix.recipe.amounts import Budget, Unit
 from mdsmix.table import Column, Table, Tree, mark_estimate, table_to_json
@@ -27,7 +28,7 @@ floats. Numbers below 10^-400 become 0.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamShare:
     """One stream's share of an epoch: what the recipe asks for, and what whole samples reach.
     `target` is set by `set_target_shares`; `unlimited`, `choose` and `reached` are set by
@@ -85,7 +86,7 @@ class StreamShare:
 Shares = tuple[StreamShare, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Apportioned:
     """The streams of a mix with their shares of an epoch, and how many whole samples an epoch draws
     of each stream to reach its share.

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, as_whole_number
+from mdsmix.frozen import frozen
 from mdsmix.mix.epoch.draws import Machines, count_loader_draws, get_batching_method
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 
@@ -46,7 +46,7 @@ deviations below the mean. This is wrong for one shard in 10^9.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class CachedStream:
     """The shards of one stream in a node's cache. Each array has one entry for each shard."""
 
@@ -62,7 +62,7 @@ class CachedStream:
     "keep_zip: the packed file is kept in addition to the unpacked one."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Window:
     """The loader settings that decide how far the workers of a node read ahead. The samples that a
     node reads or has prepared at one time are called its window; their shards must be in its cache.
@@ -151,7 +151,7 @@ class Window:
         return self.regions * (window / self.regions + 2 + moved)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class CacheNeed:
     """The smallest cache_limit, in bytes, with which Streaming evicts no shard that a worker of the
     node still needs, and the numbers of shards and samples that it follows from.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, as_whole_number, is_number, parse_quantity
 from mdsmix.foundry_yaml.training_yaml import Settings
+from mdsmix.frozen import frozen
 from mdsmix.messages import plural
 from mdsmix.mix.streams.mix import Loader, Mix
 from mdsmix.recipe.phases import SHUFFLE_SEED
@@ -25,7 +25,7 @@ OLD_SHUFFLES = ("py1s", "py2s")
 "Streaming's default for these shuffles is 64 canonical nodes per node, for others 1."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Machines:
     """The nodes and devices of a run. By default one device draws the whole batch.
 

@@ -8,11 +8,11 @@ tokens are both shown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 from mdsmix.errors import MixRefused
+from mdsmix.frozen import frozen
 from mdsmix.messages import format_percent
 from mdsmix.mix.epoch.apportion import (
     Apportioned,
@@ -34,7 +34,7 @@ from mdsmix.recipe.rules import find_budget, read_shares
 from mdsmix.table import Column, Estimate, Table, is_known, mark_estimate
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamInEpoch:
     """What an epoch reads of one stream: samples and tokens. A figure that is not exact has the
     type Estimate, a float that is shown with a `~`.

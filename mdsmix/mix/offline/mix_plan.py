@@ -9,7 +9,7 @@ anything has changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import orjson
@@ -20,6 +20,7 @@ from mdsmix.errors import MixRefused
 from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.foundry_yaml.rules import RULES
 from mdsmix.foundry_yaml.training_yaml import Settings
+from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.encodings import find_raised_rules
 from mdsmix.messages import plural
@@ -69,7 +70,7 @@ DESCRIPTIVE_KEYS = (
 "Keys of Encoding on how samples were made. A key is null in the mix if its streams differ in it."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Source:
     """One stream, and the samples that are drawn from it."""
 
@@ -94,7 +95,7 @@ class Source:
         return raw * self.drawn // max(1, self.stream.index.samples)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MixPlan:
     """The plan of an offline mix, which is one stream of samples drawn from others."""
 

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from dataclasses import replace as replaced
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import xxhash
 from mdsmix import schema
 from mdsmix.cache import cache_folder
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.frozen import frozen
 from mdsmix.mix.offline.drawn_samples import Buckets, derive_seed, draw_stream
 from mdsmix.mix.offline.mix_plan import MixPlan
 from mdsmix.recipe import Recipe
@@ -47,7 +48,7 @@ SPLIT = "train"
 "The split of the mix. Only streams of this split are mixed."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MixRecord:
     """The record of a published mix, which shows how its samples were drawn."""
 
@@ -66,7 +67,7 @@ class MixRecord:
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class MixOutcome:
     """The mix that is published after `mdsmix mix`, whether or not it was published before."""
 

@@ -15,9 +15,9 @@ epochs are alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, parse_quantity
+from mdsmix.frozen import frozen
 from mdsmix.messages import choose_verb, join_names
 from mdsmix.mix.epoch.cache_window import compute_loader_need
 from mdsmix.mix.epoch.draws import Machines, get_batching_method
@@ -25,7 +25,7 @@ from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.table import format_size, mark_estimate
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class NodePlan:
     """The bytes that a node of a run fetches and keeps, on average. `plan_node` computes them."""
 
@@ -41,7 +41,7 @@ class NodePlan:
     "Bytes of the largest shard, compressed and decompressed together."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Setting:
     """A key of train_loader whose best value depends on the machines. It does not change which
     samples are used for training.

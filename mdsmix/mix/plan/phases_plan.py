@@ -5,9 +5,9 @@ what each phase draws that earlier phases have drawn.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.mix.epoch.repeats import Repeats, count_repeated_draws
 from mdsmix.mix.epoch.stream_counts import fixed_row_length
 from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan
@@ -16,7 +16,7 @@ from mdsmix.mix.streams.mix import Mix, StreamInMix
 from mdsmix.table import Estimate, mark_estimate
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamInPhase:
     """What one phase draws of a stream, and what earlier phases have drawn of that."""
 
@@ -34,7 +34,7 @@ class StreamInPhase:
     "The tokens of the repeated samples."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PhasePlan:
     """The plan of one phase."""
 
@@ -46,7 +46,7 @@ class PhasePlan:
     streams: tuple[StreamInPhase, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PhasesPlan:
     """The plan of a run in phases."""
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.estimate.forecast import forecast_stream
 from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, COUNT_UNITS, is_number, parse_quantity
+from mdsmix.frozen import frozen
 from mdsmix.messages import join_names
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.epoch.apportion import describe_redistribution
@@ -65,7 +66,7 @@ iterations. The groups are the number and the unit.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Plan:
     """The plan of a run: the tokens that it trains, its steps, and the disk that its nodes need."""
 
@@ -85,7 +86,7 @@ class Plan:
     "Sentences on guesses, on unread data and on dropped samples."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PlanOptions:
     """The options of `mdsmix plan`."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
+from mdsmix.frozen import frozen
 from mdsmix.messages import plural
 from mdsmix.mix.epoch.draws import METHODS, Machines, count_per_device, get_batching_method
 from mdsmix.mix.epoch.figures import StreamInEpoch
@@ -18,7 +19,7 @@ from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, find_id_columns
 from mdsmix.table import UNKNOWN, Estimate, is_known, mark_estimate
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class EpochPlan:
     """The figures of all steps of an epoch."""
 
@@ -32,7 +33,7 @@ class EpochPlan:
     "Samples that are left over for an incomplete last batch, and dropped."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StepPlan:
     """The figures of the mean step of an epoch."""
 
@@ -54,7 +55,7 @@ class StepPlan:
     "A phrase such as `every row padded to max_seq_len, 2,048 tokens`."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class RunPlan:
     """The figures of the whole run."""
 
@@ -68,7 +69,7 @@ class RunPlan:
     "Hours at PlanOptions.speed; unknown without it."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamInRun(StreamInEpoch):
     """The figures of one stream, in an epoch and in the run."""
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mdsmix.foundry_yaml.training_yaml import TRAIN, Settings
+from mdsmix.frozen import frozen
 from mdsmix.messages import plural
 from mdsmix.mix.epoch.draws import count_loader_draws, get_batching_method
 from mdsmix.mix.render.foundry_config import NUM_WORKERS, WITHOUT_WORKERS, WORKER_KEYS
@@ -30,7 +30,7 @@ HEAD_LINE = re.compile(rf"^{MARK} {HEAD} (.*)$", re.MULTILINE)
 "The line of the head; the group is the keys of train_loader, with commas."
 
 
-@dataclass(frozen=True)
+@frozen
 class SmallEpoch:
     """An epoch with few samples, and the keys of train_loader that suit it."""
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mdsmix.encode.labels import Targets, Turns
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, Settings, StreamSection, TrainingYaml
+from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
 from mdsmix.messages import join_names
 from mdsmix.mix.epoch.apportion import Apportioned
@@ -88,7 +89,7 @@ for numpy.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Head:
     """The first samples of a stream, from its first shard that has samples."""
 
@@ -97,7 +98,7 @@ class Head:
     "The error message if this shard is damaged; None otherwise."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamInMix(StreamSection, PublishedStream):
     """One published stream, and its section in a loader. The stream is read at its remote, or in
     its local folder if it has no remote.
@@ -162,7 +163,7 @@ class StreamInMix(StreamSection, PublishedStream):
             return Head(damage=str(error))
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Loader(LoaderSection):
     """`train_loader` or one entry of `eval_loader`, and the streams that it reads."""
 
@@ -207,7 +208,7 @@ class Loader(LoaderSection):
             return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class PhaseOfMix:
     """The phase of a run that a mix is for."""
 
@@ -220,7 +221,7 @@ class PhaseOfMix:
     "Name of a stream -> how many samples the earlier phases draw of it, counted as often as drawn."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Mix:
     """All loaders of a run, with their streams, and the facts that the loaders share."""
 

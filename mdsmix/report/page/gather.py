@@ -21,6 +21,7 @@ from mdsmix.errors import (
     Unreachable,
 )
 from mdsmix.foundry_yaml.findings import Finding
+from mdsmix.frozen import frozen
 from mdsmix.messages import Say, plural
 from mdsmix.mix.check import run_checks
 from mdsmix.mix.epoch.draws import Machines, make_run_machines
@@ -58,7 +59,7 @@ ERRORS_OF_A_PART = (RecipeError, MixRefused, Unreachable, Damaged)
 "Errors that would end a command. Here they end one part of the page."
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class StreamOnPage:
     """A stream: the data that could be read, and the errors for data that could not be read."""
 

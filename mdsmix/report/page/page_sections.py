@@ -5,8 +5,8 @@ column of a table).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from mdsmix.frozen import frozen
 from mdsmix.messages import join_names, plural
 from mdsmix.mix.check import describe_coverage
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
@@ -37,7 +37,7 @@ PageItem = Item | Ribbon | Curves
 Items = Iterator[PageItem]
 
 
-@dataclass(frozen=True)
+@frozen
 class Section:
     """A section of the page, under a title."""
 

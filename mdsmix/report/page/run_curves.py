@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from mdsmix.callbacks.run_file import LoggedStep, RunFigures
 from mdsmix.callbacks.stream_figures import MEASURES
+from mdsmix.frozen import frozen
 from mdsmix.messages import join_names, plural
 from mdsmix.report.show import Item
 from mdsmix.table import Column, Table
@@ -54,7 +54,7 @@ class Line(NamedTuple):
     "Where, in units of the drawing."
 
 
-@dataclass(frozen=True)
+@frozen
 class Curve:
     """The values of one stream over the steps of a run."""
 
@@ -66,7 +66,7 @@ class Curve:
     "A value to draw as a thin horizontal line too, such as the planned share."
 
 
-@dataclass(frozen=True)
+@frozen
 class Curves:
     """A drawing of curves with one pair of axes."""
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from mdsmix.errors import RecipeError
+from mdsmix.frozen import frozen
 from mdsmix.images.judge import NO_PILLOW, BadImage, Rules, judge_image, open_image, require_pillow
 from mdsmix.messages import WRITTEN, join_names, make_printable, plural
 from mdsmix.report.inspection import cut_text
@@ -47,7 +47,7 @@ NO_TOKENIZER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class TokenSpan:
     """One token, or several tokens that together make up a character."""
 
@@ -60,7 +60,7 @@ class TokenSpan:
     """
 
 
-@dataclass(frozen=True)
+@frozen
 class Thumbnail:
     """A small image, or a sentence instead of it."""
 

@@ -1,0 +1,199 @@
+"""`@frozen` makes the same classes as Python's `dataclass(frozen=True)`."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import field
+from functools import partial
+from typing import Any, ClassVar
+
+import pytest
+
+from mdsmix.frozen import frozen
+
+Decorate = Callable[..., Any]
+"""`@frozen`, or Python's decorator with the same arguments."""
+DECORATORS: list[Decorate] = [frozen, partial(dataclasses.dataclass, frozen=True)]
+
+
+def make_classes(decorate: Decorate, **options: bool) -> list[type[Any]]:
+    """Return classes with each thing that a dataclass may have."""
+
+    @decorate(**options)
+    class Empty:
+        """Has no fields."""
+
+    @decorate(**options)
+    class Plain:
+        """Has defaults."""
+
+        name: str
+        size: int = 3
+        tags: list[str] = field(default_factory=lambda: ["new"])
+        secret: str = field(default="s", repr=False)
+        seen: float = field(default=0.0, compare=False)
+        KINDS: ClassVar[tuple[str, ...]] = ("a", "b")
+
+        @property
+        def upper(self) -> str:
+            return self.name.upper()
+
+    @decorate(**options)
+    class Derived(Plain):
+        """Has another default, and one more field."""
+
+        name: str = "derived"
+        more: tuple[int, ...] = field(default=(), kw_only=True)
+
+        def __repr__(self) -> str:
+            return f"<{self.name}>"
+
+    @decorate(**options)
+    class OwnMethods:
+        """Defines methods that a dataclass would otherwise get."""
+
+        name: str
+        length: int = 0
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "length", len(self.name))
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, OwnMethods) and self.length == other.length
+
+    @decorate(**options)
+    class OwnHash:
+        """Defines its hash."""
+
+        name: str
+
+        def __hash__(self) -> int:
+            return 7
+
+    class Undecorated(Plain):
+        """Is no dataclass itself, so it may have attributes that are no fields."""
+
+    return [Empty, Plain, Derived, OwnMethods, OwnHash, Undecorated]
+
+
+CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {}),
+    (("a",), {}),
+    (("b",), {}),
+    (("a", 4), {}),
+    (("a", 4, ["x"]), {"seen": 1.0}),
+    ((), {"name": "a"}),
+    ((), {"name": "a", "size": 3, "seen": 2.0}),
+    ((), {"name": "a", "more": (1, 2)}),
+    (("a", 1, [], "", 0.0, 1), {}),
+    (("a",), {"name": "a"}),
+    (("a",), {"unknown": 1}),
+    ((), {"name": {}}),
+]
+"Arguments of the classes; each class refuses some of them."
+
+
+def try_to(do: Callable[[], Any]) -> Any:
+    """Return what a function returns, or its error as text."""
+    try:
+        return do()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def observe(cls: type[Any]) -> Iterator[Any]:
+    """Yield whatever can be seen of a class and its objects."""
+    yield cls.__name__, cls.__qualname__, cls.__module__, cls.__match_args__, cls.__doc__
+    yield [(item.name, item.type, item.default, item.kw_only) for item in dataclasses.fields(cls)]
+    yield cls.__init__.__qualname__, cls.__init__.__annotations__
+    parameters = inspect.signature(cls).parameters.values()
+    yield [(p.name, p.kind, p.annotation) for p in parameters]
+    objects = list[Any]()
+    for words, options in CALLS:
+        made = try_to(partial(cls, *words, **options))
+        yield repr(made)
+        if isinstance(made, cls):
+            objects.append(made)
+    for value in objects:
+        # For a name that is no field, Python's classes with slots raise a TypeError of their own.
+        has_slots = hasattr(value, "__slots__")
+        for name in cls.__match_args__ if has_slots else ("name", "unknown"):
+            yield try_to(partial(setattr, value, name, 1)), try_to(partial(delattr, value, name))
+        yield dataclasses.asdict(value), dataclasses.astuple(value)
+        yield hasattr(value, "__dict__"), getattr(value, "__slots__", None)
+        yield try_to(lambda value=value: repr(dataclasses.replace(value, name="new")))
+        yield copy.deepcopy(value) == value, copy.copy(value) == value
+        yield value == value.__class__.__name__, value.__eq__(3), value != 3
+        yield [value == other for other in objects]
+        yield try_to(lambda value=value: hash(value))
+        yield [try_to(lambda v=value, o=other: hash(v) == hash(o)) for other in objects]
+
+
+@pytest.mark.parametrize("options", [{}, {"kw_only": True}, {"slots": True}], ids=str)
+def test_classes_are_those_of_python(options: dict[str, bool]) -> None:
+    ours, pythons = (make_classes(decorate, **options) for decorate in DECORATORS)
+    for our, other in zip(ours, pythons, strict=True):
+        for seen, expected in zip(observe(our), observe(other), strict=True):
+            assert seen == expected
+
+
+@frozen(slots=True)
+class WithSlots:
+    numbers: tuple[int, ...]
+    nested: WithSlots | None = None
+
+
+@frozen
+class WithDict:
+    numbers: tuple[int, ...]
+    nested: WithDict | None = None
+
+
+@pytest.mark.parametrize("cls", [WithSlots, WithDict])
+def test_objects_can_be_pickled(cls: type[Any]) -> None:
+    value = cls((1, 2), nested=cls((3,)))
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(value, protocol))
+        assert again == value
+        assert again.nested.numbers == (3,)
+
+
+def test_an_object_in_itself_is_printed() -> None:
+    numbers = list[Any]()
+    value = WithDict(numbers)  # type: ignore[arg-type]
+    numbers.append(value)
+    assert repr(value) == "WithDict(numbers=[...], nested=None)"
+
+
+def test_patterns_match() -> None:
+    match WithSlots((1,), None):
+        case WithSlots(numbers, nested=None):
+            assert numbers == (1,)
+        case _:
+            pytest.fail("no match")
+
+
+def test_python_makes_no_frozen_class_of_a_command() -> None:
+    """Python's decorator takes four times as long, and a command imports 110 classes."""
+    script = """
+import dataclasses
+made = []
+process = dataclasses._process_class
+def note(cls, *arguments):
+    made.append(process(cls, *arguments))
+    return made[-1]
+dataclasses._process_class = note
+import mdsmix.conversion.run, mdsmix.report.conversions, mdsmix.mix.check
+from mdsmix.report import rendered_yaml
+ours = [cls for cls in made if cls.__module__.startswith("mdsmix.")]
+assert len(ours) > 100
+print(*[cls.__name__ for cls in ours if cls.__dataclass_params__.frozen])
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.stdout.split() == ["ChatTemplate"], run.stderr
