@@ -731,8 +731,8 @@ def export(
     from mdsmix.exporting.megatron import delete_data_args
     from mdsmix.exporting.run import (
         check_export,
+        choose_exported_streams,
         choose_folders,
-        choose_streams,
         export_stream,
         refuse_streams,
     )
@@ -751,7 +751,7 @@ def export(
         raise MixRefused(
             f"{describe_verdict(mix, checked)}; nothing was exported.", checked=checked
         )
-    chosen = choose_streams(mix, only)
+    chosen = choose_exported_streams(mix, only)
     refuse_streams(chosen, writer)
     folders = choose_folders(chosen, os.fspath(out), is_alone=mix.is_bare)
     weights = find_weights(mix, chosen, writer.weighs)

@@ -57,7 +57,7 @@ class Journal:
 
 
 def read_journal(folder: Path) -> Journal | None:
-    """Return the journal of an export; None if there is none, if its first line cannot be read, or
+    """Return the journal of an export; None if it is missing, if its first line cannot be read, or
     if it names files that no export writes, such as those of another folder.
     """
     fetched = LocalPath(str(folder / JOURNAL)).fetch()
@@ -87,7 +87,7 @@ def read_journal(folder: Path) -> Journal | None:
 
 
 def _compile_names(header: Header) -> re.Pattern[str] | None:
-    """Return the regular expression of the header; None if it is none."""
+    """Return the regular expression of the header; None if it is not a valid one."""
     try:
         return re.compile(header.names)
     except (re.error, OverflowError):  # such as a{99999999999}

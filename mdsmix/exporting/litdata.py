@@ -77,8 +77,8 @@ class LitData(FileWriter):
         table_bytes = 4 * (shard.samples + 2)
         file.write(bytes(table_bytes))
         ends = [np.array([table_bytes], np.int64)]
-        for more, columns in self._make_columns(shard, samples):
-            counts += more
+        for batch_counts, columns in self._make_columns(shard, samples):
+            counts += batch_counts
             chunk = lay_out_chunk(columns, self.dtypes)
             ends.append(ends[-1][-1] + chunk.offsets[1:])
             file.write(chunk.values.data)
@@ -131,7 +131,7 @@ class LitData(FileWriter):
         spec = {
             "type": "builtins.dict",
             "context": json.dumps(list(self.dtypes)),
-            "children_spec": [leaf] * len(self.dtypes),
+            "children_spec": [leaf for _ in self.dtypes],
         }
         config = {
             "compression": None,

@@ -112,7 +112,7 @@ class Megatron(Writer):
             # The export was killed in `finish`, between the two renames.
             (self.folder / self._bin).replace(unfinished)
         sizes = {name: self._find_size(name) for name in self._ends}
-        kept = list[Piece]()
+        reused = list[Piece]()
         ends = dict(self._ends)
         for number, source in enumerate(sources):
             piece = pieces.get(number)
@@ -121,9 +121,9 @@ class Megatron(Writer):
             ends = {name: end + piece.files[name] for name, end in ends.items()}
             if any(sizes[name] < end for name, end in ends.items()):
                 break
-            kept.append(piece)
+            reused.append(piece)
             self._ends = ends
-        return kept
+        return reused
 
     def _find_size(self, name: str) -> int:
         """Return the bytes of an unfinished file; 0 if it is missing."""
@@ -198,7 +198,7 @@ class Megatron(Writer):
 
     @classmethod
     def finish_mix(
-        cls, out: Path, folders: Mapping[str, Path], weights: Mapping[str, float]
+        cls, root: Path, folders: Mapping[str, Path], weights: Mapping[str, float]
     ) -> Path | None:
         """Write a file with the arguments of Megatron's --data-path: for each training stream its
         share of the tokens, and the prefix of its two files. Streams with a share of 0 are left
@@ -213,20 +213,20 @@ class Megatron(Writer):
             (index,) = folders[name].glob("*.idx")
             # Six significant digits: a share of 0.0000001 must not become 0.
             words.append(f"{weight:.6g} {index.with_suffix('')}")
-        path = out / DATA_ARGS
+        path = root / DATA_ARGS
         LocalPath(str(path)).write((" ".join(words) + "\n").encode())
         return path
 
 
-def delete_data_args(out: Path, folders: Collection[Path]) -> Path | None:
+def delete_data_args(root: Path, folders: Collection[Path]) -> Path | None:
     """Delete the arguments that an earlier export to Megatron left, if they name a dataset in one
     of the folders, and return the file's path. Return None if there is nothing to delete.
 
     Args:
-        out: the folder of the export.
+        root: the folder of the export.
         folders: the folders whose streams were now exported in another format.
     """
-    path = out / DATA_ARGS
+    path = root / DATA_ARGS
     fetched = LocalPath(str(path)).fetch()
     if fetched is None:
         return None
@@ -243,7 +243,7 @@ def _count_documents(pieces: Sequence[Piece]) -> int:
 
 
 def write_index(file: BinaryIO, lengths: Path, documents: int, dtype: str) -> None:
-    """Write the index of an indexed dataset in which each sequence is a document.
+    """Write the index of an indexed dataset. Each of its sequences is a document.
 
     It contains int32 [documents] the length of each document in tokens, int64 [documents] the byte
     at which it begins, and int64 [documents + 1] the number of the sequence at which it begins.

@@ -93,8 +93,8 @@ class Parquet(FileWriter):
             file, first.schema, compression=COMPRESSION, write_statistics=False
         ) as writer:
             writer.write_table(first)
-            for more, table in tables:
-                counts += more
+            for batch_counts, table in tables:
+                counts += batch_counts
                 writer.write_table(table)
         return counts
 

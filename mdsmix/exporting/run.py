@@ -56,7 +56,7 @@ class ExportOutcome:
     state: str
     "`written`; `continued` if some of its files were there; `up to date` if all were."
     notes: Sequence[str]
-    "What a trainer must be told to train exactly these rows."
+    "Sentences on the settings that a trainer needs to train exactly these rows."
 
     @property
     def bytes(self) -> int:
@@ -77,11 +77,11 @@ def check_export(mix: Mix) -> list[Finding]:
     return findings
 
 
-def choose_streams(mix: Mix, only: Collection[str]) -> list[ExportedStream]:
+def choose_exported_streams(mix: Mix, only: Collection[str]) -> list[ExportedStream]:
     """Return the streams of a mix that are to be exported, each once.
 
-    Raises MixRefused if a stream has no manifest, which tells the trained tokens. Raises
-    RecipeError if the mix has no stream of a name in `only`.
+    Raises MixRefused if a stream has no manifest: its trained tokens are then unknown.
+    Raises RecipeError if the mix has no stream of a name in `only`.
 
     Args:
         only: the names of the streams; empty: all streams.
@@ -164,7 +164,8 @@ def choose_folders(
         published = stream.stream.folder
         if not published.is_store:
             # Either may be named by a symbolic link.
-            source, target = Path(os.path.realpath(published.path)), Path(os.path.realpath(folder))
+            source = Path(os.path.realpath(published.path))
+            target = Path(os.path.realpath(folder))
             if target.is_relative_to(source) or source.is_relative_to(target):
                 raise RecipeError(
                     f"--out {out} would put the export among the files of the published stream "
@@ -199,32 +200,18 @@ def _export_stream(
     stream: ExportedStream, writer: Writer, folder: Path, watcher: ReadingWatcher
 ) -> ExportOutcome:
     """Do the work of `export_stream`, in a folder that no other export writes to."""
+    # Find what an earlier export has written to the folder.
     earlier = read_journal(folder)
     stale = _list_earlier_files(folder, earlier)
-    shards = {number: shard for number, shard in enumerate(stream.stream.shards) if shard.samples}
-    sources = [_identify_shard(shard) for shard in stream.stream.shards]
     key = _make_key(stream, writer)
-    notes = tuple(writer.notes())
-
-    # Find what is there already.
     reusable: Mapping[int, Piece] = {}
     if earlier and earlier.header.key == key:
         reusable = earlier.pieces
-        is_same = earlier.header.index_hash == stream.stream.index.hash
-        pieces = [reusable[number] for number in sorted(reusable)]
-        files = writer.list_files(pieces)
-        if is_same and earlier.is_finished and has_files(folder, files):
-            # The manifest may have changed since, though the shards did not.
-            _compare_counts(stream, writer, sum_counts(pieces), pieces)
-            return ExportOutcome(
-                stream=stream.name,
-                folder=folder,
-                files=files,
-                counts=sum_counts(pieces),
-                state=UP_TO_DATE,
-                notes=notes,
-            )
-    kept = writer.keep_pieces(reusable, sources)
+        finished = _find_finished_export(stream, writer, folder, earlier)
+        if finished:
+            return finished
+    sources = [_identify_shard(shard) for shard in stream.stream.shards]
+    reused = writer.keep_pieces(reusable, sources)
     for name in stale:
         # What a kill left of another format is useless, and may be why the disk is full.
         if name.endswith(UNFINISHED) and not _is_named_by(writer.names, name):
@@ -241,26 +228,21 @@ def _export_stream(
         stream=stream.published_name,
         replaced=replaced,
     )
-    begin_journal(folder, header, kept)
-    written = {piece.number: piece for piece in kept}
-    missing = [number for number in shards if number not in written]
-    watcher.begin(stream.name, sum(shards[number].stored.bytes for number in missing))
-    for number, shard, samples in read_shards(stream, missing):
-        piece = writer.write_piece(number, sources[number], shard, samples)
-        append_piece(folder, piece)
-        written[number] = piece
-        watcher.on_progress(shard.stored.bytes, piece.tokens)
+    begin_journal(folder, header, reused)
+    pieces = _write_missing_pieces(stream, writer, folder, reused, sources, watcher)
 
-    # Compare, and finish.
-    pieces = [written[number] for number in shards]
+    # Compare the counts with the manifest, and publish the files.
     counts = sum_counts(pieces)
     _compare_counts(stream, writer, counts, pieces)
     writer.finish(pieces)
     files = writer.list_files(pieces)
+
+    # Delete what an earlier export has left.
     deleted = stale - files.keys()
     for name in deleted:
         LocalPath(str(folder / name)).delete()
     finish_journal(folder)
+    notes = tuple(writer.notes())
     if replaced:
         notes += (f"files of an export of {join_names(replaced)} were replaced in {folder}",)
     whole = sorted(name for name in deleted if not name.endswith(UNFINISHED))
@@ -271,9 +253,63 @@ def _export_stream(
         folder=folder,
         files=files,
         counts=counts,
-        state=CONTINUED if kept else WRITTEN,
+        state=CONTINUED if reused else WRITTEN,
         notes=notes,
     )
+
+
+def _find_finished_export(
+    stream: ExportedStream, writer: Writer, folder: Path, earlier: Journal
+) -> ExportOutcome | None:
+    """Return the outcome of an earlier export that is complete and of the same shards; otherwise
+    None.
+
+    Args:
+        earlier: the journal of an earlier export with the same settings.
+    """
+    pieces = [earlier.pieces[number] for number in sorted(earlier.pieces)]
+    files = writer.list_files(pieces)
+    has_same_shards = earlier.header.index_hash == stream.stream.index.hash
+    if not (has_same_shards and earlier.is_finished and has_files(folder, files)):
+        return None
+    # The manifest may have changed since, though the shards did not.
+    counts = sum_counts(pieces)
+    _compare_counts(stream, writer, counts, pieces)
+    return ExportOutcome(
+        stream=stream.name,
+        folder=folder,
+        files=files,
+        counts=counts,
+        state=UP_TO_DATE,
+        notes=tuple(writer.notes()),
+    )
+
+
+def _write_missing_pieces(
+    stream: ExportedStream,
+    writer: Writer,
+    folder: Path,
+    reused: Sequence[Piece],
+    sources: Sequence[str],
+    watcher: ReadingWatcher,
+) -> list[Piece]:
+    """Write the shards that are not among the reused pieces, and return all pieces in the order of
+    the shards.
+
+    Args:
+        reused: pieces of an earlier export.
+        sources: the hash of each shard of the stream.
+    """
+    shards = {number: shard for number, shard in enumerate(stream.stream.shards) if shard.samples}
+    written = {piece.number: piece for piece in reused}
+    missing = [number for number in shards if number not in written]
+    watcher.begin(stream.name, sum(shards[number].stored.bytes for number in missing))
+    for number, shard, samples in read_shards(stream, missing):
+        piece = writer.write_piece(number, sources[number], shard, samples)
+        append_piece(folder, piece)
+        written[number] = piece
+        watcher.on_progress(shard.stored.bytes, piece.tokens)
+    return [written[number] for number in shards]
 
 
 def sum_counts(pieces: Sequence[Piece]) -> Counts:

@@ -55,11 +55,11 @@ class Counts:
     trained: int = 0
     "Tokens that give a loss."
 
-    def __add__(self, other: Counts) -> Counts:
+    def __add__(self, added: Counts) -> Counts:
         return Counts(
-            samples=self.samples + other.samples,
-            tokens=self.tokens + other.tokens,
-            trained=self.trained + other.trained,
+            samples=self.samples + added.samples,
+            tokens=self.tokens + added.tokens,
+            trained=self.trained + added.trained,
         )
 
 

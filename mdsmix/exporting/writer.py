@@ -120,13 +120,13 @@ class Writer(ABC):
 
     @classmethod
     def finish_mix(
-        cls, out: Path, folders: Mapping[str, Path], weights: Mapping[str, float]
+        cls, root: Path, folders: Mapping[str, Path], weights: Mapping[str, float]
     ) -> Path | None:
         """Write the weights of several streams to a file, if the format has one, and return its
         path; otherwise None.
 
         Args:
-            out: the folder of the export.
+            root: the folder of the export.
             folders: name of a stream -> its folder.
             weights: name of a training stream -> its weight; empty if nothing weighs them.
         """
@@ -134,7 +134,7 @@ class Writer(ABC):
 
 
 class FileWriter(Writer):
-    """The base of formats in which each piece is a file."""
+    """The base class of formats with a file for each piece, that is for each shard."""
 
     suffix: ClassVar[str]
     "The end of the files' names, such as `.parquet`."
@@ -152,12 +152,12 @@ class FileWriter(Writer):
         """Write a shard's samples to an open file, and count them."""
 
     def keep_pieces(self, pieces: Mapping[int, Piece], sources: Sequence[str]) -> list[Piece]:
-        kept = list[Piece]()
+        reused = list[Piece]()
         for number, source in enumerate(sources):
             piece = pieces.get(number)
             if piece and piece.source == source and has_files(self.folder, piece.files):
-                kept.append(piece)
-        return kept
+                reused.append(piece)
+        return reused
 
     def write_piece(self, number: int, source: str, shard: Shard, samples: Ragged) -> Piece:
         name = self.name_file(number)

@@ -19,7 +19,7 @@ WRITERS: dict[str, type[Writer]] = {
 def find_writer(name: str) -> type[Writer]:
     """Return the writer of a format.
 
-    Raises RecipeError if there is no such format.
+    Raises RecipeError if mdsmix does not write this format.
     """
     if name not in WRITERS:
         hint = suggest_key(name, WRITERS, "the formats are")
