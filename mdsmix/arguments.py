@@ -1,5 +1,5 @@
-"""Refuses wrong arguments of the Python API, each in one sentence. The command line has refused
-them before; a function of Python takes any value.
+"""Refuses wrong arguments of the Python API, each in one sentence. On the command line Typer
+refuses them; a function of Python would take any value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ LEAST = {
 }
 "Name of an argument that is a whole number or None -> its least value."
 TEXTS = ("overrides", "only", "reasons", "evaluations")
-"Arguments that are lists of texts. One text alone is no list: its letters would be the elements."
+"""Arguments that are lists of strings. A single string is refused: its letters would be the
+elements.
+"""
 PATHS = ("stream", "out", "into", "run")
 "Arguments that are a path or a URL."
 EVALS = ("look", "keep", "drop")
@@ -58,9 +60,10 @@ def refuse_wrong_arguments(
 
 
 def _is_list_of(kind: type, value: Any) -> bool:
-    """Check whether a value is a list or another collection of such elements.
+    """Check whether a value is a list or another collection of elements of this type.
 
-    A generator is none: it gives its elements once, and an empty list often means all.
+    A generator does not count: it yields its elements only once, and would then look like an empty
+    list, which often means all.
     """
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Collection):
         return False
@@ -68,11 +71,11 @@ def _is_list_of(kind: type, value: Any) -> bool:
 
 
 def _refuse_no_mix(name: str, value: Any) -> None:
-    """Raise RecipeError if the value is a list of streams that is empty or has something else in
-    it, or cannot be a mix.
+    """Raise RecipeError if the value cannot be a mix: an empty list, a list of anything else than
+    paths and URLs, or a value that is neither a path nor keys and values.
     """
     if isinstance(value, (list, tuple)):
-        is_mix = bool(value) and all(isinstance(part, (str, os.PathLike)) for part in value)
+        is_mix = bool(value) and all(isinstance(stream, (str, os.PathLike)) for stream in value)
     else:
         is_mix = value is not None and not isinstance(value, (bytes, int, float))
     if not is_mix:

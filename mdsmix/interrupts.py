@@ -1,4 +1,6 @@
-"""Delays Ctrl-C and other signals where an exception at any line would leave something behind."""
+"""Delays Ctrl-C and other signals where an exception at any line would leave a process or a file
+that nobody ends or deletes.
+"""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class SchemaWriter:
 
         Args:
             added: further keywords, by the name of a class (`StreamSpec`) or of a field
-                (`StreamSpec.kind`). They are for rules that are no bound of the field.
+                (`StreamSpec.kind`). They are for rules that the fields do not state.
         """
         self._added = added
         self.definitions: Tree = {
@@ -159,8 +159,8 @@ class SchemaWriter:
         return written[0] if len(written) == 1 else {"anyOf": written}
 
     def _write_container(self, hint: Any) -> list[Tree]:
-        """Return the schemas of an annotation that is no plain class: of its values, and of its
-        short form.
+        """Return the schemas of an annotation such as `list[str]`, `Literal` or a dataclass: of its
+        values, and of its short form.
         """
         if hint is Any:
             return [{}]

@@ -59,8 +59,8 @@ class Ragged:
     @staticmethod
     def concat(parts: Sequence[Ragged]) -> Ragged:
         """Return one Ragged with the rows of all parts, in order. There is at least one part."""
-        values = np.concatenate([part.values for part in parts])
-        return Ragged.from_lengths(values, np.concatenate([part.lengths for part in parts]))
+        values = np.concatenate([rows.values for rows in parts])
+        return Ragged.from_lengths(values, np.concatenate([rows.lengths for rows in parts]))
 
     @staticmethod
     def zip(parts: Sequence[Ragged]) -> Ragged:
@@ -73,12 +73,12 @@ class Ragged:
         """
         if len(parts) == 1:
             return parts[0]
-        lengths = np.sum([part.lengths for part in parts], axis=0)
+        lengths = np.sum([rows.lengths for rows in parts], axis=0)
         values = np.empty(lengths.sum(), parts[0].values.dtype)
         is_long = values.nbytes >= SHORT * len(lengths)
         if is_long:
             # Join slices in the order: row 0 of each part, row 1 of each part, and so on.
-            slices = chain.from_iterable(zip(*(part.slices() for part in parts), strict=True))
+            slices = chain.from_iterable(zip(*(rows.slices() for rows in parts), strict=True))
             joined = bytearray().join(slices)
             return Ragged.from_lengths(np.frombuffer(joined, values.dtype), lengths)
         rows = Ragged.from_lengths(values, lengths)
@@ -97,15 +97,15 @@ class Ragged:
         # Where the next part's values begin in each row.
         starts = self.offsets[:-1].copy()
         is_free = np.ones(len(self.values), bool)
-        largest = int(np.argmax([len(part.values) for part in parts]))
-        for number, part in enumerate(parts):
+        largest = int(np.argmax([len(rows.values) for rows in parts]))
+        for number, rows in enumerate(parts):
             if number != largest:
-                # Value v of the part, in its row i, goes to starts[i] + (v - part.offsets[i]).
-                positions = np.repeat(starts - part.offsets[:-1], part.lengths)
+                # Value v of the part, in its row i, goes to starts[i] + (v - rows.offsets[i]).
+                positions = np.repeat(starts - rows.offsets[:-1], rows.lengths)
                 positions += np.arange(len(positions))
-                self.values[positions] = part.values
+                self.values[positions] = rows.values
                 is_free[positions] = False
-            starts += part.lengths
+            starts += rows.lengths
         self.values[is_free] = parts[largest].values
 
     @property
@@ -211,8 +211,8 @@ class Chunked:
     @staticmethod
     def from_parts(parts: Sequence[Ragged]) -> Chunked:
         """Return the rows of all parts, in order."""
-        lengths = np.concatenate([np.empty(0, np.int64), *(part.lengths for part in parts)])
-        return Chunked([part.values for part in parts], np.append(0, np.cumsum(lengths)))
+        lengths = np.concatenate([np.empty(0, np.int64), *(rows.lengths for rows in parts)])
+        return Chunked([rows.values for rows in parts], np.append(0, np.cumsum(lengths)))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

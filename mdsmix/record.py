@@ -155,8 +155,9 @@ Record = Document | Pair | Conversation
 def count_message_images(message: Message) -> int:
     """Return how many parts of a message are images. Text alone has none."""
     content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    return len([part for part in parts if part["type"] == "image"])
+    if not isinstance(content, list):
+        return 0
+    return [element["type"] for element in content].count("image")
 
 
 def _texts(value: Any) -> Iterator[str]:

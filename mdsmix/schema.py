@@ -36,12 +36,12 @@ MOST_SHOWN = 60
 
 
 class ShortForm(NamedTuple):
-    """A text that stands for a whole section: `tokenizer: gpt2` for `tokenizer: {name: gpt2}`. A
+    """A string that replaces a whole section: `tokenizer: gpt2` for `tokenizer: {name: gpt2}`. A
     dataclass has it as its class variable SHORT_FORM.
     """
 
     key: str
-    "The field that the text is the value of. All other fields have their defaults."
+    "The field that gets the string as its value. All other fields have their defaults."
     words: str
     "What a value of the section must be, for a message: `it must be WORDS`."
     pattern: str | None = None

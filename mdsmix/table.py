@@ -54,8 +54,8 @@ def _estimated(work: Callable[[Any, Any], float]) -> Any:
         work: computes the result as a plain number, such as `operator.add`.
     """
 
-    def method(self: Estimate, other: Any) -> Estimate:
-        return Estimate(work(float(self), other))
+    def method(self: Estimate, number: Any) -> Estimate:
+        return Estimate(work(float(self), number))
 
     return method
 
@@ -68,9 +68,9 @@ class Estimate(float):
     __add__ = __radd__ = _estimated(operator.add)
     __mul__ = __rmul__ = _estimated(operator.mul)
     __sub__ = _estimated(operator.sub)
-    __rsub__ = _estimated(lambda own, other: other - own)
+    __rsub__ = _estimated(lambda own, number: number - own)
     __truediv__ = _estimated(operator.truediv)
-    __rtruediv__ = _estimated(lambda own, other: other / own)
+    __rtruediv__ = _estimated(lambda own, number: number / own)
 
 
 UNKNOWN = Estimate("nan")

@@ -35,7 +35,7 @@ class MeterState:
     """The state of a meter, as a checkpoint stores it."""
 
     now: dict[str, StreamCount] = field(default_factory=dict)
-    "What was counted since the run began."
+    """What was counted since the run began. The name is the key in checkpoints of earlier runs."""
     logged: dict[str, StreamCount] = field(default_factory=dict)
     "What was counted when figures were last logged."
     version: int = VERSION
@@ -140,9 +140,9 @@ class StreamMeter:
         Losses are means since the last call.
         """
         assert self.tally is not None, "of a run that began"
-        now = self.tally.counts()
-        figures = compute_figures(self.streams, now, self._state.logged, self.losses)
-        self._state = MeterState(logged=now)
+        counts = self.tally.counts()
+        figures = compute_figures(self.streams, counts, self._state.logged, self.losses)
+        self._state = MeterState(logged=counts)
         if self._run_file:
             self._run_file.write(step, figures)
         return make_metrics(figures)
@@ -156,8 +156,8 @@ class StreamMeter:
         """Return the state as one line of JSON. It is one string, since
         torch.distributed.checkpoint reads a checkpoint into a state with the same keys.
         """
-        now = self.tally.counts() if self.tally else self._state.now
-        return orjson.dumps(MeterState(now=now, logged=self._state.logged)).decode()
+        counts = self.tally.counts() if self.tally else self._state.now
+        return orjson.dumps(MeterState(now=counts, logged=self._state.logged)).decode()
 
     def load_state_text(self, text: str) -> None:
         """Continue from the state of a checkpoint. Raises RecipeError if it cannot be read."""

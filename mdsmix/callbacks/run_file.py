@@ -100,15 +100,15 @@ class RunFile:
         file there that is not a run's.
         """
         self.path = Path(path)
-        kept = list[LoggedStep]()
+        earlier_steps = list[LoggedStep]()
         if self.path.exists():
             if step:
-                kept = [line for line in read_run(path).steps if line.step <= step]
+                earlier_steps = [line for line in read_run(path).steps if line.step <= step]
             else:
                 old = self.path.with_name(f"{self.path.name}.old")
                 log.warning("%s is of an earlier run; it is kept as %s.", path, old)
         head = _Head(mdsmix_run=VERSION, planned=list(streams))
-        lines = [_dump(head), *map(_dump, kept)]
+        lines = [_dump(head), *map(_dump, earlier_steps)]
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,13 +154,12 @@ def read_run(path: str) -> RunFigures:
         raise RecipeError(f"{path}: no such file; {FIX}.") from None
     except OSError as error:
         raise Unreachable(f"{path} cannot be read ({error.strerror}); {FIX}.") from None
-    *lines, rest = content.split(b"\n")
-    head, *steps = [_parse_line(path, number, line) for number, line in enumerate(lines, 1)] or [
-        None
-    ]
+    *lines, torn_line = content.split(b"\n")  # empty if the last line has its end
+    parsed = [_parse_line(path, number, line) for number, line in enumerate(lines, 1)]
+    head = parsed[0] if parsed else None
     if not isinstance(head, _Head):
         raise RecipeError(f"{path} is not the file of a run: it has no whole first line; {FIX}.")
-    return RunFigures(path=path, planned=head.planned, steps=steps, torn=len(rest))
+    return RunFigures(path=path, planned=head.planned, steps=parsed[1:], torn=len(torn_line))
 
 
 def _parse_line(path: str, number: int, line: bytes) -> Any:

@@ -45,12 +45,12 @@ class StreamCount:
     loss: float = 0.0
     "The sum of the losses of these positions, in nats."
 
-    def __sub__(self, other: StreamCount) -> StreamCount:
+    def __sub__(self, earlier: StreamCount) -> StreamCount:
         return StreamCount(
-            samples=self.samples - other.samples,
-            tokens=self.tokens - other.tokens,
-            trained=self.trained - other.trained,
-            loss=self.loss - other.loss,
+            samples=self.samples - earlier.samples,
+            tokens=self.tokens - earlier.tokens,
+            trained=self.trained - earlier.trained,
+            loss=self.loss - earlier.loss,
         )
 
 
@@ -92,39 +92,45 @@ def compute_planned_shares(streams: Sequence[PlannedStream]) -> dict[str, dict[s
 
 
 def compute_figures(
-    streams: Sequence[PlannedStream], now: Counts, logged: Counts, with_losses: bool
+    streams: Sequence[PlannedStream], counts: Counts, logged: Counts, with_losses: bool
 ) -> dict[str, StreamFigures]:
     """Return the figures of each stream.
 
     Args:
         streams: the streams of the run.
-        now: what was counted since the run began. It may have streams that the run, resumed on
+        counts: what was counted since the run began. It may have streams that the run, resumed on
             other data, no longer has.
         logged: what was counted when figures were last logged.
         with_losses: whether losses were counted.
     """
     planned = compute_planned_shares(streams)
     sizes = {stream.name: stream.size for stream in streams}
-    totals = {
-        measure: sum(getattr(count, measure) for count in now.values()) for measure in MEASURES
-    }
+    totals = dict[str, int]()
+    for measure in MEASURES:
+        totals[measure] = sum(getattr(count, measure) for count in counts.values())
     figures = {}
-    for name, count in now.items():
+    for name, count in counts.items():
         shares = {}
         for measure, total in totals.items():
             shares[measure] = getattr(count, measure) / total if total else None
-        since = count - logged.get(name, NOTHING)
+        since_logged = count - logged.get(name, NOTHING)
+        size = sizes.get(name)
         figures[name] = StreamFigures(
             samples=count.samples,
             tokens=count.tokens,
             trained=count.trained,
-            passes=count.samples / sizes[name] if sizes.get(name) else None,
-            loss=since.loss / since.trained if with_losses and since.trained else None,
-            mean_loss=count.loss / count.trained if with_losses and count.trained else None,
+            passes=count.samples / size if size else None,
+            loss=_mean_loss(since_logged) if with_losses else None,
+            mean_loss=_mean_loss(count) if with_losses else None,
             shares=shares,
             planned=planned.get(name, {}),
         )
     return figures
+
+
+def _mean_loss(count: StreamCount) -> float | None:
+    """Return the mean loss of the trained positions, in nats; None if no position was trained."""
+    return count.loss / count.trained if count.trained else None
 
 
 def make_metrics(figures: Mapping[str, StreamFigures]) -> dict[str, float]:

@@ -34,18 +34,18 @@ def complete_published(ctx: typer.Context) -> list[str]:
     Folders are relative to the working directory.
     """
     recipe = _find_file(ctx, "streams")
-    target = _place(recipe, recipe.get("path", ""))
-    places = list[str]()
+    target = _find_folder(recipe, recipe.get("path", ""))
+    splits = list[str]()
     for name, keys in _items(recipe.get("streams")):
-        place = f"{target}/{name}" if target else ""
+        folder = f"{target}/{name}" if target else ""
         if "source" not in keys:
-            place = _place(keys, recipe["path"])
-        if not place:
+            folder = _find_folder(keys, recipe["path"])
+        if not folder:
             continue
-        places.append(f"{place}/{keys.get('split', 'train')}")
+        splits.append(f"{folder}/{keys.get('split', 'train')}")
         if "holdout" in keys:
-            places.append(f"{place}/eval")
-    return places
+            splits.append(f"{folder}/eval")
+    return splits
 
 
 def complete_stored(ctx: typer.Context) -> list[str]:
@@ -56,7 +56,7 @@ def complete_stored(ctx: typer.Context) -> list[str]:
     names = [name for name, _ in _items(recipe.get("streams"))]
     if recipe and not recipe.get("remote"):
         with suppress(OSError):
-            for entry in os.scandir(_place(recipe, recipe["path"])):
+            for entry in os.scandir(_find_folder(recipe, recipe["path"])):
                 if entry.is_dir() and entry.name not in names and "." not in entry.name:
                     names.append(entry.name)
     return names
@@ -78,7 +78,7 @@ def complete_loaders(ctx: typer.Context) -> list[str]:
 
 def _find_file(ctx: typer.Context, key: str) -> dict[str, Any]:
     """Return the keys of the first file on the command line that has this key at its top, and under
-    `path` the file's path. Return an empty dict if there is none.
+    `path` the file's path. Return an empty dict if no file has it.
     """
     for word in _words(ctx):
         # Any file may be on the command line, and any error in it only means: nothing to offer.
@@ -118,18 +118,18 @@ def _items(streams: Any) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield str(name), keys
 
 
-def _place(keys: dict[str, Any], recipe: str) -> str:
+def _find_folder(keys: dict[str, Any], recipe: str) -> str:
     """Return where a recipe or a stream is published, as the user would write it here: its remote,
-    otherwise its local folder. Return an empty string if there is neither, or if the value has a
+    otherwise its local folder. Return an empty string if neither is set, or if the value has a
     variable (`${...}`).
 
     Args:
         keys: the keys of the recipe or of one of its streams.
         recipe: the path of the recipe, from whose folder paths are relative.
     """
-    place = str(keys.get("remote") or keys.get("local") or "").rstrip("/")
-    if "${" in place:
+    folder = str(keys.get("remote") or keys.get("local") or "").rstrip("/")
+    if "${" in folder:
         return ""
-    if not place or "://" in place or place.startswith(("/", "~")):
-        return place
-    return os.path.relpath(os.path.join(os.path.dirname(recipe), place))
+    if not folder or "://" in folder or folder.startswith(("/", "~")):
+        return folder
+    return os.path.relpath(os.path.join(os.path.dirname(recipe), folder))

@@ -69,8 +69,8 @@ def gc(
     AGE ago are kept too. Versions are kept unless --keep limits them. Streams of a recipe without
     a source are skipped.
 
-    Streams stored beside those of a RECIPE that it does not name are listed too. One is deleted
-    only if --stream names it.
+    Streams that are stored next to those of a RECIPE, and that it does not name, are listed too.
+    One is deleted only if --stream names it.
     """
     from mdsmix.conversion import gc as collector
     from mdsmix.mix.streams.command_words import find_named_recipe
@@ -114,7 +114,7 @@ def gc(
         return None
 
     def collect_unnamed() -> dict[str, Any]:
-        """List the streams beside those of the recipe, or delete those that the user names."""
+        """List the streams that are not in the recipe, or delete those that the user names."""
         assert recipe is not None
         return _collect_unnamed(recipe, streams[0], only or (), age if delete else None, as_json)
 
@@ -129,24 +129,24 @@ def gc(
 
 
 def _collect_unnamed(
-    recipe: Recipe, path: str, asked: Sequence[str], older_than: float | None, as_json: bool
+    recipe: Recipe, path: str, names: Sequence[str], older_than: float | None, as_json: bool
 ) -> dict[str, Any]:
-    """List the streams that are stored beside the recipe's and that it does not name, or delete
-    those of them that the user asks for. Return what --json prints of them.
+    """List the streams that are stored next to the recipe's and that it does not name, or delete
+    those of them that the user names. Return what --json prints of them.
 
     Args:
         recipe: the recipe.
         path: its path.
-        asked: the names of --stream; empty: list all streams, delete none.
+        names: the values of --stream; empty: list all streams, delete none.
         older_than: delete streams that are older, in seconds; None: delete none.
     """
     from mdsmix.conversion import unnamed_streams
 
     unnamed = unnamed_streams.find_unnamed_streams(recipe)
-    if asked:
-        unnamed = unnamed_streams.choose_streams(unnamed, list(recipe.streams), asked, path)
+    if names:
+        unnamed = unnamed_streams.choose_streams(unnamed, list(recipe.streams), names, path)
     trees = []
-    age = older_than if asked else None
+    age = older_than if names else None
     is_deleted = age is not None
     for stream in unnamed:
         if age is not None:
@@ -160,15 +160,15 @@ def _collect_unnamed(
 def _describe_unnamed(stream: UnnamedStream, path: str, is_deleted: bool) -> str:
     """Return a line on a stream that the recipe does not name."""
     size = f"{plural(len(stream.files), 'file')}, {stream.bytes:,} bytes"
-    kept = ""
+    kept_files = ""
     if stream.kept:
         names = join_names(stream.kept)
-        kept = f"; kept, since they are not mdsmix's: {names}"
+        kept_files = f"; kept, since they are not mdsmix's: {names}"
     if is_deleted:
-        return f"{stream.folder}: {size}: deleted, the whole stream{kept}"
+        return f"{stream.folder}: {size}: deleted, the whole stream{kept_files}"
     days = stream.age / SECONDS_OF_DAY
     command = shlex.join(["mdsmix", "gc", path, "--stream", stream.name, "--delete"])
     return (
         f"{stream.folder}: {size}, {days:.1f} days: {path} does not name this stream; if no other "
-        f"recipe does, `{command}` deletes it{kept}"
+        f"recipe does, `{command}` deletes it{kept_files}"
     )

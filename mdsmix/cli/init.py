@@ -94,7 +94,7 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Look at FILES, recognise their format and shape, and write a recipe that converts them. With
-    --out, also mdsmix.schema.json next to it, by which editors check the recipe.
+    --out, also write mdsmix.schema.json next to it, so that editors check the recipe.
 
     One record of each stream is shown as the model will be trained on it. For data that
     is not recognised, a line says what is missing.

@@ -54,7 +54,7 @@ GROUPS = {
     ),
     "Keep: published streams over time": ("verify", "repair", "gc"),
 }
-"The groups of `mdsmix --help`, in the order in which a user needs them."
+"The groups of `mdsmix --help` -> their commands. What a user needs first comes first."
 INTERRUPTED = 130
 "The exit code for Ctrl-C, the same as typer's."
 TERMINATED = 143
@@ -116,7 +116,8 @@ def _take_no_options() -> None:
 
 def _unfold(text: str | None) -> str:
     """Return a docstring with each paragraph on one line, since Typer keeps line breaks."""
-    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
+    paragraphs = (text or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def _print_version(

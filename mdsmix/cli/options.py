@@ -179,7 +179,7 @@ def for_each_stream(
         also: is called after the last stream; what it returns is added to the document.
 
     Raises the errors of the streams that failed, after the last stream. Raises RecipeError if
-    there is no stream.
+    no stream is left.
     """
     from mdsmix.report.named_streams import named_streams
 
@@ -203,15 +203,15 @@ def for_each_stream(
         except MdsmixError as error:
             failed.append(error)
             results.append({"stream": url, "error": str(error)})
-    more = dict[str, Any]()
+    added_keys = dict[str, Any]()
     if also:
         try:
-            more = also()
+            added_keys = also()
         except MdsmixError as error:
             failed.append(error)
     is_named_alone = streams == list(targets)[:1]
     if as_json and not is_named_alone:
-        echo_json({"streams": results} | more)
+        echo_json({"streams": results} | added_keys)
     elif as_json and not failed:
         echo_json(results[0])
     if failed:

@@ -22,8 +22,8 @@ def schema(
         ),
     ] = None,
 ) -> None:
-    """Print the JSON Schema of a recipe, by which editors complete its keys, show what they mean
-    and mark mistakes.
+    """Print the JSON Schema of a recipe. With it editors complete the recipe's keys, show what they
+    mean and mark mistakes.
 
     An editor with the YAML language server finds it by a comment in the recipe: `#
     yaml-language-server: $schema=./mdsmix.schema.json`. `mdsmix init -o FILE` writes this comment,

@@ -1,5 +1,5 @@
-"""Diagnoses the environment of a recipe's run, in the order in which the run would fail: machine,
-tokenizer, stores, sources, target.
+"""Diagnoses the environment of a recipe's run: machine, tokenizer, stores, sources, target. A run
+would fail on them in this order.
 
 Everything that a run does at the target (list, write, read, copy, delete) is tried once, with a
 small file that is deleted again.
@@ -35,7 +35,7 @@ PACKAGES = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3"
 "Packages whose versions are shown."
 TRIAL = b"A trial of mdsmix doctor, which deletes it again."
 MOST_SKEW = 300
-"""Seconds by which this machine's clock may differ from the target's. A store refuses requests that
+"""The most seconds between this machine's clock and the target's. A store refuses requests that
 were signed by a clock 15 minutes off.
 """
 FIRST_BYTES = 1 << 10

@@ -49,7 +49,7 @@ MAX_BYTES = 1 << 40
 
 
 class _NamedFile(NamedTuple):
-    """A file that a name on the command line stands for."""
+    """A file that a name on the command line means. The name may be a folder or a pattern."""
 
     file: SourceFile
     is_named: bool
@@ -64,7 +64,7 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
         base: the folder from which files are named.
         notices: a list that messages on files without data are appended to.
 
-    Raises RecipeError if there is no file for a name.
+    Raises RecipeError if no file belongs to a name.
     """
     data_files = dict[str, SourceFile]()
     unknown = list[str]()
@@ -98,7 +98,7 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
 def _expand_name(
     name: str, location: Location, base: Path, notices: Notices
 ) -> Iterator[_NamedFile]:
-    """Yield the files that a name on the command line stands for.
+    """Yield the files that a name on the command line means.
 
     Args:
         name: a file, folder, pattern or URL, as the user wrote it.

@@ -1,5 +1,5 @@
-"""The JSON Schema next to a recipe that `mdsmix init` writes, and the comment by which editors find
-it.
+"""The JSON Schema next to a recipe that `mdsmix init` writes, and the comment with which editors
+find it.
 """
 
 from __future__ import annotations

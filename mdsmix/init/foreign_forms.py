@@ -18,8 +18,8 @@ CHANNELS = ("analysis", "commentary", "final")
 
 
 class ForeignForm(NamedTuple):
-    """A form in which other software writes conversations, such as Gemini's `contents`, and that no
-    shape reads.
+    """A form of conversations that another program writes and no shape reads, such as Gemini's
+    `contents`.
     """
 
     name: str

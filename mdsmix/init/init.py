@@ -159,18 +159,18 @@ def _drop_special_loaders(drafts: Sequence[Draft], notices: Notices) -> Sequence
     as preferences, are only returned if there are no other streams, and then those of one kind.
     """
     has_others = any(not draft.guess.kind.needs_own_run() for draft in drafts)
-    kept = list[Draft]()
+    accepted = list[Draft]()
     for draft in drafts:
         kind = draft.guess.kind
         fits = not kind.needs_own_run() if has_others else kind is drafts[0].guess.kind
         if fits:
-            kept.append(draft)
+            accepted.append(draft)
         else:
             notices.append(
                 f"{draft.name} is left out: a {kind.word} stream needs a run of its own; run init "
                 "with only its files, or its entry of dataset_info.json"
             )
-    return kept
+    return accepted
 
 
 def _describe_trial(draft: Draft) -> Iterator[str]:

@@ -352,7 +352,7 @@ def _choose_shape(shape: str, columns: Mapping[str, Any], tags: Mapping[str, Any
 
 
 def _add_images(shape: Shape, column: Any) -> Shape:
-    """Return the shape (the way in which records are read), with images if the entry has a column
+    """Return the shape (how records are read), with images if the entry has a column
     for them.
 
     Raises RecipeError if records of this shape cannot have images.

@@ -273,8 +273,8 @@ def try_shape(
 
 
 def _prepare_records(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Sequence[Any]:
-    """Return the records in the form in which a shape (a way to read records by their fields) takes
-    them: the values of paths such as `meta.text` are at the top, and JSON in cells is parsed.
+    """Return the records as a shape (a way to read records by their fields) takes them: the values
+    of paths such as `meta.text` are at the top, and JSON in cells is parsed.
     """
     structured = [fields[key] for key in shape.structured if key in fields]
     entered = [root for name in fields.values() for root in parse_field(name).entered]

@@ -106,7 +106,7 @@ def _try_draft(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
     """Convert the first records of a stream as a trial, and store counts, messages and the first
     row in its draft.
 
-    Return the first error of the chat template; an empty string if there is none.
+    Return the first error of the chat template; an empty string if it has failed nowhere.
     """
     # Encode the records.
     head = draft.guess.head
@@ -186,13 +186,14 @@ def _note_trial(draft: Draft, template_error: str) -> None:
             "that are trained"
         )
     if draft.guess.parts:
-        parts = [
-            f"{plural(count, 'record')} with {part}" for part, count in draft.guess.parts.items()
-        ]
-        unwanted = ", ".join(f"{part}: false" for part in draft.guess.parts)
+        counted = list[str]()
+        untrained = list[str]()
+        for name, count in draft.guess.parts.items():
+            counted.append(f"{plural(count, 'record')} with {name}")
+            untrained.append(f"{name}: false")
         draft.notes.append(
-            f"{' and '.join(parts)} in the answers, which are trained; to leave them untrained: "
-            f"`train_parts: {{{unwanted}}}`"
+            f"{' and '.join(counted)} in the answers, which are trained; to leave them untrained: "
+            f"`train_parts: {{{', '.join(untrained)}}}`"
         )
     if draft.guess.options.get(WEIGHTS):
         draft.notes.append(
@@ -264,7 +265,7 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, notices: Notice
 
 
 def _find_root(records_folder: Location, paths: Sequence[str]) -> Location:
-    """Return the folder near the records in which most of the first images are found."""
+    """Return the folder near the records that contains most of the first images."""
     if not paths:
         return records_folder
     searched = paths[:MAX_SEARCHED]

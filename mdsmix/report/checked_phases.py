@@ -35,13 +35,17 @@ class CheckedPhases(Result):
         the message of any other begins with its phase.
         """
         lists = [list(checked) for checked in self.phases.values()]
-        shared = [finding for finding in lists[0] if all(finding in each for each in lists)]
-        found = list(shared)
+        shared = list[Finding]()
+        for finding in lists[0]:
+            if all(finding in findings for findings in lists):
+                shared.append(finding)
+        all_findings = list(shared)
         for name, checked in self.phases.items():
             for finding in checked:
                 if finding not in shared:
-                    found.append(replace(finding, message=f"phase {name}: {finding.message}"))
-        return sort_by_severity(found)
+                    message = f"phase {name}: {finding.message}"
+                    all_findings.append(replace(finding, message=message))
+        return sort_by_severity(all_findings)
 
     def items(self) -> Iterator[Item]:
         yield from group_findings(self.findings)

@@ -207,9 +207,14 @@ def _row(name: str, outcomes: Sequence[Outcome]) -> Row:
     """Return one row of the table of conversions (COLUMNS): sums over one or more streams. The
     column of seconds says `up to date` if nothing was converted.
     """
-    manifests = [outcome.manifest for outcome in outcomes]
-    records = [manifest.records for manifest in manifests]
-    shards = sum(part.shards for manifest in manifests for part in manifest.parts)
+    records = Records()
+    shards = 0
+    tokens: float = 0
+    for outcome in outcomes:
+        manifest = outcome.manifest
+        records += manifest.records
+        shards += sum(unit.shards for unit in manifest.parts)
+        tokens += trained_tokens(manifest)
     seconds: Any = "up to date"
     tokens_per_second: Any = ""
     if any(outcome.done for outcome in outcomes):
@@ -218,11 +223,11 @@ def _row(name: str, outcomes: Sequence[Outcome]) -> Row:
         tokens_per_second = int(new_tokens / max(seconds, 1e-3))
     return (
         name,
-        sum(counts.read for counts in records),
-        sum(counts.written for counts in records),
-        sum(counts.dropped for counts in records),
-        sum(counts.bad for counts in records),
-        sum(trained_tokens(manifest) for manifest in manifests),
+        records.read,
+        records.written,
+        records.dropped,
+        records.bad,
+        tokens,
         shards,
         sum(outcome.bytes for outcome in outcomes),
         seconds,
@@ -283,8 +288,8 @@ def _notes_on_rejected(records: Records, where: str, has_targets: bool) -> Itera
         warning = f"WARNING: {share:.1%} of the records are " if share > BAD_SHARE else ""
         yield f"{warning}quarantined: {join_counts(records.quarantined)}, {where}"
     if "no_loss_tokens" in records.filtered:
-        other = ", or target_responses: all," if has_targets else ""
-        yield f"no_loss_tokens: a larger max_seq_len{other} may keep these records"
+        alternative = ", or target_responses: all," if has_targets else ""
+        yield f"no_loss_tokens: a larger max_seq_len{alternative} may keep these records"
     if "prompt_too_long" in records.filtered:
         yield "prompt_too_long: a larger max_seq_len, or a smaller max_gen_len, keeps these records"
     if "ends_untrained" in records.quarantined:
@@ -366,11 +371,11 @@ def _notes_on_labels(labels: Mapping[str, int]) -> Iterator[str]:
     if 1 <= ratio <= 4 / 3:
         yield counts
     elif ratio > 1:
-        least, most = ratio * 3 / 4, ratio
-        yield f"{counts}; KTO balances them with undesirable_weight from {least:.2f} to {most:.2f}"
+        weights = f"{ratio * 3 / 4:.2f} to {ratio:.2f}"
+        yield f"{counts}; KTO balances them with undesirable_weight from {weights}"
     else:
-        least, most = 1 / ratio, 4 / 3 / ratio
-        yield f"{counts}; KTO balances them with desirable_weight from {least:.2f} to {most:.2f}"
+        weights = f"{1 / ratio:.2f} to {4 / 3 / ratio:.2f}"
+        yield f"{counts}; KTO balances them with desirable_weight from {weights}"
 
 
 def _notes_on_parts(manifest: Manifest) -> Iterator[str]:
@@ -380,19 +385,19 @@ def _notes_on_parts(manifest: Manifest) -> Iterator[str]:
     totals = manifest.totals
     trained = dict[str, int]()
     untrained = dict[str, int]()
-    for part, is_trained in manifest.encoding.train_parts.items():
+    for name, is_trained in manifest.encoding.train_parts.items():
         counts = trained if is_trained else untrained
-        counts[part] = totals.answer_parts.get(part, 0)
+        counts[name] = totals.answer_parts.get(name, 0)
     if not untrained:
         return
     yield (
         f"tokens of answers that are trained: {join_counts(trained)}; not trained (train_parts): "
         f"{join_counts(untrained)}"
     )
-    for part, count in untrained.items():
+    for name, count in untrained.items():
         if not count and totals.samples:
             yield (
-                f"WARNING: train_parts.{part} is false, but no answer of the "
+                f"WARNING: train_parts.{name} is false, but no answer of the "
                 f"{plural(manifest.records.written, 'record')} has this part: it changes nothing"
             )
 

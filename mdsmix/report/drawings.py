@@ -39,7 +39,7 @@ def make_records_ribbon(label: str, records: Records, css: str) -> Ribbon:
     """Return a ribbon of the written, filtered and quarantined records of a stream.
 
     Args:
-        label: the text beside the ribbon.
+        label: the text next to the ribbon.
         records: the counts.
         css: the class of the stream's colour.
     """

@@ -1,4 +1,4 @@
-"""The output of `mdsmix export`: what was written, and what a trainer must be told."""
+"""The output of `mdsmix export`: what was written, and the settings that a trainer needs."""
 
 from __future__ import annotations
 

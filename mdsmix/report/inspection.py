@@ -24,8 +24,8 @@ from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import (
     Choice,
     Chosen,
-    choose_samples,
     doubles_eos,
+    read_chosen_samples,
     sample_json,
     sample_runs,
 )
@@ -89,7 +89,7 @@ def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     published = open_stream_in(find_published(locate(stream)))
     tokenizer_hash = published.manifest.tokenizer.hash if published.manifest else None
     decoder = find_decoder(tokenizer, tokenizer_hash)
-    return Inspection(published, list(choose_samples(published, choice)), decoder)
+    return Inspection(published, list(read_chosen_samples(published, choice)), decoder)
 
 
 def show_inspection(inspection: Inspection, choice: Choice) -> Iterator[Item]:

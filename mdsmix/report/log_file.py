@@ -26,7 +26,7 @@ class LogFile:
     """
 
     def __init__(self, path: str) -> None:
-        """Open the file. Raises RecipeError if it cannot be written, or is no log."""
+        """Open the file. Raises RecipeError if it cannot be written, or is not a log of mdsmix."""
         if "://" in path:
             raise RecipeError(f"--log-file {path} is a URL: name a local file.")
         try:
@@ -129,5 +129,5 @@ def make_stamp(seconds: float) -> str:
     `2026-11-29T12:52:26+00:00  0:03:30`.
     """
     whole = int(seconds)
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
-    return f"{now}  {whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+    local_time = datetime.now().astimezone().isoformat(timespec="seconds")
+    return f"{local_time}  {whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -41,7 +41,7 @@ SAMPLE = Markup("<pre>{}</pre>")
 BRACKET = Markup('<span class="bracket">{}</span>')
 CONTROL = Markup('<b class="control">{}</b>')
 BEFORE_MARKED, AFTER_MARKED = "⟦⟮", "⟧⟯"
-"Brackets in front of trained or shared tokens, and behind them."
+"Brackets before and after trained or shared tokens."
 
 
 def make_html(items: Iterable[Item | Ribbon]) -> str:
@@ -55,7 +55,7 @@ def make_progress_html(sentences: Sequence[str], share: float | None, text: str)
     Args:
         sentences: the sentences that were shown so far.
         share: how much of the work is done, from 0 to 1; None: no bar.
-        text: the text beside the bar.
+        text: the text next to the bar.
     """
     parts = [LINES.format(_join(map(_draw_sentence, sentences)))] if sentences else []
     if share is not None:

@@ -27,7 +27,7 @@ STREAMS = (
 )
 SIZES = ("run_bytes", "kept_bytes", "largest_shard")
 FIGURES = {"padding": "share", "epochs": "times", "hours": "times", **dict.fromkeys(SIZES, "size")}
-"The form in which a figure is written, for figures that are not counts."
+"Figure that is not a count -> how it is written, as a key of `mdsmix.table.NUMBERS` or FORMS."
 MEASURES = (("delivered", "samples"), ("tokens", "tokens"), ("trained", "trained tokens"))
 "Field of a StreamInEpoch, and its name in a drawing."
 LEGEND = (

@@ -110,8 +110,8 @@ def show_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> I
             yield step_table(preview, step.counts)
         if with_ids:
             for draws in step.ranks:
-                places = " ".join(_place_text(preview, place) for place in draws.places)
-                yield f"  node {draws.node} rank {draws.rank} worker {draws.worker}: {places}"
+                stored = " ".join(_format_place(preview, row) for row in draws.places)
+                yield f"  node {draws.node} rank {draws.rank} worker {draws.worker}: {stored}"
         for row in step.shown:
             yield from _show_sample(preview, row, decoder)
     yield ""
@@ -169,15 +169,15 @@ def _step_line(step: Step) -> str:
     return f"{line}, {plural(step.rows, 'row')}, {step.padding:.1%} padding"
 
 
-def _place_text(preview: Preview, place: SamplePlace) -> str:
+def _format_place(preview: Preview, sample: SamplePlace) -> str:
     """Return where a sample is stored: `web/shard.00000.mds:12`."""
-    names = preview.loaders.reader.describe_place(place)
+    names = preview.loaders.reader.describe_place(sample)
     return "{stream}/{shard}:{row}".format(**names)
 
 
 def _show_sample(preview: Preview, row: SampleRow, decoder: Decoder | None) -> Iterator[Item]:
     """Yield a sample of a step: where it is stored, the sizes of its images, and its text."""
-    yield Title(f"rank {row.rank}: {_place_text(preview, row.place)}")
+    yield Title(f"rank {row.rank}: {_format_place(preview, row.place)}")
     yield from (f"image {n}: {format_grouped(size._asdict())}" for n, size in enumerate(row.images))
     yield SampleText(sample_runs(shorten(row_segments(row), TOKENS_SHOWN), decoder))
 
@@ -229,11 +229,10 @@ def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> Tree:
 def _draws_json(preview: Preview, draws: RankDraws) -> Tree:
     """Return the samples that a device draws in a step as JSON, with where each is stored."""
     describe = preview.loaders.reader.describe_place
-    samples = zip(draws.ids, draws.places, strict=True)
-    return {
-        **{key: getattr(draws, key) for key in ("rank", "node", "worker")},
-        "samples": [{"id": id, **describe(place)} for id, place in samples],
-    }
+    samples = list[Tree]()
+    for id, stored in zip(draws.ids, draws.places, strict=True):
+        samples.append({"id": id, **describe(stored)})
+    return {"rank": draws.rank, "node": draws.node, "worker": draws.worker, "samples": samples}
 
 
 def _row_json(preview: Preview, row: SampleRow, decoder: Decoder | None) -> Tree:

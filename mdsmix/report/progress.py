@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DRAW_SECONDS = 0.25
 "Seconds between two drawings of the bar in a notebook, each a message to the browser."
 PLAIN_SECONDS = 30.0
-"Seconds between two lines if there is no terminal, so that a log stays short."
+"Seconds between two lines where output is not a terminal, so that a log stays short."
 
 
 @frozen(kw_only=True)

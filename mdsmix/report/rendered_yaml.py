@@ -68,5 +68,5 @@ class RenderedYaml(Result):
     def to_dict(self) -> Tree:
         """Return the result as `mdsmix render-yaml --json` prints it."""
         written = {"wrote": self.wrote, "lock": self.lock, "drawn": self.drawn, "yaml": self.yaml}
-        more = {"remarks": list(self.remarks), "before_training": self.before_training}
-        return self.checked.to_dict() | written | more
+        added_keys = {"remarks": list(self.remarks), "before_training": self.before_training}
+        return self.checked.to_dict() | written | added_keys

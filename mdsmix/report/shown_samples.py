@@ -198,8 +198,8 @@ def _join_by_segment(tokens: Sequence[tuple[Segment, int]]) -> list[Segment]:
 
 
 def sample_runs(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) -> Iterator[Run]:
-    """Yield a sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩. Token ids are
-    shown if there is no decoder.
+    """Yield a sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩. Without a decoder,
+    token ids are shown.
 
     Escape codes in a text are escaped, since anyone may have written the text. These brackets are
     escaped too.
@@ -376,7 +376,7 @@ def make_choice(
     return Choice(count=count, numbers=numbers, longest=longest, seed=seed)
 
 
-def choose_samples(stream: PublishedStream, choice: Choice) -> Iterator[Chosen]:
+def read_chosen_samples(stream: PublishedStream, choice: Choice) -> Iterator[Chosen]:
     """Yield the chosen samples.
 
     Raises RecipeError for a number beyond the last sample, and Unreachable if a sample cannot be

@@ -32,12 +32,12 @@ class Counts:
 
     __slots__ = ()
 
-    def __add__(self: T, other: T) -> T:
+    def __add__(self: T, added: T) -> T:
         """Add field by field. Of `longest` and `largest_id` the larger value is kept."""
         sums = {}
         for field_ in fields(cast(Any, self)):
             name = field_.name
-            sums[name] = _add_counts(name, getattr(self, name), getattr(other, name))
+            sums[name] = _add_counts(name, getattr(self, name), getattr(added, name))
         return self.__class__(**sums)
 
 
@@ -64,10 +64,10 @@ class Records(Counts):
     quarantined: dict[str, int] = field(default_factory=dict)
     "Reason code -> bad records; each is written to the stream's quarantine folder."
     unread: dict[str, int] = field(default_factory=dict)
-    "Name of a field that the recipe does not read -> records in which the field is not empty."
+    "Name of a field that the recipe does not read -> records with a value there that is not empty."
     unseen: dict[str, int] = field(default_factory=dict)
     """Name of a column that the recipe does not read, in Parquet or another columnar file -> all
-    records. The column was not read, so it is unknown in which records it is empty.
+    records. The column was not read, so it is unknown which records have an empty value.
     """
     placeholders: dict[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> finetuning records that contain it as text."

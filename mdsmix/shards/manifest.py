@@ -264,7 +264,7 @@ class Manifest:
 
     @property
     def rules(self) -> dict[str, int]:
-        """The rules by which mdsmix read and encoded the records of the stream: name -> version.
+        """The rules that mdsmix followed when it read and encoded the records: name -> version.
         Rules in version 1 are left out.
         """
         return self.encoding.rules | self.formats

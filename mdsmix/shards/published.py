@@ -34,7 +34,7 @@ from mdsmix.shards.side_files import read_record_id
 from mdsmix.storage import Location, Stat
 
 LIMITED_NAME = re.compile(r"limit-\d+")
-"Name of the folder in which `convert --limit` publishes, next to the splits."
+"Matches the name of the folder that `convert --limit` publishes, next to the splits."
 QUARANTINE = "quarantine"
 """The folder of a stream's bad records. A work unit that finds bad records writes one file, with
 one line of JSON for each record.
@@ -321,7 +321,7 @@ def find_published(folder: Location) -> Location:
     """Return the folder that contains the index of the stream at `folder`: `folder` itself, its
     current version, or the folder of the only split in it.
 
-    Raises NotPublished if there is no stream.
+    Raises NotPublished if `folder` contains no stream.
     Raises Unreachable if `folder` contains several splits.
     """
     current = find_current(folder)
@@ -360,8 +360,8 @@ def make_not_published(folder: Location) -> NotPublished:
 
 def _find_splits(folder: Location) -> Iterator[tuple[str, Location]]:
     """Yield (name of the split, folder that contains its index) for each published split in
-    `folder`. A version such as `train-0f3a9c21` counts as a split only if there is no folder
-    `train`.
+    `folder`. A version such as `train-0f3a9c21` counts as a split only if `folder` has no
+    folder `train`.
     """
     names = set(folder.folders())
     for name in sorted(names):

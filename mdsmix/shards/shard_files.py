@@ -346,8 +346,8 @@ def copy_missing(
     """Copy the files that `folder` lacks from other folders. The store copies them, so nothing is
     uploaded.
 
-    A copy is made of the file with the same name or, if there is none, of a shard with the same
-    bytes (`x.mds` for `x-1.mds`).
+    A copy is made of the file with the same name, otherwise of a shard with the same bytes (`x.mds`
+    for `x-1.mds`).
     Raises Unreachable if a missing file is in none of the other folders.
 
     Args:
@@ -426,7 +426,7 @@ def write_once(file: Location, *parts: bytes | memoryview, is_new: bool = False)
 
 
 def refuse_links(root: Location, *names: str) -> None:
-    """Raise RecipeError if a folder in which a conversion writes is a link. Checked are the folders
+    """Raise RecipeError if a folder that a conversion writes to is a link. Checked are the folders
     `root/a` and `root/a/b` for the names `a` and `b`, and `.mdsmix` and `quarantine` in the last.
     """
     folder = root

@@ -87,15 +87,15 @@ class PackedRow(NamedTuple):
 
 def find_id_columns(columns: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the columns that contain token ids: the first of the keys of LAYOUTS,
-    such as ("tokens",), whose columns all exist. Return () if there is none.
+    such as ("tokens",), whose columns all exist. Return () if no key fits.
 
     Args:
         columns: the columns of a sample or a shard, by name.
     """
     for names in LAYOUTS:
         if all(map(columns.__contains__, names)):
-            others = columns.keys() - {*names}
-            is_text = names == PROMPT_COLUMNS and not others <= _BESIDES_PROMPT
+            further_columns = columns.keys() - {*names}
+            is_text = names == PROMPT_COLUMNS and not further_columns <= _BESIDES_PROMPT
             return () if is_text else names
     return ()
 
@@ -202,9 +202,9 @@ LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
     UNPAIRED_COLUMNS: _unpaired_turns,
     PROMPT_COLUMNS: _prompt_turns,
 }
-"""Names of columns with token ids, in the order in which a loader looks for them -> function that
-returns the turns of a sample. Its arguments are the sample, and the dtype of columns of plain
-bytes.
+"""Names of columns with token ids -> function that returns the turns of a sample. A loader looks
+for the columns in this order. Arguments of the function are the sample, and the dtype of columns
+of plain bytes.
 """
 
 
@@ -321,7 +321,7 @@ class TrainedRows:
     def of_one_document(
         ids: Ragged, is_trained: NDArray[np.bool_], weights: NDArray[np.float32] | None = None
     ) -> TrainedRows:
-        """Return rows each of which is one document.
+        """Return rows that contain one document each.
 
         Args:
             ids: the tokens of each row.

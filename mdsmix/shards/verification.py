@@ -98,8 +98,8 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Ve
     """Verify the stream in `folder`: read every file, and compare it with the index and the
     manifest.
 
-    Raises Unreachable if the stream cannot be read: there is no index, the permission is missing,
-    or the store does not answer.
+    Raises Unreachable if the stream cannot be read: its index or a permission is missing, or the
+    store does not answer.
 
     Args:
         folder: the folder of the index.

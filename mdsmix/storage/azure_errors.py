@@ -101,8 +101,8 @@ _DAMAGED_ON_THE_WAY = ("Md5Mismatch", "UnreadableAnswer", "BrokenBody")
 class AzureError(Exception):
     """Azure has refused a request, or its answer cannot be used.
 
-    `code` is Azure's error code, the status if there is no code, or a name that mdsmix
-    gives (`DamagedBody`). `status` is the HTTP status.
+    `code` is Azure's error code; the status if the answer has none; or a name that mdsmix gives
+    (`DamagedBody`). `status` is the HTTP status.
     """
 
     def __init__(self, code: str, status: int) -> None:

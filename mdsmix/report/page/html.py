@@ -84,7 +84,9 @@ def _read_template(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return the hash by which a Content-Security-Policy allows an embedded style or script."""
+    """Return the hash of an embedded style or script, as a Content-Security-Policy names what it
+    allows: `sha256-...`.
+    """
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

@@ -95,11 +95,11 @@ def _run(page: Gathered) -> Items:
     """Yield what a run has trained of each stream."""
     assert page.run
     names = {stream.named.name for stream in page.streams}
-    others = [name for name in page.run.streams if name not in names]
-    if others and page.mix and not page.mix.is_bare:
+    not_in_mix = [name for name in page.run.streams if name not in names]
+    if not_in_mix and page.mix and not page.mix.is_bare:
         yield (
-            f"The mix of this page has no {join_names(others)}, which the run has trained: it may "
-            "be the run of another mix."
+            f"The mix of this page has no {join_names(not_in_mix)}, which the run has trained: it "
+            "may be the run of another mix."
         )
     yield from show_run(page.run, page.colours)
 

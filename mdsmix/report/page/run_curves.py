@@ -1,5 +1,5 @@
-"""The section of a run: what it has trained of each stream, beside the plan, and curves over its
-steps. The figures are those that the run's callback logged.
+"""The section of a run: what it has trained of each stream, the plan for comparison, and curves
+over its steps. The figures are those that the run's callback logged.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mdsmix.report.show import Item
 from mdsmix.table import Column, Table
 
 MOST_POINTS = 500
-"Points of a curve to draw at most: more cannot be told apart, and the page would grow."
+"The most points of a curve to draw: more would look the same, and the page would grow."
 WIDTH, HEIGHT = 720, 240
-"Of a drawing, in units of its own; it is as wide as the page."
+"Size of a drawing, in units of its own; it is shown as wide as the page."
 LEFT, BOTTOM = 52, 22
-"Room for the numbers at its left and below it."
+"Room in a drawing for the numbers to the left of the curves and below them."
 LINES = 4
-"Horizontal lines of a drawing, about."
+"About how many horizontal lines a drawing has."
 TRAINED_STREAMS = (
     Column("stream", "text"),
     Column("samples"),
@@ -47,11 +47,11 @@ class Point(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of numbers at the edge of a drawing."""
+    """A horizontal line of a drawing, with the number at its left."""
 
     text: str
-    at: float
-    "Where, in units of the drawing."
+    y: float
+    "How far below the top it is, in units of the drawing."
 
 
 @frozen
@@ -115,8 +115,11 @@ class Curves:
     @property
     def levels(self) -> list[tuple[str, float]]:
         """(class of a stream, where its thin horizontal line is) of each curve that has one."""
-        known = [curve for curve in self.curves if curve.level is not None]
-        return [(curve.css, self.y(curve.level or 0)) for curve in known]
+        levels = list[tuple[str, float]]()
+        for curve in self.curves:
+            if curve.level is not None:
+                levels.append((curve.css, self.y(curve.level)))
+        return levels
 
     @property
     def paths(self) -> Iterator[tuple[str, str]]:
@@ -139,8 +142,8 @@ class Curves:
     def key(self) -> Iterator[tuple[str, str]]:
         """Yield (class of a stream, its name with its last value)."""
         for curve in self.curves:
-            known = [point for point in curve.points if point.value is not None]
-            last = self.format(known[-1].value) if known else "no value"
+            values = [point.value for point in curve.points if point.value is not None]
+            last = self.format(values[-1]) if values else "no value"
             planned = f", planned {self.format(curve.level)}" if curve.level is not None else ""
             yield curve.css, f"{curve.name}: {last}{planned}"
 

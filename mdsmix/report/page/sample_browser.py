@@ -56,7 +56,7 @@ class TokenSpan:
     form: str
     """`text`; `line`: it ends a line; `control`: a special token, recognised by its id; `split`:
     several tokens of one character; `bytes`: bytes of an incomplete character; `id`: only the id,
-    because there is no tokenizer.
+    because the tokenizer is not known.
     """
 
 
@@ -180,8 +180,8 @@ def _shrink(picture: Picture, caption: str) -> Thumbnail:
         image.draft("RGB", (2 * SIDE, 2 * SIDE))  # a JPEG is decoded at a reduced scale
         small = ImageOps.exif_transpose(image).convert("RGBA")
         small.thumbnail((SIDE, SIDE))
-        out = io.BytesIO()
-        small.save(out, "WEBP", quality=QUALITY)
+        file = io.BytesIO()
+        small.save(file, "WEBP", quality=QUALITY)
         width, height = small.size
-    data = base64.b64encode(out.getvalue()).decode()
+    data = base64.b64encode(file.getvalue()).decode()
     return Thumbnail(caption, f"data:image/webp;base64,{data}", width, height)
