@@ -428,16 +428,51 @@ def test_tools_that_a_function_returns_are_read(tmp_path: Path, tokenizer_folder
     assert manifest.records.quarantined == {"tools_not_printed": 1}
 
 
-def test_the_prompt_may_be_the_last_question_of_the_answers(
-    tmp_path: Path, tokenizer_folder: Path
-) -> None:
-    """The prompt is not printed a second time in front of whole conversations."""
-    beginning = [message("system", "Be brief."), message("user", "Why?")]
-    whole: Record = {
-        "chosen": [*beginning, message("assistant", "So.")],
-        "rejected": [*beginning, message("assistant", "No.")],
-    }
-    source = {"shape": "preference_openai"}
-    plain = convert(tmp_path / "p", tokenizer_folder, [whole], source)
-    named = convert(tmp_path, tokenizer_folder, [whole | {"prompt": "Why?"}], source)
-    assert named.index_hash == plain.index_hash
+SYSTEM, QUESTION = message("system", "Be brief."), message("user", "Why?")
+EARLIER = [message("user", "Who?"), message("assistant", "Ann.")]
+
+
+@pytest.mark.parametrize("shape", ["preference", "preference_openai"])
+def test_the_prompt_may_be_in_whole_conversations(shape: str) -> None:
+    """The prompt is not printed a second time in front of them. TRL 1.16 ignores a text next to
+    messages: its `maybe_extract_prompt` gives the same conversations
+    (tests/exporting/test_peers.py).
+    """
+    keys = {key: key for key in ("prompt", "chosen", "rejected")}
+    for prompt, beginning in (
+        ("Why?", [QUESTION]),
+        ("Why?", [SYSTEM, QUESTION]),
+        ("Why?", [*EARLIER, QUESTION]),
+        ("Who?", [*EARLIER, QUESTION]),
+        ([QUESTION], [SYSTEM, QUESTION]),
+        ([*EARLIER, QUESTION], [SYSTEM, *EARLIER, QUESTION]),
+        ([SYSTEM, QUESTION], [SYSTEM, QUESTION]),
+    ):
+        whole = {
+            "chosen": [*beginning, message("assistant", "So.")],
+            "rejected": [*beginning, message("assistant", "No.")],
+        }
+        record = {"prompt": prompt, **whole}
+        read = SHAPES[shape].read(record, keys)
+        assert {key: getattr(read, key).messages for key in whole} == whole
+        # Only one answer may be a whole conversation.
+        alone = SHAPES[shape].read({**record, "rejected": whole["rejected"][-1:]}, keys)
+        assert alone.chosen.messages == whole["chosen"]
+
+
+@pytest.mark.parametrize("shape", ["preference", "preference_openai"])
+def test_a_prompt_that_whole_conversations_lack_is_refused(shape: str) -> None:
+    """It would come before their system message. Answers that begin with the assistant's message
+    continue the prompt, even if they repeat it.
+    """
+    keys = {key: key for key in ("prompt", "chosen", "rejected")}
+    answers = {"chosen": message("assistant", "So."), "rejected": message("assistant", "No.")}
+    for beginning in ([SYSTEM], [SYSTEM, message("user", "Why")]):
+        record = {key: [*beginning, answer] for key, answer in answers.items()}
+        assert SHAPES[shape].read({"prompt": "Why?", **record}, keys) == "prompt_not_found"
+    beginning = [message("assistant", "What?"), QUESTION]
+    record = {key: [*beginning, answer] for key, answer in answers.items()}
+    read = SHAPES[shape].read({"prompt": "Why?", **record}, keys)
+    assert read.chosen.messages == [QUESTION, *beginning, answers["chosen"]]
+    for prompt in (42, {"role": "user", "content": "Why?"}):
+        assert isinstance(SHAPES[shape].read({"prompt": prompt, **record}, keys), str)

@@ -73,9 +73,10 @@ dict is meant.
 """
 WITH_TOOLS = {"preference": PREFERENCE_OPENAI, "conversation": OPENAI}
 "The same for a dict that has tools."
-FUNCTION_VERSIONS = {"preference": 2}
+FUNCTION_VERSIONS = {"preference": 3}
 """Value of `source.gives` -> the version of the rules for the results of a function; 1 if missing.
-Version 1 ignored the tools of a preference.
+Version 1 ignored the tools of a preference, and version 2 found a prompt only at the beginning
+of answers.
 """
 MAX_MESSAGE = 1000
 "How many characters of a function's message are stored with a bad record."

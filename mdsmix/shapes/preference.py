@@ -2,7 +2,7 @@
 
 - `{"prompt": ..., "chosen": ..., "rejected": ...}`, as TRL, UltraFeedback and hh-rlhf write them.
   The prompt is a string or a list of messages, and so is each answer. Messages of an answer may
-  begin with the prompt. If there is no `prompt`, both answers are strings that begin with the
+  contain the prompt. If there is no `prompt`, both answers are strings that begin with the
   prompt (`find_common_prompt`).
 - The same fields with messages as OpenAI's interfaces write them, and the tools that these messages
   call: TRL's column `tools`. ms-swift's records are read in this way too: in them the chosen answer
@@ -44,6 +44,13 @@ from mdsmix.shapes.texts import ALPACA_REASONS, parse_alpaca_prompt
 
 REWARDS = ("chosen_reward", "rejected_reward")
 ANSWERS = ("chosen", "rejected")
+SYSTEM_ROLES = ("system", "developer")
+PROMPT_REASON = {
+    "prompt_not_found": (
+        "The messages of an answer begin with a system message, so they are a whole conversation, "
+        "but they do not contain the prompt of the record."
+    )
+}
 BEGINS = "\n\nAssistant:"
 "The text before each answer in the dialogues of the data set hh-rlhf."
 FIRST_WITHOUT_SPACES = "\u2e80"
@@ -83,6 +90,8 @@ def parse_preference(raw: RawRecord) -> Preference:
     are_messages = [isinstance(answer, (list, dict)) for answer in answers]
     if any(are_messages) and not all(are_messages):
         raise RecordRefused("answers_unlike")
+    if prompt is not None and not isinstance(prompt, (str, list)):
+        raise RecordRefused("field_not_text")
     if isinstance(prompt, list) or all(are_messages):
         messages = prompt if isinstance(prompt, list) else _prompt_messages(prompt)
         return _make_preference(raw, *(_parse_answer(raw, messages, key) for key in ANSWERS))
@@ -142,15 +151,16 @@ def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversati
         raw: the record.
         prompt: the messages before the answer.
         key: `chosen` or `rejected`. Its field contains a string, a message, or a list of messages
-            that may begin with the prompt.
+            that may contain the prompt.
+
+    Raises RecordRefused if the messages break a rule of conversations.
     """
     answer = raw.required_value(key)
     if isinstance(answer, dict):
         answer = [answer]
     elif not isinstance(answer, list):
         answer = [{"role": "assistant", "content": raw.text(key)}]
-    contains_prompt = answer[: len(prompt)] == prompt
-    messages = answer if contains_prompt else [*prompt, *answer]
+    messages = _join_answer(prompt, answer)
     record = RawRecord({"messages": messages}, {"messages": "messages"}, raw.options)
     # Remove the marks. Messages without roles are refused by `parse_messages`.
     have_roles = all(isinstance(message, dict) and "role" in message for message in messages)
@@ -163,6 +173,37 @@ def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversati
             raise RecordRefused("bad_span", why=ANSWER_LOSS)
         record = record._replace(record={"messages": remove_marks(record, messages)})
     return parse_messages(record)
+
+
+def _contains_prompt(answer: list[Any], prompt: list[Any]) -> bool:
+    """Check whether the messages of an answer are a whole conversation: they contain the messages
+    of the prompt in a row, and begin with the prompt, with a system message or with an earlier
+    question. If they begin with the assistant's, they continue the prompt.
+    """
+    size = len(prompt)
+    if answer[:size] == prompt:
+        return True
+    if not size or not answer or _role_of(answer[0]) == "assistant":
+        return False
+    return any(answer[start : start + size] == prompt for start in range(len(answer) - size))
+
+
+def _join_answer(prompt: list[Any], answer: list[Any]) -> list[Any]:
+    """Return the whole conversation of a prompt and an answer, whose messages may contain it.
+
+    Raises RecordRefused (prompt_not_found) if the answer begins with a system message. It is a
+    whole conversation then, in which the prompt is written in another way.
+    """
+    if _contains_prompt(answer, prompt):
+        return answer
+    if prompt and answer and _role_of(answer[0]) in SYSTEM_ROLES:
+        raise RecordRefused("prompt_not_found")
+    return [*prompt, *answer]
+
+
+def _role_of(message: Any) -> Any:
+    """Return the role of a message; None if it has none or is not an object."""
+    return message.get("role") if isinstance(message, dict) else None
 
 
 def _make_preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
@@ -190,17 +231,18 @@ def parse_preference_openai(raw: RawRecord) -> Preference:
 
     Raises RecordRefused if the messages break a rule of conversations.
     """
-    prompt, *answers = _split_openai_record(raw)
+    wholes = _read_openai_halves(raw)
     raw = drop_listed_marks(raw)
-    halves = [_check_half(parse_openai_messages(raw, [*prompt, *answer])) for answer in answers]
+    halves = [_check_half(parse_openai_messages(raw, messages)) for messages in wholes]
     return _make_preference(raw, *halves)
 
 
-def _split_openai_record(raw: RawRecord) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the messages of the prompt, of the chosen answer and of the rejected answer, as the
-    record has them.
+def _read_openai_halves(raw: RawRecord) -> list[list[Any]]:
+    """Return the messages of the prompt with the chosen answer, and with the rejected answer, as
+    the record has them.
 
-    Raises RecordRefused if the prompt or an answer has a wrong type, or an answer has no message.
+    Raises RecordRefused if the prompt or an answer has a wrong type, an answer has no message, or
+    the prompt is not found in a whole conversation.
     """
     value = raw.value("prompt")
     prompt = _prompt_messages(value)
@@ -212,19 +254,9 @@ def _split_openai_record(raw: RawRecord) -> tuple[list[Any], list[Any], list[Any
     if is_rejected_alone and not prompt and chosen:
         *prompt, answer = chosen
         chosen = [answer]
-    # Both answers may be whole conversations, of which the prompt is only the last question.
-    if len(prompt) == 1 and all(prompt[0] in answer[1:] for answer in (chosen, rejected)):
-        prompt = []
-    # The messages of an answer may begin with the prompt.
-    answers = list[list[Any]]()
-    for answer in (chosen, rejected):
-        if answer[: len(prompt)] == prompt:
-            answer = answer[len(prompt) :]
-        if not answer:
-            raise RecordRefused("no_messages")
-        answers.append(answer)
-    chosen, rejected = answers
-    return prompt, chosen, rejected
+    if not chosen or not rejected:
+        raise RecordRefused("no_messages")
+    return [_join_answer(prompt, chosen), _join_answer(prompt, rejected)]
 
 
 def _openai_answer(raw: RawRecord, key: str) -> list[Any]:
@@ -301,7 +333,7 @@ def _answer_items(raw: RawRecord, key: str) -> list[Any]:
 RATED = {"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)}
 PREFERENCE = Shape(
     name="preference",
-    version=2,
+    version=3,  # the prompt is found after a system message of the answers
     gives=Preference,
     fields=ANSWERS,
     optional=("prompt", *REWARDS),
@@ -313,6 +345,7 @@ PREFERENCE = Shape(
     guess=lambda *_: TRIES[:1],
     reasons=CONVERSATION_REASONS
     | EXTRAS_REASONS
+    | PROMPT_REASON
     | {
         "answers_unlike": (
             "One answer of the preference is a string, and the other answer is a message or a list "
@@ -327,6 +360,7 @@ PREFERENCE = Shape(
 )
 PREFERENCE_OPENAI = Shape(
     name="preference_openai",
+    version=2,  # several messages of a prompt are found in the answers
     gives=Preference,
     fields=ANSWERS,
     optional=("prompt", "system", "tools", *REWARDS),
@@ -342,7 +376,7 @@ PREFERENCE_OPENAI = Shape(
     },
     guess=lambda *_: TRIES,
     images_first=True,
-    reasons=OPENAI.reasons,
+    reasons={**OPENAI.reasons, **PROMPT_REASON},
     parse=with_extras(parse_preference_openai),
 )
 PREFERENCE_ALPACA = Shape(

@@ -23,6 +23,7 @@ import yaml
 import mdsmix
 from mdsmix.errors import RecipeError
 from mdsmix.exporting.writers import WRITERS
+from mdsmix.shapes import SHAPES
 from tests.converting import run_recipe, write_jsonl, write_recipe
 from tests.every_kind import (
     FINETUNING,
@@ -309,6 +310,32 @@ def make_kto_trainer(trainer_class: Any, rows: Any, tokenizer_folder: Path, out:
     return trainer_class(
         model, reference, args=arguments, train_dataset=rows, processing_class=tokenizer
     )
+
+
+QUESTION: Any = {"role": "user", "content": "Why?"}
+BEGINNINGS: list[list[Any]] = [
+    [QUESTION],
+    [{"role": "system", "content": "Be brief."}, QUESTION],
+    [QUESTION, {"role": "assistant", "content": "So."}, {"role": "user", "content": "Who?"}],
+    [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ann."}, QUESTION],
+]
+
+
+@pytest.mark.parametrize("shape", ["preference", "preference_openai"])
+def test_trl_finds_the_same_prompt_in_whole_conversations(shape: str) -> None:
+    from trl.data_utils import maybe_extract_prompt
+
+    for beginning in BEGINNINGS:
+        record = {
+            "prompt": "Why?",
+            "chosen": [*beginning, {"role": "assistant", "content": "A."}],
+            "rejected": [*beginning, {"role": "assistant", "content": "B."}],
+        }
+        extracted = maybe_extract_prompt(record)
+        read = SHAPES[shape].read(record, {key: key for key in record})
+        for half in ("chosen", "rejected"):
+            assert getattr(read, half).messages == extracted["prompt"] + extracted[half]
+        assert extracted["prompt"] == beginning
 
 
 def test_trl_tokenizes_unpaired_preferences_alike(
