@@ -470,11 +470,12 @@ def _render(
             "the config, or remove the evaluation streams from the recipe."
         )
     # Refuse an output file that cannot be written before anything is read.
+    targets = [target for target in (out, *paths.values()) if target]
     locks = {name: lock_path(target) if target else None for name, target in paths.items()}
-    for file in filter(None, (out, *paths.values(), *locks.values())):
+    for file in filter(None, (*targets, *locks.values())):
         require_writable(file)
-    for file in filter(None, (out, *paths.values())):
-        refuse_recipe(file, "--out" if out else "--into")
+    for target in targets:
+        refuse_recipe(target, "--out" if out else "--into")
     refuse_recipe(into or "", "--into")
     phases = render_recipe(
         recipe,
@@ -489,7 +490,7 @@ def _render(
         refuse_overwriting(into, paths.values())
 
     # Refuse mixes that may not be trained.
-    all_checked = [CheckedMix(run_checks(mix), mix) for mix, _ in phases]
+    all_checked = [CheckedMix(run_checks(phase.mix), phase.mix) for phase in phases]
     for checked in all_checked:
         if checked.is_refused:
             verdict = describe_verdict(checked.mix, checked)
@@ -497,30 +498,29 @@ def _render(
                 f"{_name_phase(checked.mix)}{verdict}; nothing was rendered.", checked=checked
             )
 
-    all_drawn = list[str | None]()
-    for mix, text in phases:
-        labels = [loader.label for loader in mix.loaders]
-        all_drawn.append(validate_with_foundry(text, labels) if options.validate else None)
+    # Let LLM-Foundry draw batches, if that is asked for.
+    rendered = dict[str | None, RenderedYaml]()
+    for name, phase, checked in zip(paths, phases, all_checked, strict=True):
+        drawn = None
+        if options.validate:
+            labels = [loader.label for loader in phase.mix.loaders]
+            drawn = validate_with_foundry(phase.text, labels)
+        rendered[name] = RenderedYaml(
+            yaml=phase.text,
+            checked=checked,
+            wrote=paths[name],
+            lock=locks[name],
+            drawn=drawn,
+            remarks=list_remarks(phase.mix),
+            before_training=fetch_command(phase.mix),
+        )
 
     # Write each YAML, and its lock next to it.
-    rendered = dict[str | None, RenderedYaml]()
-    for (name, target), (mix, text), checked, drawn in zip(
-        paths.items(), phases, all_checked, all_drawn, strict=True
-    ):
-        if target:
-            write_yaml(target, text)
-        lock_file = locks[name]
-        if lock_file:
-            write_yaml(lock_file, make_lock(mix).to_bytes().decode())
-        rendered[name] = RenderedYaml(
-            yaml=text,
-            checked=checked,
-            wrote=target,
-            lock=lock_file,
-            drawn=drawn,
-            remarks=list_remarks(mix),
-            before_training=fetch_command(mix),
-        )
+    for result in rendered.values():
+        if result.wrote:
+            write_yaml(result.wrote, result.yaml)
+        if result.lock:
+            write_yaml(result.lock, make_lock(result.checked.mix).to_bytes().decode())
     return rendered
 
 

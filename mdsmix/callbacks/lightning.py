@@ -21,8 +21,8 @@ STATE = "mdsmix_streams"
 
 
 def _import_lightning() -> Any:
-    """Return Lightning: the one of its two packages that is imported already, else the one that is
-    installed. Their classes are different, and a Trainer takes only its own.
+    """Return Lightning: the one of its two packages that is imported already, otherwise the one
+    that is installed. Their classes are different, and a Trainer takes only its own.
     """
     for name in ("lightning.pytorch", "pytorch_lightning"):
         if name in sys.modules:
@@ -33,7 +33,7 @@ def _import_lightning() -> Any:
 class LightningStreams(_import_lightning().Callback):  # type: ignore[misc]
     """Logs the figures of each stream at the Trainer's `log_every_n_steps`, to all its loggers.
 
-    The batch that training_step gets has no stream ids any more.
+    The callback takes the stream ids out of a batch before training_step gets it.
     """
 
     def __init__(self, module: str = "", file: str | None = None, losses: bool = True) -> None:
@@ -65,12 +65,12 @@ class LightningStreams(_import_lightning().Callback):  # type: ignore[misc]
     def _find_model(self, pl_module: Any) -> Any:
         """Return the module that returns logits. Raises RecipeError if it is not known."""
         children = dict(pl_module.named_children())
-        if self.module:
-            names = [self.module] if self.module in children else []
-        else:
-            names = [
-                name for name, child in children.items() if any(True for _ in child.parameters())
-            ]
+        names = list[str]()
+        for name, child in children.items():
+            # Without a name it is the only submodule with parameters.
+            has_parameters = next(child.parameters(), None) is not None
+            if name == self.module if self.module else has_parameters:
+                names.append(name)
         if len(names) != 1:
             raise RecipeError(
                 f"LightningStreams: {type(pl_module).__name__} has the submodules "

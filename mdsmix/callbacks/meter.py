@@ -109,7 +109,7 @@ class StreamMeter:
         self._keys = take_stream_keys(batch)
 
     def add(self, batch: Mapping[str, Any], outputs: Any) -> None:
-        """Count the microbatch that `take` had.
+        """Count the microbatch whose streams `take` has taken out.
 
         Raises RecipeError if it had no streams, and the errors of `StreamTally.add`.
         """
@@ -129,7 +129,9 @@ class StreamMeter:
             self.tally.discard()
 
     def commit(self) -> None:
-        """Count a step. All ranks call it."""
+        """Add what was counted since the last step to the counts of the run, and sum these over all
+        ranks. All ranks call it.
+        """
         if self.tally:
             self.tally.commit()
 

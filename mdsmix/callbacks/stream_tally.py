@@ -22,11 +22,11 @@ from mdsmix.shards.token_ids import IGNORED_LABEL
 ROWS = ("samples", "tokens", "trained", "loss")
 "The rows of a table of counts. Its columns are the streams."
 MOST_LOGITS_CPU = 1 << 19
-"""Logits that are in work at a time on a CPU: 2 MB, so that they stay in its cache. 67 million
-logits take 0.14 s of one core, and 0.35 s at once.
+"""The most logits that are worked on at a time on a CPU: 2 MB, so that they stay in its cache. 67
+million logits take 0.14 s of one core in such pieces, and 0.35 s in one piece.
 """
 MOST_LOGITS = 1 << 25
-"The same on an accelerator: at most 128 MB more memory, twice over."
+"The same on an accelerator. A piece and one copy of it take at most 256 MB."
 
 
 class StreamKeys(NamedTuple):
@@ -127,7 +127,7 @@ class StreamTally:
     """
 
     def __init__(self, streams: Sequence[str], replication: int = 1, losses: bool = True) -> None:
-        """Begin at nothing.
+        """Begin with counts of 0.
 
         Args:
             streams: the streams' names, in the order of their numbers.

@@ -50,7 +50,7 @@ def gc(
         typer.Option(
             "--stream",
             metavar="NAME",
-            help="Only this stream of the recipe. Or a stream stored beside the recipe's that the "
+            help="Only this stream of the recipe. Or a stream stored next to the recipe's that the "
             "recipe does not name: with --delete all of it is deleted. May be repeated.",
             autocompletion=complete_stored,
         ),

@@ -307,21 +307,38 @@ def _diagnose_target(target: Location, source_bytes: int) -> Diagnoses:
             "in the recipe",
         )
 
-    # The clock, then the space on a disk.
     for skew in skews:
-        yield warn_if(
-            abs(skew) > MOST_SKEW,
-            "clock",
-            f"this machine's clock differs from the clock of {target} by {skew:+.0f} s",
-            "a store refuses requests signed by a clock 15 minutes off, and leases depend on the "
-            "clock: set this machine's clock by NTP",
-        )
+        yield _diagnose_clock(target, skew)
     if not target.is_store:
-        free = shutil.disk_usage(folder.url).free
-        yield warn_if(
-            free < source_bytes,
-            "disk",
-            f"{format_size(free)} are free for {target}; the sources have "
-            f"{format_size(source_bytes)}",
-            "the shards may not fit: free some space, or set another remote or local in the recipe",
-        )
+        yield _diagnose_space(target, folder, source_bytes)
+
+
+def _diagnose_clock(target: Location, skew: float) -> Diagnosis:
+    """Return whether this machine's clock and the target's agree.
+
+    Args:
+        skew: seconds by which this machine's clock is ahead.
+    """
+    return warn_if(
+        abs(skew) > MOST_SKEW,
+        "clock",
+        f"this machine's clock differs from the clock of {target} by {skew:+.0f} s",
+        "a store refuses requests signed by a clock 15 minutes off, and leases depend on the "
+        "clock: set this machine's clock by NTP",
+    )
+
+
+def _diagnose_space(target: Location, folder: Location, source_bytes: int) -> Diagnosis:
+    """Return whether the disk of the target has space for as many bytes as the sources have.
+
+    Args:
+        folder: a folder on the disk.
+        source_bytes: bytes of all sources.
+    """
+    free = shutil.disk_usage(folder.url).free
+    return warn_if(
+        free < source_bytes,
+        "disk",
+        f"{format_size(free)} are free for {target}; the sources have {format_size(source_bytes)}",
+        "the shards may not fit: free some space, or set another remote or local in the recipe",
+    )

@@ -49,7 +49,7 @@ class Header:
 
 @frozen(kw_only=True)
 class Journal:
-    """A journal as it was found."""
+    """The content of an export's journal."""
 
     header: Header
     pieces: dict[int, Piece]

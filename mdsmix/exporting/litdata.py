@@ -26,9 +26,9 @@ from mdsmix.exporting.stream_rows import (
     Counts,
     ExportedStream,
     count_preferences,
-    count_rows,
+    count_trained_rows,
     make_labels,
-    make_position_ids,
+    number_tokens_of_documents,
 )
 from mdsmix.exporting.writer import FileWriter, Piece
 from mdsmix.ragged import Ragged
@@ -104,9 +104,12 @@ class LitData(FileWriter):
             values: dict[str, NDArray[Any]] = {"input_ids": rows.ids.values}
             values["labels"] = make_labels(rows)
             if self.stream.is_packed:
-                values["position_ids"] = make_position_ids(rows)
+                values["position_ids"] = number_tokens_of_documents(rows)
             offsets = rows.ids.offsets
-            yield count_rows(rows), {key: Ragged(row, offsets) for key, row in values.items()}
+            yield (
+                count_trained_rows(rows),
+                {key: Ragged(row, offsets) for key, row in values.items()},
+            )
 
     def finish(self, pieces: Sequence[Piece]) -> None:
         LocalPath(str(self.folder / INDEX)).write(self._make_index(pieces))

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError
-from mdsmix.exporting.stream_rows import Counts, ExportedStream, count_rows, find_documents
+from mdsmix.exporting.stream_rows import Counts, ExportedStream, count_trained_rows, find_documents
 from mdsmix.exporting.writer import UNFINISHED, Piece, Writer, flush_file
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
@@ -144,7 +144,7 @@ class Megatron(Writer):
                 documents_written += len(documents)
                 added[self._bin] += tokens.write(documents.values.astype(self.dtype).data)
                 added[self._lengths] += lengths.write(documents.lengths.astype("<i4").data)
-                counts += count_rows(rows)
+                counts += count_trained_rows(rows)
             flush_file(tokens)
             flush_file(lengths)
         for name, size in added.items():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from mdsmix.exporting.parquet import COMPRESSION, make_lists
-from mdsmix.exporting.stream_rows import Counts, ExportedStream, count_rows
+from mdsmix.exporting.stream_rows import Counts, ExportedStream, count_trained_rows
 from mdsmix.exporting.writer import FileWriter
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
@@ -70,7 +70,7 @@ class MegatronBridge(FileWriter):
                     file, table.schema, compression=COMPRESSION, write_statistics=False
                 )
             writer.write_table(table, row_group_size=ROW_GROUP)
-            counts += count_rows(rows)
+            counts += count_trained_rows(rows)
         if writer:
             writer.close()
         return counts

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from mdsmix.exporting.stream_rows import (
     Counts,
     count_preferences,
-    count_rows,
+    count_trained_rows,
     count_unpaired,
     find_documents,
     make_labels,
-    make_position_ids,
+    number_tokens_of_documents,
 )
 from mdsmix.exporting.writer import FileWriter
 from mdsmix.ragged import Ragged
@@ -108,7 +108,10 @@ class Parquet(FileWriter):
                 yield count_unpaired(unpaired), make_unpaired_table(unpaired)
         else:
             for rows in self.stream.read_rows(shard, samples):
-                yield count_rows(rows), make_row_table(rows, is_packed=self.stream.is_packed)
+                yield (
+                    count_trained_rows(rows),
+                    make_row_table(rows, is_packed=self.stream.is_packed),
+                )
 
 
 def make_row_table(rows: TrainedRows, *, is_packed: bool) -> pyarrow.Table:
@@ -121,7 +124,7 @@ def make_row_table(rows: TrainedRows, *, is_packed: bool) -> pyarrow.Table:
         "input_ids": make_lists(rows.ids.values.astype(np.int32), offsets),
         "labels": make_lists(make_labels(rows), offsets),
         "attention_mask": make_lists(np.ones(tokens, np.int8), offsets),
-        "position_ids": make_lists(make_position_ids(rows), offsets),
+        "position_ids": make_lists(number_tokens_of_documents(rows), offsets),
     }
     if rows.weights is not None:
         columns[LOSS_WEIGHTS] = make_lists(rows.weights, offsets)

@@ -27,7 +27,7 @@ from mdsmix.exporting.journal import (
     read_journal,
 )
 from mdsmix.exporting.parquet import Parquet
-from mdsmix.exporting.stream_rows import Counts, ExportedStream, read_shards
+from mdsmix.exporting.stream_rows import Counts, ExportedStream, read_shards, sum_counts
 from mdsmix.exporting.writer import UNFINISHED, Piece, Writer, has_files
 from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.frozen import frozen
@@ -232,7 +232,7 @@ def _export_stream(
     pieces = _write_missing_pieces(stream, writer, folder, reused, sources, watcher)
 
     # Compare the counts with the manifest, and publish the files.
-    counts = sum_counts(pieces)
+    counts = _sum_pieces(pieces)
     _compare_counts(stream, writer, counts, pieces)
     writer.finish(pieces)
     files = writer.list_files(pieces)
@@ -273,7 +273,7 @@ def _find_finished_export(
     if not (has_same_shards and earlier.is_finished and has_files(folder, files)):
         return None
     # The manifest may have changed since, though the shards did not.
-    counts = sum_counts(pieces)
+    counts = _sum_pieces(pieces)
     _compare_counts(stream, writer, counts, pieces)
     return ExportOutcome(
         stream=stream.name,
@@ -312,8 +312,8 @@ def _write_missing_pieces(
     return [written[number] for number in shards]
 
 
-def sum_counts(pieces: Sequence[Piece]) -> Counts:
-    return sum((piece.counts for piece in pieces), Counts())
+def _sum_pieces(pieces: Sequence[Piece]) -> Counts:
+    return sum_counts(piece.counts for piece in pieces)
 
 
 def _identify_shard(shard: Shard) -> str:

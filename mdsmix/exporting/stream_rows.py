@@ -8,7 +8,7 @@ the stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import pairwise
@@ -61,6 +61,10 @@ class Counts:
             tokens=self.tokens + added.tokens,
             trained=self.trained + added.trained,
         )
+
+
+def sum_counts(counts: Iterable[Counts]) -> Counts:
+    return sum(counts, Counts())
 
 
 @frozen
@@ -210,7 +214,7 @@ def read_shards(
             yield pending[0], shards[pending[0]], pending[1].result()
 
 
-def count_rows(rows: TrainedRows) -> Counts:
+def count_trained_rows(rows: TrainedRows) -> Counts:
     return Counts(
         samples=len(rows.ids),
         tokens=len(rows.ids.values),
@@ -248,7 +252,7 @@ def find_documents(rows: TrainedRows) -> Ragged:
     return Ragged(rows.ids.values, np.append(starts, len(rows.ids.values)))
 
 
-def make_position_ids(rows: TrainedRows) -> NDArray[np.int32]:
+def number_tokens_of_documents(rows: TrainedRows) -> NDArray[np.int32]:
     """Return int32 [tokens]: the position of each token in its document."""
     documents = find_documents(rows)
     positions = np.arange(len(documents.values), dtype=np.int64)

@@ -58,7 +58,7 @@ class Writer(ABC):
     has_weights: ClassVar[bool] = False
     "Whether the format contains the loss weights of tokens."
     weighs: ClassVar[Literal["samples", "tokens"]] = "samples"
-    "What trainers of this format draw by weight."
+    "What the weights of streams count in this format: samples or tokens."
 
     def __init__(self, stream: ExportedStream, folder: Path) -> None:
         """Prepare to write a stream that `find_refusal` does not refuse. The folder may not exist

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from mdsmix.exporting.run import ExportOutcome
+from mdsmix.exporting.stream_rows import sum_counts
 from mdsmix.frozen import frozen
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item
-from mdsmix.table import Column, Table, Tree, table_to_json
+from mdsmix.table import Column, Row, Table, Tree, table_to_json
 
 COLUMNS = (
     Column("stream", "text"),
@@ -46,23 +46,31 @@ class ExportedMix(Result):
     @property
     def table(self) -> Table:
         """A row for each stream, and the sums if there are several."""
-        columns = list(COLUMNS)
-        rows = list[Any]()
+        rows = list[Row]()
         for outcome in self.streams:
-            counts = outcome.counts
-            row: list[Any] = [outcome.stream, len(outcome.files), outcome.bytes]
-            row += [counts.samples, counts.tokens, counts.trained, outcome.state]
+            row = self._make_row(outcome.stream, [outcome], outcome.state)
+            if self.weights:
+                row = (*row, self.weights.get(outcome.stream, ""))  # evaluations have no weight
             rows.append(row)
-        total: list[Any] = ["all", *(sum(row[n] for row in rows) for n in range(1, 6)), ""]
-        if self.weights:
-            columns.append(WEIGHT)
-            total.append("")
-            for row in rows:
-                row.append(self.weights.get(row[0], ""))  # evaluations have no weight
-        return Table(
-            columns=columns,
-            rows=[tuple(row) for row in rows],
-            total=tuple(total) if len(rows) > 1 else None,
+        total: Row | None = None
+        if len(rows) > 1:
+            total = self._make_row("all", self.streams, "")
+            if self.weights:
+                total = (*total, "")
+        columns = [*COLUMNS, WEIGHT] if self.weights else COLUMNS
+        return Table(columns=columns, rows=rows, total=total)
+
+    def _make_row(self, name: str, outcomes: Sequence[ExportOutcome], state: str) -> Row:
+        """Return a row of the table, without its weight: the sums over one or more streams."""
+        counts = sum_counts(outcome.counts for outcome in outcomes)
+        return (
+            name,
+            sum(len(outcome.files) for outcome in outcomes),
+            sum(outcome.bytes for outcome in outcomes),
+            counts.samples,
+            counts.tokens,
+            counts.trained,
+            state,
         )
 
     @property

@@ -139,8 +139,9 @@ class Totals(Counts):
     span_untrained: int = 0
     "Tokens of answers that are not trained, in rows of such records, before truncation."
     loss_weights: dict[str, int] = field(default_factory=dict)
-    """Loss weight, such as `0.5` -> trained tokens that have it. Of a batch with many weights they
-    are rounded to one digit. Empty if the recipe does not set loss_weights.
+    """Loss weight, such as `0.5` -> trained tokens that have it. If a batch has more than
+    MAX_WEIGHTS different weights, they are rounded to one digit. Empty if the recipe does not set
+    loss_weights.
     """
     largest_id: int = -1
     longest: int = 0

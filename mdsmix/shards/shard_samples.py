@@ -263,15 +263,15 @@ def split_columns(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]
         raise ValueError("a sample is too short for the sizes of its columns")
     # The rows of the transposed array are columns: the sizes of one column in all samples.
     varying_sizes = iter(heads.values.view("<u4").reshape(count, varying).T.astype(np.int64))
-    # int64 [columns, samples]
-    sizes = np.array(
-        [np.full(count, size) if size else next(varying_sizes) for size in shard.column_sizes]
-    )
+    sizes_of_columns = list[NDArray[np.int64]]()
+    for size in shard.column_sizes:
+        sizes_of_columns.append(np.full(count, size) if size else next(varying_sizes))
+    sizes = np.array(sizes_of_columns)  # int64 [columns, samples]
     ends = 4 * varying + np.cumsum(sizes, axis=0)  # where each cell ends in its sample
     if (ends[-1] != samples.lengths).any():
         raise ValueError("a sample's length is not the sum of its columns' sizes")
-    for name, size, end in zip(shard.columns, sizes, ends, strict=True):
-        yield name, samples.cut(end - size, size)
+    for name, column_sizes, column_ends in zip(shard.columns, sizes, ends, strict=True):
+        yield name, samples.cut(column_ends - column_sizes, column_sizes)
 
 
 def decode_arrays(cells: Ragged, codec: Codec) -> Ragged:

@@ -106,6 +106,7 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Ve
         watcher: its methods are called with the progress.
         quick: only compare names and sizes.
     """
+    # Read index and manifest, and compare them with the names and sizes of the files.
     faults = list[StreamFault]()
     manifest = _parse_or_add_fault(folder / MANIFEST, parse_manifest, faults)
     index = _parse_or_add_fault(folder / INDEX, parse_index, faults)
@@ -115,16 +116,15 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Ve
         return VerifyReport(stream=str(folder), faults=tuple(faults))
     files = index.list_files(folder)
     faults += find_stream_faults(index, manifest, files)
+
+    # Read the files that exist.
     read_files = list[_FileResult]()
     if not quick:
-        present = [
-            file
-            for file in _list_expected_files(index, manifest)
-            if not file.stored.find_problem(files)
-        ]
+        expected = _list_expected_files(index, manifest)
+        present = [file for file in expected if not file.stored.find_problem(files)]
         watcher.begin(str(folder), sum(file.stored.bytes for file in present))
         read_files = _read_files(folder, present, watcher)
-        # A fault of a file whose second read was whole is no fault of the stream (`in_transit`).
+        # If the second read of a file was whole, the stream has no fault (`in_transit`).
         faults += (file.fault for file in read_files if file.fault and not file.is_whole)
         if manifest:
             faults += _find_lost_records(folder, manifest)

@@ -106,8 +106,8 @@ class Apportioned:
 
     @property
     def limited(self) -> Shares:
-        """The streams that get less than their share, since max_repeat limits them. None without a
-        budget, since no stream is repeated then, and none for absolute shares, which are refused.
+        """The streams that get less than their share, since max_repeat limits them. Empty without
+        a budget, since no stream is repeated then, and for absolute shares, which are refused.
         """
         if self.budget is None or self.is_absolute:
             return ()
@@ -193,8 +193,8 @@ def choose_epoch_samples(
     """Return the shares with `unlimited`, `choose` and `reached` set: how many whole samples an
     epoch draws of each stream, and which share of the epoch these samples are.
 
-    What a share has more than `max_passes` of its stream goes to the other streams, in proportion
-    to their shares.
+    If a share needs more than `max_passes` over its stream, the missing part goes to the other
+    streams, in proportion to their shares.
 
     Args:
         shares: the shares with `target` set.

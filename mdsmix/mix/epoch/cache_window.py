@@ -53,13 +53,13 @@ class CachedStream:
     samples: NDArray[np.int64]
     "Samples of the shard."
     raw: NDArray[np.int64]
-    "Bytes unpacked."
+    "Bytes of the decompressed file."
     packed: NDArray[np.int64]
-    "Bytes packed; 0 if the stream is not compressed."
+    "Bytes of the compressed file; 0 if the stream is not compressed."
     drawn: int
     "Samples that an epoch draws from the stream."
     keeps_packed: bool = False
-    "keep_zip: the packed file is kept in addition to the unpacked one."
+    "keep_zip: the compressed file is kept in addition to the decompressed one."
 
 
 @frozen(kw_only=True)
@@ -256,13 +256,16 @@ def compute_cache_need(
         if local_bytes < window_bytes:
             window_bytes = local_bytes
             count = min(count, inner + ends)
-    # Before Streaming fetches a shard and unpacks it, Streaming makes room for both forms. So the
-    # cache also needs room for the largest packed file, unless packed files are kept anyway.
-    unpacking = [int(stream.packed.max(initial=0)) for stream in drawn if not stream.keeps_packed]
-    both_forms = _join([stream.raw + stream.packed for stream in streams])
-    least = max(LEAST_SHARDS * int(both_forms.max(initial=0)), index_bytes + 1)
+    # Before Streaming fetches a shard and decompresses it, Streaming makes room for both files. So
+    # the cache also needs room for the largest compressed file, unless these are kept anyway.
+    largest_packed = 0
+    for stream in drawn:
+        if not stream.keeps_packed:
+            largest_packed = max(largest_packed, int(stream.packed.max(initial=0)))
+    both_files = _join([stream.raw + stream.packed for stream in streams])
+    least = max(LEAST_SHARDS * int(both_files.max(initial=0)), index_bytes + 1)
     return CacheNeed(
-        bytes=max(least, index_bytes + window_bytes + max(unpacking, default=0)),
+        bytes=max(least, index_bytes + window_bytes + largest_packed),
         shards=count,
         samples=window.samples,
     )

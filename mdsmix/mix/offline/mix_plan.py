@@ -158,8 +158,8 @@ class MixPlan:
 
 
 def describe_repeats(plan: MixPlan) -> list[str]:
-    """Return a line for each stream of a phase that earlier phases have drawn from. They hold for
-    phases that were mixed with the same seed.
+    """Return a line for each stream of a phase that earlier phases have drawn from. Their numbers
+    are right only if all phases are mixed with the same seed.
     """
     return [
         f"{source.stream.name}: {plural(source.drawn, 'sample')} of this phase, "

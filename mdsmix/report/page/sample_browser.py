@@ -19,7 +19,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.frozen import frozen
 from mdsmix.images.judge import NO_PILLOW, BadImage, Rules, judge_image, open_image, require_pillow
 from mdsmix.messages import WRITTEN, join_names, make_printable, plural
-from mdsmix.report.inspection import cut_text
+from mdsmix.report.inspection import Inspection, cut_text
 from mdsmix.report.page.gather import Gathered
 from mdsmix.report.shown_samples import Chosen, Picture, Segment, shorten
 from mdsmix.table import Tree
@@ -76,26 +76,27 @@ def list_samples(page: Gathered) -> list[Tree]:
     """Return the samples of all streams, as the template needs them. The more samples there are,
     the less is shown of each.
     """
-    chosen = []
+    inspected = list[tuple[str, Inspection]]()
     for stream in page.streams:
         if stream.inspection:
-            for sample in stream.inspection.samples:
-                chosen.append((stream.named.name, sample, stream.inspection.decoder))
-    count = max(1, len(chosen))
+            inspected.append((stream.named.name, stream.inspection))
+    count = max(1, sum(len(inspection.samples) for _, inspection in inspected))
     tokens = min(MOST_TOKENS, LEAST_TOKENS + ALL_TOKENS // count)
     images = min(MOST_IMAGES, 1 + ALL_IMAGES // count)
-    return [
-        {
-            "stream": name,
-            "css": page.colours[name],
-            "number": sample.number,
-            "name": join_names([str(id) for id in sample.ids], MOST_NAMES),
-            "images": [make_thumbnail(picture) for picture in sample.pictures[:images]],
-            "more_images": max(0, len(sample.pictures) - images),
-            **_describe_sample(sample, decoder, tokens),
-        }
-        for name, sample, decoder in chosen
-    ]
+
+    trees = list[Tree]()
+    for name, inspection in inspected:
+        for sample in inspection.samples:
+            tree = {
+                "stream": name,
+                "css": page.colours[name],
+                "number": sample.number,
+                "name": join_names([str(id) for id in sample.ids], MOST_NAMES),
+                "images": [make_thumbnail(picture) for picture in sample.pictures[:images]],
+                "more_images": max(0, len(sample.pictures) - images),
+            }
+            trees.append(tree | _describe_sample(sample, inspection.decoder, tokens))
+    return trees
 
 
 def _describe_sample(chosen: Chosen, decoder: Decoder | None, max_tokens: int) -> Tree:
