@@ -1,8 +1,8 @@
-"""A record in the form that every encoder takes: a document, a pair, or a conversation.
+"""Records as encoders take them: a document, a pair, or a conversation.
 
-Shapes make records and encoders take them, so neither depends on the other: another way to write a
-conversation needs a new shape, but no change to an encoder. Records are named tuples, because
-these are fast to make (0.2 us), and one is made for each raw record.
+Shapes read raw data and make records, encoders turn records into tokens, and neither depends on the
+other: another way to write a conversation needs a new shape, but no change to an encoder. Records
+are named tuples, because these are fast to make (0.2 us), and one is made for each raw record.
 
 A reason code says why a record becomes no sample. A code that only one format, shape or kind uses
 is declared there (`Format.reasons`, `Shape.reasons`, `Kind.reasons`), all other codes are declared
@@ -50,7 +50,7 @@ def detail_of(reason: str) -> dict[str, str | int]:
 
 
 class RecordRefused(Exception):
-    """A record cannot be read; `why` is the reason code with its detail."""
+    """Raised if a record cannot be read; `why` is the reason code with its detail."""
 
     def __init__(self, reason: str, **detail: str | int) -> None:
         super().__init__(reason)
@@ -81,15 +81,17 @@ class Span(NamedTuple):
 
 
 class AnswerLoss(NamedTuple):
-    """The marks of an answer that is not trained as a whole with the loss weight 1."""
+    """How an answer is trained that is not trained as a whole with the loss weight 1: which of its
+    characters, and with which weights.
+    """
 
     spans: tuple[Span, ...] | None = None
     """The characters of the content that are trained, ascending and without overlap; all others
     are not trained. None: the record names no characters, and the whole answer is trained.
     """
     weight: float = 1.0
-    """The loss weight of the answer. If it has spans, of what the template prints after the
-    content, such as `<|im_end|>`.
+    """The loss weight of the answer. If the answer has spans, which have weights of their own, this
+    is the weight of what the template prints after the content, such as `<|im_end|>`.
     """
 
 
@@ -116,8 +118,9 @@ class Conversation(NamedTuple):
     `{"enable_thinking": True}`; None if it gives none.
     """
     losses: Sequence[AnswerLoss | None] | None = None
-    """For each message its marks of characters and weights; None for a message that is trained as
-    a whole, or not at all (`trained`). None: the record has no such marks.
+    """For each message its trained characters and loss weights; None for a message that is trained
+    as a whole with the weight 1, or not at all (`trained`). None in place of the list: this holds
+    for all messages.
     """
 
     def with_images(self, images: Sequence[Any]) -> Self:
@@ -153,7 +156,7 @@ Record = Document | Pair | Conversation
 
 
 def count_message_images(message: Message) -> int:
-    """Return how many parts of a message are images. Text alone has none."""
+    """Return how many images a message has. A content that is a string has none."""
     content = message.get("content")
     if not isinstance(content, list):
         return 0
@@ -174,19 +177,23 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def canonical(record: Record) -> bytes:
-    """Return a record's content as bytes that can be hashed: equal records give equal bytes, in
-    whatever order their keys are.
+    """Return a record's content as bytes for hashing. Equal records give equal bytes, whatever the
+    order of their keys.
     """
     content: Any = list(record) if isinstance(record, tuple) else record
     if isinstance(record, Conversation):
         # Fields 2 to 5 are tools, images, variables and losses. An empty list of tools counts as
-        # None; unused fields at the end are left out.
+        # None. Leave out the unused fields at the end: they were added to the class later, and
+        # records without them keep their hashes.
         content[2] = record.tools or None
-        used = [3]  # how many fields are used, by each of the last three
-        used += [4] if record.images else []
-        used += [5] if record.variables else []
-        used += [6] if record.losses else []
-        del content[max(used) :]
+        used_fields = 3
+        if record.images:
+            used_fields = 4
+        if record.variables:
+            used_fields = 5
+        if record.losses:
+            used_fields = 6
+        del content[used_fields:]
     try:
         return orjson.dumps(content, _image_hash, orjson.OPT_SORT_KEYS)
     except TypeError:

@@ -64,8 +64,8 @@ class SamplingShare(NamedTuple):
 
     @property
     def setting(self) -> str | None:
-        """The share as a string, such as `3/200`, the form in which manifests store it
-        (`Encoding.sample`). None if the share is all records.
+        """The share as manifests store it (`Encoding.sample`): a string such as `3/200`; None if
+        the share is all records.
         """
         return None if self.share == 1 else str(self.share)
 

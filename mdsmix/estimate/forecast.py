@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from numpy.typing import NDArray
@@ -276,7 +277,7 @@ def _scale_index(
         ratio = len(compress_zstd(body, layout.compression)) / max(1, len(body))
         packed = StoredFile(basename="not-yet.mds.zstd", bytes=round(ratio * stored.bytes))
     shard = make_shard(layout, samples // shards, stored, packed)
-    return make_index([shard] * shards)
+    return make_index([*repeat(shard, shards)])
 
 
 def _scale_totals(kind: Kind, totals: Totals, index: Index, scale: float) -> Totals:

@@ -145,7 +145,9 @@ def read_splits(
     samples = list[SplitSample]()
     for beginning in sources.read_beginnings(units, size):
         records = beginning.records
-        folders = [beginning.folder] * len(records) if finds_images_by_file else []
+        folders = list[Location]()
+        if finds_images_by_file:
+            folders = [beginning.folder for _ in records]
         encoded = reader.encode(records, folders=folders)
         # An image is stored as one token, so the processor's other tokens are added here.
         copies = reader.kind.image_copies if reader.kind else 1

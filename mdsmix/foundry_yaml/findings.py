@@ -122,7 +122,7 @@ Register = Callable[[Finder], Finder]
 
 
 class CheckList(list[Check]):
-    """The checks of one file, in the order in which they are printed.
+    """The checks of one file, as they are printed: the first one first.
 
     Each method returns a decorator that adds the function below it. A check's id is the function's
     name with hyphens (`rows_short` becomes `rows-short`), unless `id` is given. A function that

@@ -51,8 +51,8 @@ LOCKED: dict[str, Any] = {
     "shuffle_seed": 9176,
     "token_encoding_type": "int64",
 }
-"""Keys of `dataset` that decide in which order samples are read and how each is truncated, with the
-defaults of Streaming and LLM-Foundry. `locked_settings` adds target_prompts and target_responses.
+"""Keys of `dataset` that decide the order of samples and how each is truncated, with the defaults
+of Streaming and LLM-Foundry. `locked_settings` adds target_prompts and target_responses.
 """
 
 
@@ -138,13 +138,13 @@ class Lock:
         return orjson.dumps(self, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
 
 
-def locked_settings(section: LoaderSection, **known: Any) -> dict[str, Any]:
+def locked_settings(section: LoaderSection, **further: Any) -> dict[str, Any]:
     """Return the settings of a loader for its lock: the values of the section, or the defaults of
     keys that it does not set.
 
     Args:
         section: the loader's section.
-        known: settings that are not in the section, such as `batch=512`; None is left out.
+        further: settings that are not in the section, such as `batch=512`; None is left out.
     """
     settings = dict(LOCKED)
     for key in LOCKED:
@@ -156,7 +156,7 @@ def locked_settings(section: LoaderSection, **known: Any) -> dict[str, Any]:
     for key in ("packing_ratio", "replication"):
         if settings[key] == 1:  # the same as not set
             settings[key] = None
-    return settings | {key: value for key, value in known.items() if value is not None}
+    return settings | {key: value for key, value in further.items() if value is not None}
 
 
 AnyLock = TypeVar("AnyLock", Lock, LoaderLock)
@@ -196,16 +196,16 @@ class LockDifference(NamedTuple):
     "The streams that differ; empty for a setting of the loader."
 
 
-def find_differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifference]:
+def find_differences(stored: LoaderLock, current: LoaderLock) -> Iterator[LockDifference]:
     """Compare two locks, and yield every difference that changes which samples are read or when.
     Settings that only one of the locks has are not compared.
 
     Args:
-        was: the stored lock.
-        now: the lock of the current data and settings.
+        stored: the lock that was stored when the run was planned.
+        current: the lock of the current data and settings.
     """
-    old_streams = {stream.name: stream for stream in was.streams}
-    new_streams = {stream.name: stream for stream in now.streams}
+    old_streams = {stream.name: stream for stream in stored.streams}
+    new_streams = {stream.name: stream for stream in current.streams}
     for name in sorted(old_streams | new_streams):
         old_stream = old_streams.get(name, "not in the mix")
         new_stream = new_streams.get(name, "not in the mix")
@@ -214,9 +214,9 @@ def find_differences(was: LoaderLock, now: LoaderLock) -> Iterator[LockDifferenc
     if list(old_streams) != list(new_streams) and old_streams.keys() == new_streams.keys():
         order = list(new_streams)
         yield LockDifference(f"the streams are in another order: {', '.join(order)}", order)
-    for key in sorted(was.settings.keys() & now.settings.keys()):
-        old_value = was.settings[key]
-        new_value = now.settings[key]
+    for key in sorted(stored.settings.keys() & current.settings.keys()):
+        old_value = stored.settings[key]
+        new_value = current.settings[key]
         if old_value != new_value:
             yield LockDifference(
                 f"{key} was {format_yaml_value(old_value)} and is {format_yaml_value(new_value)}",

@@ -1,4 +1,4 @@
-"""The rules of a loader's section, in the order in which they are printed."""
+"""The rules of a loader's section (of a training YAML), as a table."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mdsmix.foundry_yaml.findings import Check, refusal_message
 from mdsmix.foundry_yaml.training_yaml import LoaderSection
 
 RULES: tuple[Check, ...] = (*section_keys.CHECKS, *section_values.CHECKS)
+"All rules. Broken rules are printed in this order."
 
 
 def refuse_broken_rules(section: LoaderSection, ignored: Collection[str]) -> None:

@@ -229,10 +229,10 @@ def remote_hub_bucket(loader: LoaderSection) -> Findings:
     for stream in loader.stream_sections:
         remote = str(stream.settings.get("remote") or "")
         if remote.startswith("hf://buckets/"):
-            owner, _, place = remote.removeprefix("hf://buckets/").partition("/")
+            owner, _, path = remote.removeprefix("hf://buckets/").partition("/")
             yield Finding(
                 f"the remote of {stream.name} is {remote}, in a storage bucket of the hub.",
-                f"write s3://{place}, with S3_ENDPOINT_URL=https://s3.hf.co/{owner}; or copy the "
+                f"write s3://{path}, with S3_ENDPOINT_URL=https://s3.hf.co/{owner}; or copy the "
                 "stream to each node with `hf buckets sync`, and set local in place of remote.",
                 [stream.name],
             )

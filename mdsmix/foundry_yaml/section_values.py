@@ -82,9 +82,9 @@ def setting_value(loader: LoaderSection) -> Findings:
 @CHECKS.loader_section("error", "LLM-Foundry or Streaming fails on null for this key.")
 def setting_null(loader: LoaderSection) -> Findings:
     """Find keys of a dataset that are null but must not be (NOT_NULL)."""
-    known = DATASET_KEYS_OF.get(loader.name, {}).keys()
+    keys_of_loader = DATASET_KEYS_OF.get(loader.name, {}).keys()
     # The loader of mdsmix reads null as the default.
-    for key in sorted(NOT_NULL & known & loader.dataset.keys()):
+    for key in sorted(NOT_NULL & keys_of_loader & loader.dataset.keys()):
         if loader.dataset[key] is None and not loader.is_mdsmix:
             yield Finding(
                 f"dataset of {{loader}} has {key}: null.",

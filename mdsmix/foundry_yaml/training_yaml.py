@@ -57,8 +57,8 @@ class StreamSection:
 
     @property
     def url(self) -> str | None:
-        """The folder or URL where the stream was published: its `remote`, or its `local` if there
-        is no remote; None if there is neither.
+        """The folder or URL where the stream was published: its `remote`, or its `local` if it has
+        only that; None if it has neither.
         """
         published = self.settings.get("remote") or self.settings.get("local")
         return str(published) if published else None
@@ -239,10 +239,10 @@ class TrainingYaml:
         section = self.config.get(TRAIN)
         if not isinstance(section, Mapping):
             keys = ", ".join(self.config)
-            found = f"has only {keys}" if keys else "has no keys"
+            content = f"has only {keys}" if keys else "has no keys"
             raise RecipeError(
                 f"{self.origin} is neither a recipe nor a training YAML. A recipe has streams, a "
-                f"training YAML has train_loader, but this file {found}; name another file."
+                f"training YAML has train_loader, but this file {content}; name another file."
             )
         return LoaderSection(label=TRAIN, section=section)
 
@@ -266,16 +266,16 @@ class TrainingYaml:
         """
         if name == TRAIN:
             return self.train
-        known = {f"eval_loader.{each.section.get('label')}": each for each in self.evals}
-        if name == "eval_loader" and len(known) == 1:
-            (only_evaluation,) = known.values()
+        evaluations = {f"eval_loader.{e.section.get('label')}": e for e in self.evals}
+        if name == "eval_loader" and len(evaluations) == 1:
+            (only_evaluation,) = evaluations.values()
             return only_evaluation
-        if name not in known:
+        if name not in evaluations:
             raise RecipeError(
                 f"{name} is not one loader of {self.origin}; name one of these loaders: "
-                f"{', '.join([TRAIN, *known])}."
+                f"{', '.join([TRAIN, *evaluations])}."
             )
-        return known[name]
+        return evaluations[name]
 
     @property
     def batch_size(self) -> int | None:

@@ -78,15 +78,15 @@ def locate_image(path: str | bytes, base: Location, inside: bool = False) -> Ima
         return path
     try:
         path.encode()  # raises a ValueError for a lone surrogate
-        place = _locate_path(path, base)
+        location = _locate_path(path, base)
     except (RecipeError, ValueError) as error:
         raise BadImage("bad_image_path", str(error)) from None
-    if inside and not _is_below(place, base):
+    if inside and not _is_below(location, base):
         raise BadImage(
             "bad_image_path",
             "it is not below the folder of the images, and images.outside is refuse",
         )
-    return place
+    return location
 
 
 def _locate_path(path: str, base: Location) -> Location:
@@ -109,12 +109,13 @@ def _locate_path(path: str, base: Location) -> Location:
     return locate(base.scheme + whole)
 
 
-def _is_below(place: Location, base: Location) -> bool:
-    """Return whether the place is below the folder `base`. On a disk, links are followed first."""
-    if place.is_store or base.is_store:
+def _is_below(location: Location, base: Location) -> bool:
+    """Return whether a location is below the folder `base`. On a disk, links are followed first."""
+    if location.is_store or base.is_store:
         # `..` is an ordinary name in S3, but a step up in stores that are folders or HTTP servers.
-        return place.url.startswith(f"{base.url.rstrip('/')}/") and ".." not in place.url.split("/")
-    return Path(place.url).resolve().is_relative_to(_resolve(base.url))
+        folder = base.url.rstrip("/")
+        return location.url.startswith(f"{folder}/") and ".." not in location.url.split("/")
+    return Path(location.url).resolve().is_relative_to(_resolve(base.url))
 
 
 @lru_cache(maxsize=64)
@@ -122,29 +123,30 @@ def _resolve(path: str) -> Path:
     return Path(path).resolve()
 
 
-def read_image_file(place: ImagePlace, fetches: bool) -> ImageFile:
-    """Return the bytes of the image at this place, with size and stamp of its file. A stamp changes
-    when the file is written, such as its mtime.
+def read_image_file(image: ImagePlace, fetches: bool) -> ImageFile:
+    """Return the bytes of an image, with size and stamp of its file. A stamp changes when the file
+    is written, such as its mtime.
 
     Args:
+        image: where the image is: a file, a URL, or the bytes themselves.
         fetches: whether http URLs are requested.
 
     Raises Unreachable if a store does not answer, so that no image in it can be read.
     Raises BadImage if only this image is missing, refused or too large.
     """
-    if isinstance(place, bytes):
-        return ImageFile(place, MISSING)
-    if isinstance(place, str):
+    if isinstance(image, bytes):
+        return ImageFile(image, MISSING)
+    if isinstance(image, str):
         if not fetches:
             raise BadImage(
                 "remote_image", "it is at an http URL: set images.http: fetch to fetch it"
             )
-        return ImageFile(fetch_url(place), MISSING)
+        return ImageFile(fetch_url(image), MISSING)
     try:
-        fetched = place.fetch(MOST_BYTES)
+        fetched = image.fetch(MOST_BYTES)
     except Unreachable as error:
         concerns_only_image = isinstance(error, Denied | NoSuchPlace)
-        if place.is_store and not concerns_only_image:
+        if image.is_store and not concerns_only_image:
             raise
         reason = "image_not_found" if isinstance(error, NoSuchPlace) else "image_unreadable"
         # Leave out the path, which is before the first colon: it differs between machines.

@@ -375,9 +375,9 @@ class Rewriting:
         if upright.size != (width, height):
             upright = upright.resize((width, height), pillow.Resampling.LANCZOS)
         settings: dict[str, Any] = {} if format == "PNG" else {"quality": self.quality}
-        out = io.BytesIO()
-        upright.save(out, format, **settings)
-        return out.getvalue()
+        rewritten = io.BytesIO()
+        upright.save(rewritten, format, **settings)
+        return rewritten.getvalue()
 
 
 def _convert_mode(image: Image, format: str) -> Image:

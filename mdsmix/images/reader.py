@@ -67,7 +67,7 @@ SHOWN = 300
 Pictured = Conversation | Preference
 "A record that may have images."
 _sizes: dict[tuple[Rules, str], ImageSize] = {}
-"(rules, digest) -> size, for good images: the rules by which the image was judged, and its digest."
+"(rules for judging images, digest of an image) -> size, for images that were found good."
 
 
 class ImageRequest(NamedTuple):
@@ -229,8 +229,8 @@ class ImageReader:
 
     def _judge(self, record: Pictured, images: list[Image]) -> Pictured | NoRecord:
         """Return the record with its images, or a NoRecord (a reason code with details) if the
-        images make the record bad. Also add the digests of the images to `window_images`, by which
-        the next run sees that they are the same.
+        images make the record bad. Also add the digests of the images to `window_images`, so that
+        the next run can see whether an image has changed.
 
         Args:
             images: the images of the record after reading; [] if the record has too many.
@@ -400,6 +400,6 @@ def _pool(process: int) -> ThreadPoolExecutor:
     inherit its parent's threads.
 
     Args:
-        process: the id of this process, by which the pool is cached.
+        process: the id of this process, which is the key of the cached pool.
     """
     return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="images")

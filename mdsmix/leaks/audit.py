@@ -73,7 +73,7 @@ class LeakingSample(NamedTuple):
 
 @frozen(kw_only=True)
 class Leak:
-    """An evaluation sample of which at least one gram (run of 13 tokens) is in a training
+    """An evaluation sample that shares at least one gram (run of 13 tokens) with a training
     stream.
     """
 
@@ -149,11 +149,11 @@ def _refuse_other_tokenizers(streams: Sequence[StreamInMix]) -> None:
     """Raise RecipeError if the streams were converted with different tokenizers: then the same ids
     mean different text. Streams without a manifest are not compared.
     """
-    known = [stream for stream in streams if stream.trusted_manifest]
-    tokenizers = published_tokenizers(known)
-    for stream, tokenizer in zip(known, tokenizers, strict=True):
+    with_manifest = [stream for stream in streams if stream.trusted_manifest]
+    tokenizers = published_tokenizers(with_manifest)
+    for stream, tokenizer in zip(with_manifest, tokenizers, strict=True):
         name = stream.name
-        first_name = known[0].name
+        first_name = with_manifest[0].name
         first = tokenizers[0]
         if tokenizer.card.hash == first.card.hash:
             continue
@@ -241,8 +241,8 @@ def _search_shard(folder: Location, shard: Shard, items: EvalSamples) -> _ShardF
 
 
 def rank_leaks(items: EvalSamples, scanned: Sequence[ScannedStream]) -> list[Leak]:
-    """Return a Leak for each evaluation sample of which a training stream contains a gram (run of
-    13 tokens). The sample with the largest share of its grams in training streams comes first.
+    """Return a Leak for each evaluation sample that shares a gram (run of 13 tokens) with a
+    training stream. The sample with the largest share of its grams in training streams comes first.
 
     Args:
         items: the evaluation samples, and their grams.
@@ -358,8 +358,10 @@ def find_longest_shared(item: Int, training: Int) -> SharedRun:
     # Compare the tokens from the beginning of the longest run on. It ends before the first token
     # that differs, or where one of the samples ends.
     start = int((item_hashes == training_hashes[training_start]).argmax())
-    most = min(len(item) - start, len(training) - training_start)
-    differs = item[start : start + most] != training[training_start : training_start + most]
+    longest_possible = min(len(item) - start, len(training) - training_start)
+    item_end = start + longest_possible
+    training_end = training_start + longest_possible
+    differs = item[start:item_end] != training[training_start:training_end]
     length = int(np.append(differs, True).argmax())  # the position of the first True
     return SharedRun(start, training_start, length)
 

@@ -150,12 +150,12 @@ def hash_grams(ids: NDArray[Any]) -> NDArray[np.uint64]:
 
     The hash of a run is computed from the hashes of two shorter runs that follow each other.
     """
-    one = ids.astype(np.uint64)
-    joined = one
-    # joined[i] is the hash of the `size` ids from i on. Add the hash of the `more` ids after them.
-    for size, more in _JOINED:
-        following = one if more == 1 else joined
-        joined = joined[:-more] * np.uint64(pow(_FACTOR, more, 1 << 64)) + following[size:]
+    single = ids.astype(np.uint64)
+    joined = single
+    # joined[i] is the hash of the `size` ids from i on. Add the hash of the `added` ids after them.
+    for size, added in _JOINED:
+        following = single if added == 1 else joined
+        joined = joined[:-added] * np.uint64(pow(_FACTOR, added, 1 << 64)) + following[size:]
     # Mix the bits, so that the upper bits, which index the table of flags, depend on all ids.
     joined ^= joined >> np.uint64(32)
     joined *= _MIX

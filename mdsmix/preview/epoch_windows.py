@@ -2,7 +2,7 @@
 
 The tokens of an epoch are computed without reading every sample: for each stream, the number of
 samples times their mean length. The mean length comes from the stream's manifest, or from its first
-samples if there is no manifest.
+samples if the stream has no manifest.
 """
 
 from __future__ import annotations

@@ -32,12 +32,12 @@ def preview(mix: Mix, options: PreviewOptions) -> Preview:
     Raises RecipeError if Streaming refuses the epoch, Unreachable if a stream cannot be read, and
     MixRefused if a row does not fit the loader.
     """
-    other = EXTRA_LOADERS.get(mix.train.name)
-    if other:
+    extra_loader = EXTRA_LOADERS.get(mix.train.name)
+    if extra_loader:
         raise RecipeError(
             "`mdsmix preview` shows rows of LLM-Foundry's and mdsmix's loaders, but train_loader "
-            f"has name: {other.name}, the loader of {other.whose}. Use `mdsmix inspect` to see the "
-            "samples of its streams, or mdsmix.load to see its batches."
+            f"has name: {extra_loader.name}, the loader of {extra_loader.whose}. Use `mdsmix "
+            "inspect` to see the samples of its streams, or mdsmix.load to see its batches."
         )
     if any(find_id_columns(stream.columns) == PREFERENCE_COLUMNS for stream in mix.train.streams):
         raise RecipeError(
@@ -146,7 +146,7 @@ def _ratio(loaders: Loaders) -> float:
 
     # Find the best ratio of each device.
     best_ratios = list[float]()
-    limit = reader.most
+    limit = reader.most_bytes
     for rank, ids in enumerate(first_step):
         draws = draws_of_rank(layout, world, rank, worker=0, ids=ids)
         samples = reader.samples(draws.places)

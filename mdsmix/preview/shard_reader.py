@@ -108,7 +108,7 @@ class ShardReader:
     """Reads samples of the streams, up to a limit in bytes."""
 
     streams: Sequence[StreamInMix]
-    most: int
+    most_bytes: int
     "The limit: bytes to read at most."
     read: int = 0
     "Bytes read up to now."
@@ -121,11 +121,12 @@ class ShardReader:
         """
         # Group the samples by shard, and check the limit.
         positions_by_shard = defaultdict[ShardKey, list[int]](list)
-        for place in places:
-            positions_by_shard[ShardKey(place.stream, place.shard)].append(place.position)
+        for sample_place in places:
+            key = ShardKey(sample_place.stream, sample_place.shard)
+            positions_by_shard[key].append(sample_place.position)
         size = sum(self._size(key, len(rows)) for key, rows in positions_by_shard.items())
-        if self.read + size > self.most:
-            self.most = self.read  # leave no room for later calls either
+        if self.read + size > self.most_bytes:
+            self.most_bytes = self.read  # leave no room for later calls either
             return None
         self.read += size
 
@@ -155,8 +156,8 @@ class ShardReader:
         mean_sample = shard.raw_data.bytes // shard.samples
         return min(whole_shard, offsets + count * (mean_sample + MOST_GAP_BYTES))
 
-    def describe_place(self, place: SamplePlace) -> dict[str, Any]:
+    def describe_place(self, sample_place: SamplePlace) -> dict[str, Any]:
         """Return where a sample is stored: its `stream` and `shard` by name, and its `row`."""
-        stream = self.streams[place.stream]
-        shard = stream.shards[place.shard].stored.basename
-        return {"stream": stream.name, "shard": shard, "row": place.position}
+        stream = self.streams[sample_place.stream]
+        shard = stream.shards[sample_place.shard].stored.basename
+        return {"stream": stream.name, "shard": shard, "row": sample_place.position}

@@ -44,7 +44,7 @@ class RankDraws(NamedTuple):
     worker: int
     "The worker of the device's DataLoader, from 0."
     ids: Sequence[int]
-    "Streaming's sample ids, in the order in which they are drawn."
+    "Streaming's sample ids, the first that is drawn first."
     places: Sequence[SamplePlace]
     "The stream, shard and position of each of these samples."
 
@@ -150,8 +150,10 @@ class Loaders:
         """
         # Read the samples of all devices, apart from text that the loader tokenizes.
         streams = self.reader.streams
-        drawn = [place for draws, _ in loaders for place in draws.places]
-        readable = [place for place in drawn if has_ids(streams[place.stream])]
+        drawn = list[SamplePlace]()
+        for draws, _ in loaders:
+            drawn += draws.places
+        readable = [sample for sample in drawn if has_ids(streams[sample.stream])]
         samples = self.reader.samples(readable)
 
         # Make each device's rows. If text is among the samples of a packed step, it is unknown how
@@ -195,18 +197,18 @@ class Loaders:
             when: the beginning of the error's message, such as `Step 3, rank 0`.
         """
         rows = []
-        for place in draws.places:
-            if place not in samples:
+        for sample_place in draws.places:
+            if sample_place not in samples:
                 continue
             try:
-                row = make_sample_row(samples[place], self.rules, self.images)
+                row = make_sample_row(samples[sample_place], self.rules, self.images)
             except MixRefused as refusal:
                 why = str(refusal).removeprefix(": ")  # errors on images begin with `: `
                 where = "stream {stream}, shard {shard}, row {row}"
-                where = where.format(**self.reader.describe_place(place))
+                where = where.format(**self.reader.describe_place(sample_place))
                 raise MixRefused(f"{when}: {where}: {why}") from None
             row.rank = draws.rank
-            row.place = place
+            row.place = sample_place
             rows.append(row)
         return rows
 
@@ -275,7 +277,7 @@ def _with_each_stream_first(rows: Sequence[SampleRow]) -> list[SampleRow]:
     groups keep their order.
     """
     firsts = list[SampleRow]()
-    others = list[SampleRow]()
+    further_rows = list[SampleRow]()
     seen_streams = set[int]()
     for row in rows:
         is_first = row.place.stream not in seen_streams
@@ -283,5 +285,5 @@ def _with_each_stream_first(rows: Sequence[SampleRow]) -> list[SampleRow]:
         if is_first:
             firsts.append(row)
         else:
-            others.append(row)
-    return firsts + others
+            further_rows.append(row)
+    return firsts + further_rows

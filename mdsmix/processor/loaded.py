@@ -385,9 +385,9 @@ def make_blank_image(size: Sequence[int]) -> Any:
 
 
 def first_difference(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> str | None:
-    """Compare two ways of making a batch: stored rows in which a loader replaces the image tokens,
-    and the rows that transformers makes of the whole texts. Return a sentence on the first
-    difference; None if all rows are equal.
+    """Compare two ways of making a batch: a loader replaces the image tokens of stored rows, and
+    transformers makes rows of the whole texts. Return a sentence on the first difference; None if
+    all rows are equal.
 
     Each row is compared alone, then all rows with images in one batch. A row with an odd image that
     the processor refuses is left out, since `convert` puts such a record into the quarantine.
@@ -425,7 +425,7 @@ def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> 
     that a loader makes of stored rows. Each difference is the end of a sentence that begins with
     the processor's name: `makes other pixel_values ...`.
     """
-    other = "from the whole text than the loader makes from the stored row"
+    comparison = "from the whole text than the loader makes from the stored row"
     texts = [processor.decode(row.ids) for row in rows]
     images = [row.images for row in rows]
     # A stored text contains the text around an image, which the processor prints itself.
@@ -455,10 +455,10 @@ def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> 
         zeros = 0 * whole_row["input_ids"]
         for key in {**whole_row, **loader_row}:
             if not are_equal(whole_row.get(key, zeros), loader_row.get(key, zeros)):
-                yield f"makes other {key} {other}"
+                yield f"makes other {key} {comparison}"
     for key, values in whole_pixels.items():
         if not are_equal(values, pixels.get(key)):
-            yield f"makes other {key} {other}"
+            yield f"makes other {key} {comparison}"
 
 
 def split_by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
@@ -541,20 +541,23 @@ def replace_tokens(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
         spots: ascending positions in `values`.
         pieces: for each position, the values that replace the value there; any number of them.
     """
-    # Each part after the first begins with the value that is replaced.
-    first, *others = np.split(values, spots)
+    # Split the values before each spot. Each stretch after the first begins with the value that is
+    # replaced.
+    first, *later_stretches = np.split(values, spots)
     arrays = [first]
-    for piece, other in zip(pieces, others, strict=True):
-        arrays += [np.asarray(piece, np.int64), other[1:]]
+    for piece, stretch in zip(pieces, later_stretches, strict=True):
+        arrays += [np.asarray(piece, np.int64), stretch[1:]]
     return np.concatenate(arrays)
 
 
-def are_equal(one: Any, other: Any) -> bool:
+def are_equal(first: Any, second: Any) -> bool:
     """Return whether two tensors or arrays have the same shapes and values. Lists are equal if they
     have equally many items and these are equal.
     """
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(are_equal, one, other))
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(are_equal, first, second))
     # Llama 4's pixels are bfloat16, which NumPy does not have.
-    arrays = [values.double() if hasattr(values, "double") else values for values in (one, other)]
+    arrays = [
+        values.double() if hasattr(values, "double") else values for values in (first, second)
+    ]
     return np.array_equal(arrays[0], arrays[1])

@@ -86,8 +86,8 @@ def read_share(value: str | int | float) -> Fraction:
 
 def match_share(*words: str) -> str:
     """Return a pattern of a JSON Schema that matches a share, or one of the words."""
-    others = "".join(f"|{word}" for word in words)
-    return rf"^\s*(?:{NUMBER}\s*%?|\d{{1,9}}/[1-9]\d{{0,8}}{others})\s*$"
+    word_choices = "".join(f"|{word}" for word in words)
+    return rf"^\s*(?:{NUMBER}\s*%?|\d{{1,9}}/[1-9]\d{{0,8}}{word_choices})\s*$"
 
 
 def read_budget(value: str | int | float) -> Budget:

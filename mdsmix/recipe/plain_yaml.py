@@ -55,7 +55,7 @@ def read_plain_yaml(text: str) -> dict[str, Any] | None:
     return None if tree is None else fill_in_length(tree)
 
 
-def _construct(loader: Any, node: Any, seen: set[int]) -> Any:
+def _construct(loader: Any, node: Any, node_ids: set[int]) -> Any:
     """Return the value of a YAML node: keys and values, a list, or a scalar.
 
     Raises _NotPlainError if OmegaConf must read it.
@@ -63,21 +63,22 @@ def _construct(loader: Any, node: Any, seen: set[int]) -> Any:
     Args:
         loader: the PyYAML loader that parsed the node.
         node: the node; None for an empty YAML.
-        seen: ids of the nodes before this one. An alias (`*name`) gives the same node again.
+        node_ids: ids (of Python) of the nodes so far, to which this node's id is added. An alias
+            (`*name`) gives a node that is in the set.
     """
-    if node is None or id(node) in seen or len(seen) > MOST_NODES:
+    if node is None or id(node) in node_ids or len(node_ids) > MOST_NODES:
         raise _NotPlainError
-    seen.add(id(node))
+    node_ids.add(id(node))
     if node.tag == f"{_YAML_TAG}map":
         tree: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = _construct(loader, key_node, seen)
+            key = _construct(loader, key_node, node_ids)
             if not isinstance(key, str) or key in tree:
                 raise _NotPlainError
-            tree[key] = _construct(loader, value_node, seen)
+            tree[key] = _construct(loader, value_node, node_ids)
         return tree
     if node.tag == f"{_YAML_TAG}seq":
-        return [_construct(loader, item, seen) for item in node.value]
+        return [_construct(loader, item, node_ids) for item in node.value]
     if node.tag not in _SCALARS:
         raise _NotPlainError
     value = loader.construct_object(node)

@@ -174,30 +174,58 @@ def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
 
 
 def _phase_contradictions(recipe: Recipe) -> Iterator[str]:
-    """Yield sentences on phases: the names, budgets and mixes, and keys that they exclude."""
+    """Yield sentences on phases: their names, budgets and mixes, and keys that a recipe with phases
+    cannot have.
+    """
     if recipe.mix:
         yield "mix and phases are both set: each phase has a mix of its own, so remove mix."
     if recipe.phase is not None and recipe.phase not in recipe.phases:
         similar = suggest_key(recipe.phase, list(recipe.phases), "the phases are")
         yield f"phase is {recipe.phase!r}, which is not a phase of the recipe; {similar}"
     yield from _phase_budget_contradictions(recipe)
-    trained = {stream.name for stream in recipe.trained}
-    for name, phase in recipe.phases.items():
+    yield from _phase_name_contradictions(recipe)
+    yield from _phase_stream_contradictions(recipe)
+    # Check the weights of each phase as those of a recipe without phases.
+    phases = {name: make_phase_recipe(recipe, name) for name in recipe.phases}
+    for name, phase_recipe in phases.items():
+        for sentence in _weight_contradictions(phase_recipe):
+            yield f"phases.{name}: {sentence}"
+    shares_of_phases = [read_shares(phase_recipe) for phase_recipe in phases.values()]
+    have_all_shares = all(None not in shares.values() for shares in shares_of_phases)
+    if recipe.temperature != 1 and have_all_shares:
+        yield (
+            f"temperature is {recipe.temperature}, but it only affects streams without a share, "
+            "and in every phase every stream has one: remove temperature, or some shares."
+        )
+
+
+def _phase_name_contradictions(recipe: Recipe) -> Iterator[str]:
+    """Yield sentences on the names of phases, which become parts of file names."""
+    first_names = dict[str, str]()  # name in lower case -> the first phase with this name
+    for name in recipe.phases:
         if not isinstance(name, str) or not PHASE_NAME.fullmatch(name):
             yield (
                 f"phases.{name}: this name cannot be used, since it becomes a part of file names: "
                 "begin with a letter, and use letters, digits, '_' and '-'."
             )
-        same = [other for other in recipe.phases if str(other).lower() == str(name).lower()]
-        if same[0] != name:
+        first_name = first_names.setdefault(str(name).lower(), name)
+        if first_name != name:
             yield (
-                f"phases.{name} and phases.{same[0]} differ only in case, and so would the names "
-                "of their files, which are one file on some machines: give one another name."
+                f"phases.{name} and phases.{first_name} differ only in case, and so would the "
+                "names of their files, which are one file on some machines: give one another name."
             )
+
+
+def _phase_stream_contradictions(recipe: Recipe) -> Iterator[str]:
+    """Yield sentences on the streams that phases draw: each must be trained on, and each stream
+    that is trained on must be in a phase.
+    """
+    trained = {stream.name for stream in recipe.trained}
+    for name, phase in recipe.phases.items():
         for stream in phase.mix:
             if stream not in trained:
                 similar = suggest_key(stream, sorted(trained), "these are")
-                yield (f"phases.{name}.mix.{stream} names no stream that is trained on; {similar}")
+                yield f"phases.{name}.mix.{stream} names no stream that is trained on; {similar}"
         if not phase.mix:
             yield f"phases.{name}.mix names no stream, so nothing would be trained: add shares."
     named = {stream for phase in recipe.phases.values() for stream in phase.mix}
@@ -205,15 +233,6 @@ def _phase_contradictions(recipe: Recipe) -> Iterator[str]:
         yield (
             f"no phase draws {join_names(sorted(trained - named))}: give each stream a share in a "
             "phase, or remove the stream."
-        )
-    for name in recipe.phases:
-        for sentence in _weight_contradictions(make_phase_recipe(recipe, name)):
-            yield f"phases.{name}: {sentence}"
-    phases = [make_phase_recipe(recipe, name) for name in recipe.phases]
-    if recipe.temperature != 1 and all(None not in read_shares(p).values() for p in phases):
-        yield (
-            f"temperature is {recipe.temperature}, but it only affects streams without a share, "
-            "and in every phase every stream has one: remove temperature, or some shares."
         )
 
 
@@ -240,10 +259,10 @@ def _phase_budget_contradictions(recipe: Recipe) -> Iterator[str]:
             "tokens."
         )
     elif len(shares) < len(recipe.phases):
-        others = [name for name in recipe.phases if name not in shares]
+        without_shares = [name for name in recipe.phases if name not in shares]
         yield (
             f"the budgets of {join_names(list(shares))} are parts of the recipe's budget, and "
-            f"those of {join_names(others)} are not: write all of them in one way."
+            f"those of {join_names(without_shares)} are not: write all of them in one way."
         )
     elif sum(shares.values()) != 1:
         total = f"{float(100 * sum(shares.values())):,.10g}%"
@@ -419,11 +438,13 @@ def count_budget_tokens(recipe: Recipe, stream: StreamSpec) -> Fraction:
     """
     name = stream.held_out_of or stream.name
     if recipe.phases:
-        phases = [phase for phase, spec in recipe.phases.items() if name in spec.mix]
         tokens = Fraction(0)
-        for phase in phases:
-            if read_shares(make_phase_recipe(recipe, phase))[name] != 0:
-                tokens += count_budget_tokens(make_phase_recipe(recipe, phase), stream)
+        for phase_name, phase in recipe.phases.items():
+            if name not in phase.mix:
+                continue
+            phase_recipe = make_phase_recipe(recipe, phase_name)
+            if read_shares(phase_recipe)[name] != 0:
+                tokens += count_budget_tokens(phase_recipe, stream)
         if not tokens:
             raise ValueError(
                 f"no phase gives the stream a share above 0: set phases.<phase>.mix.{name}"

@@ -25,7 +25,7 @@ FIELDS = (
 
 
 def must_be(words: str, test: Callable[[Any], object], **keywords: Any) -> dict[str, Any]:
-    """Return dataclass metadata by which a value of a key is tested:
+    """Return dataclass metadata that restricts the values of a recipe's key:
     `key(2, must=must_be("1 at least", lambda value: value >= 1, minimum=1))`.
 
     Args:
@@ -194,7 +194,7 @@ class ResizeSpec:
 
 @frozen(kw_only=True)
 class ReencodeSpec:
-    """The format in which a conversion encodes all images again."""
+    """How a conversion encodes all images again: the format and its quality."""
 
     format: Literal["jpeg", "png", "webp"] = "jpeg"
     quality: int = key(
@@ -215,7 +215,7 @@ class ImagesSpec:
     the records' file.
     """
     token: str | None = key(None, "placeholder")
-    "The token that stands for an image. Without it: the tokenizer's `image_token`."
+    "The token in a text in place of an image. Without it: the tokenizer's `image_token`."
     decode: Literal["full", "header"] = "full"
     "`full`: every image is decoded; `header`: only its header and its end are checked."
     max_pixels: int = key(178_956_970, must=ONE_OR_MORE)

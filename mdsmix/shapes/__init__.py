@@ -1,5 +1,5 @@
-"""Record shapes: the ways in which people write a document, a pair, a conversation, a preference or
-a prompt into a JSON object.
+"""Record shapes: how people write a document, a pair, a conversation, a preference or a prompt into
+a JSON object.
 
 A shape has a function that reads a decoded record, and returns a `Document`, `Pair`,
 `Conversation`, `Preference`, `UnpairedPreference` or `Prompt`. The function raises RecordRefused
@@ -48,13 +48,13 @@ _ALL = (
 )
 SHAPES: dict[str, Shape] = {shape.name: shape for shape in _ALL}
 ENTRY_POINTS = "mdsmix.shapes"
-"The group in which other packages register a Shape."
+"The group of entry points under which other packages register a Shape."
 _OF = " of "
 
 
 def published_name(shape: Shape) -> str:
-    """Return the name under which a published stream stores its shape (the way in which its records
-    are written), such as `alpaca`.
+    """Return the name under which a published stream stores its shape (how its records are
+    written), such as `alpaca`.
 
     For a shape that another package registers, the package and its version follow:
     `chatty of shapes-of-mine 1.2`.
@@ -64,9 +64,9 @@ def published_name(shape: Shape) -> str:
 
 
 def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
-    """Return the shape (the way in which records are written, such as `alpaca`) of this name.
-    Without a name, return the first shape whose fields fit the keys of the source: `prompt` and
-    `response` fit the shape prompt_response.
+    """Return the shape (how records are written, such as `alpaca`) of this name. Without a name,
+    return the first shape whose fields fit the keys of the source: `prompt` and `response` fit the
+    shape prompt_response.
 
     Return None if no shape has this name, or the keys fit no shape.
 

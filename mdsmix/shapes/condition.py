@@ -2,9 +2,9 @@
 and not matches(url, '^https?://x')`.
 
 A condition is written in Python's syntax and parsed with `ast`. Only the few constructs in
-`ALLOWED` are compiled, and functions of this package read the fields. There is no arithmetic, so a
-condition cannot build huge numbers or strings. Regular expressions are evaluated by RE2, whose time
-is proportional to the length of the text. Python's `re` may take years for a record of thirty
+`ALLOWED` are compiled, and functions of this package read the fields. Arithmetic is not allowed, so
+a condition cannot build huge numbers or strings. Regular expressions are evaluated by RE2, whose
+time is proportional to the length of the text. Python's `re` may take years for a record of thirty
 characters.
 """
 

@@ -1,8 +1,8 @@
 """Reads the content of a message that is a list of parts, as the interfaces of OpenAI and Anthropic
 and LLaMA-Factory 1 write it: `[{"type": "text", "text": "Hi"}]`.
 
-Parts of text are joined. Anthropic's parts get the form that chat templates take: `thinking`
-becomes the key `reasoning_content` of the message, `tool_use` becomes a call, and each
+The texts of text parts are joined. Anthropic's other parts become what chat templates read:
+`thinking` becomes the key `reasoning_content` of the message, `tool_use` becomes a call, and each
 `tool_result` becomes a message of the role `tool`. LLaMA-Factory's `reasoning` is read like
 `thinking`, and its `tool_call`, which contains JSON text, like `tool_use`. Any other part makes the
 record bad. Only keys without text are dropped.
@@ -40,12 +40,12 @@ def join_parts(parts: Sequence[Any]) -> str:
 
 
 class MarkedText(NamedTuple):
-    """The joined texts of a content's parts, and which of the characters are trained."""
+    """The joined texts of a content's parts, and which of their characters are trained."""
 
     text: str
     detail: list[Message] | None
-    """A list as in axolotl's `train_detail`, with the marks as the parts have them; None if no part
-    has a mark.
+    """One entry for each part, as in axolotl's `train_detail`: `{"begin_offset": 0, "end_offset":
+    1, "train": False}`. None if no part says whether it is trained.
     """
 
 
@@ -54,8 +54,9 @@ PART_MARKS = ("train", "weight")
 
 
 def join_marked_parts(parts: Sequence[Any]) -> MarkedText:
-    """Return the joined texts of a content's parts, which may have marks: `[{"type": "text",
-    "text": "Hi", "train": false}]`. A part without a mark is trained.
+    """Return the joined texts of a content's parts, and which characters are trained. A part may
+    have a mark that decides this: `{"type": "text", "text": "Hi", "train": false}`. A part without
+    a mark is trained.
 
     Raises RecordRefused (content_not_text) if a part is not text.
     """
@@ -143,8 +144,8 @@ def has_anthropic_parts(content: Any) -> bool:
 
 
 def convert_anthropic(message: Message) -> Iterator[Message]:
-    """Yield one of Anthropic's messages in the form of chat templates. A message with results
-    of tools becomes several messages: one for each result, and one for the parts between results.
+    """Convert one of Anthropic's messages to messages that chat templates read. A message with
+    results of tools becomes several: one for each result, and one for the parts between results.
     """
     if message["role"] == "assistant":
         yield _convert_answer(message)
@@ -179,8 +180,8 @@ def _convert_result(part: Mapping[str, Any]) -> Message:
 
 
 def _convert_answer(message: Message) -> Message:
-    """Return an assistant's message whose parts are thoughts, texts and calls, in the form of chat
-    templates.
+    """Convert an assistant's message whose parts are thoughts, texts and calls to a message that
+    chat templates read, with the keys `reasoning_content`, `content` and `tool_calls`.
 
     Raises RecordRefused (content_not_text) if the parts are not in the order thoughts, texts,
     calls, since no template can print another order.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 from mdsmix.json_values import read_exactly
@@ -125,7 +125,7 @@ def make_conversation(
 
     Raises RecordRefused if the messages together break a rule, such as the order of roles.
     """
-    # Read the marks, and put calls and tools into the form of chat templates.
+    # Read the marks, and write calls and tools as chat templates read them.
     marks = read_marks(raw, messages, leading)
     trained = marks.trained
     cleaned = [
@@ -190,18 +190,24 @@ def check_roles(roles: tuple[Any, ...], repeatable: str = "") -> str | None:
 
 
 class Marks(NamedTuple):
-    """The marks of a record's messages."""
+    """What the marks of a record's messages say on training. A mark is a key or an entry of a list,
+    such as `"weight": 0`.
+    """
 
     trained: list[bool]
     "A flag for each message: whether it may be used for training."
     losses: list[AnswerLoss | None] | None
-    "`Conversation.losses`"
+    """For each message the characters that are trained, and the loss weight; None for a message
+    that is trained as a whole with the weight 1, or not at all. None in place of the list: there is
+    no message with such marks.
+    """
 
 
 def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) -> Marks:
-    """Return which messages may be used for training, and of which answers only some characters.
-    Marks decide this: keys of the message, such as `"weight": 0` or `train_detail`, and the
-    record's list of marks, such as `loss_mask`. A message without marks may be used.
+    """Return which messages may be used for training, with their loss weights, and for some answers
+    which of their characters. Marks decide this: keys of the message, such as `"weight": 0` or
+    `train_detail`, and the record's list of marks, such as `loss_mask`. A message without marks may
+    be used.
 
     Args:
         raw: the record.
@@ -213,14 +219,14 @@ def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) ->
         bad_mark: a mark is not a weight that the stream allows, or two marks of a message differ.
         bad_loss_mask: the list does not have one entry for each message or answer.
         trained_prompt: a message that is not the assistant's is marked for training.
-        bad_span, span_with_calls: by `read_spans`.
+        bad_span, span_with_calls: the list of ranges in `train_detail` is not valid (`read_spans`).
     """
     keys = (*TRAIN_KEYS, raw.options[MARK]) if MARK in raw.options else TRAIN_KEYS
     listed_marks = _read_listed_marks(raw, messages, leading)
     # Most messages have no key that concerns training: these may be used.
     flags = _flag_keys(raw)
     if not listed_marks and all(map(flags.isdisjoint, messages)):
-        return Marks([True] * len(messages), None)
+        return Marks([*repeat(True, len(messages))], None)
     trained = list[bool]()
     losses = list[AnswerLoss | None]()
     for position, message in enumerate(messages):
@@ -261,9 +267,9 @@ def drop_listed_marks(raw: RawRecord) -> RawRecord:
 
 
 def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int) -> list[Any]:
-    """Return the entry of each message in the record's list of marks, such as
-    `"loss_mask": [0, 1]`. An entry says whether the message is used for training. None for a
-    message without an entry; [] if the record has no such list.
+    """Return for each message its entry in the record's list of marks, such as
+    `"loss_mask": [0, 1]`. An entry says whether the message is used for training. A message without
+    an entry gets None. Return [] if the record has no such list.
 
     The list is in the field `loss_mask`, or in the field that the recipe names as `train_mark`. It
     has one entry for each message or for each answer.
@@ -459,7 +465,7 @@ def exchange_messages(question: str, answer: str) -> list[Message]:
 
 
 def _read_tools(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | None:
-    """Return the tools of a record in the form of chat templates, each as `{"type": "function",
+    """Return the tools of a record as chat templates read them, each as `{"type": "function",
     "function": ...}`. Return None if the field `tools` is missing or null, and [] if it contains an
     empty list.
 
@@ -481,7 +487,7 @@ def _read_tools(raw: RawRecord, messages: Sequence[Message]) -> list[Message] | 
 
 
 def _parse_tools(value: Any) -> list[Message]:
-    """Return a list of tools with each tool in the form of chat templates.
+    """Return a list of tools, each as `_normalize_tool` writes it for chat templates.
 
     Raises RecordRefused (bad_tools) if the value is neither a list of tools nor its JSON text.
     """
@@ -492,8 +498,8 @@ def _parse_tools(value: Any) -> list[Message]:
 
 
 def _normalize_own_tools(message: Message) -> Message:
-    """Return the message. If it is a system message with tools of its own, as in records of GLM-4,
-    the tools get the form of chat templates.
+    """Return a message. If it is a system message with tools of its own, as in records of GLM-4,
+    write these tools as chat templates read them.
     """
     if message["role"] == "system" and message.get("tools"):
         return message | {"tools": _parse_tools(message["tools"])}
@@ -501,7 +507,8 @@ def _normalize_own_tools(message: Message) -> Message:
 
 
 def _normalize_tool(value: Any) -> Message:
-    """Return a tool in the form of chat templates.
+    """Return a tool as chat templates read it: `{"type": "function", "function": {"name": ...,
+    "parameters": ...}}`.
 
     The schema of its arguments, which Anthropic calls `input_schema` and MCP `inputSchema`, becomes
     `parameters`. The key `cache_control`, a setting of Anthropic's service, is dropped.
@@ -524,7 +531,7 @@ def _normalize_tool(value: Any) -> Message:
 
 
 def parse_calls(value: Any) -> list[Message]:
-    """Return tool calls in the form of a message's `tool_calls`: `[{"type": "function", "function":
+    """Return tool calls as a message's `tool_calls` has them: `[{"type": "function", "function":
     {"name": ..., "arguments": ...}}]`.
 
     Arguments that are an empty string become an empty object. Other arguments stay JSON text or an
@@ -561,7 +568,7 @@ def _without_arguments(call: Message) -> Message:
 
 
 def _wrap_function(value: Any, reason: str) -> Message:
-    """Return a tool or a call in the form `{"type": "function", "function": {"name": ...}}`.
+    """Return a tool or a call as `{"type": "function", "function": {"name": ...}}`.
 
     Raises RecordRefused if the tool or the call has no name.
 

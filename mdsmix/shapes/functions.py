@@ -363,15 +363,15 @@ def _are_unchanged(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def function_shape(name: FunctionName) -> Shape:
-    """Return a shape (the way in which a stream's records are read) that calls a user's function
-    for each record. The function is imported only when the first record is read.
+    """Return a shape (how a stream's records are read) that calls a user's function for each
+    record. The function is imported only when the first record is read.
     """
     return Shape(
         name=name.to_text(),
         version=FUNCTION_VERSIONS.get(name.gives, 1),
         gives=GIVES[name.gives].gives,
         reasons=FUNCTION_REASONS,
-        parse=partial(_parse, name),
+        parse=partial(_call_function, name),
     )
 
 
@@ -399,7 +399,7 @@ def import_function(shape: str | None) -> str | None:
     )
 
 
-def _parse(name: FunctionName, raw: RawRecord) -> Any:
+def _call_function(name: FunctionName, raw: RawRecord) -> Any:
     """Read a record with a user's function. What the function prints goes to stderr.
 
     Raises RecordRefused if the function fails, returns a string (its reason to refuse the record),
@@ -421,8 +421,8 @@ def _parse(name: FunctionName, raw: RawRecord) -> Any:
 
 
 def _read_answer(answer: Any, gives: str) -> Any:
-    """Return a record from what a user's function returned, and check it like a record that was
-    read from a file: a pair by the rules of the shape prompt_response.
+    """Make a record of what a user's function returned. It is checked like a record that was read
+    from a file: a pair, for example, by the rules of the shape prompt_response.
 
     Raises RecordRefused if the record breaks a rule, or is not of the type that the stream takes.
 
@@ -434,15 +434,18 @@ def _read_answer(answer: Any, gives: str) -> Any:
     tree = answer._asdict() if is_record else answer
     keys = set(tree) if isinstance(tree, dict) else set[Any]()
     # The type of the record follows from its keys: a document has the key `text`.
-    forms = [name for name, shape in GIVES.items() if shape.fields[0] in keys]
-    if not forms:
+    record_types = [name for name, shape in GIVES.items() if shape.fields[0] in keys]
+    if not record_types:
         raise RecordRefused("function_gave_other", said=type(answer).__name__)
-    form = forms[0]
-    # A prompt and a completion may also be meant as a prompt alone, or have a label.
-    if form == "pair" and _is_meant(gives, keys):
-        form = gives
-    if form != gives:
-        why = f"a {form} in a stream of {gives}s: write source.gives: {form} for {form}s"
+    record_type = record_types[0]
+    # What looks like a pair may be a prompt alone, or an answer with a label.
+    if record_type == "pair" and _is_prompt_or_unpaired(gives, keys):
+        record_type = gives
+    if record_type != gives:
+        why = (
+            f"a {record_type} in a stream of {gives}s: write source.gives: {record_type} for "
+            f"{record_type}s"
+        )
         raise RecordRefused("function_gave_other", said=why)
     # The shapes in GIVES read no tools. A pair may have the key `completion` in place of
     # `response`.
@@ -460,9 +463,10 @@ def _read_answer(answer: Any, gives: str) -> Any:
     return record
 
 
-def _is_meant(gives: str, keys: Set[str]) -> bool:
-    """Check whether a dict with the key `prompt` is a prompt alone, without an answer, or an
-    unpaired preference, which has a label, in a stream that takes these.
+def _is_prompt_or_unpaired(gives: str, keys: Set[str]) -> bool:
+    """Check whether a dict with the key `prompt` is what its stream takes: a prompt alone (without
+    an answer) in a stream of prompts, or an answer with a label in a stream of unpaired
+    preferences.
 
     Args:
         gives: the type that the stream takes, a key of GIVES.

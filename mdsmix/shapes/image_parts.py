@@ -67,7 +67,7 @@ REJECTED_IMAGES = "rejected_images"
 "ms-swift's field with images of the rejected answer, in place of the images of the chosen answer."
 FIELDS = ("images", "image")
 """Fields of a record that may contain its images, if the recipe does not name a field. Only the
-first one with a value is read.
+first of them with a value is read.
 """
 NOTHING: tuple[Any, ...] = (None, [], "", {"bytes": None, "path": None})
 """Values of a field without images. Some writers of parquet write the last of these values for a
@@ -94,8 +94,8 @@ _FROM_URL_ALPHABET = str.maketrans("-_", "+/")
 
 
 def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
-    """Return a copy of a shape of conversations or preferences (the way in which records are
-    written) whose `parse` reads images too.
+    """Return a copy of a shape of conversations or preferences (how records are written) whose
+    `parse` reads images too.
 
     Args:
         shape: the shape, which reads the texts.
@@ -220,8 +220,8 @@ def _parts_of_half(parts: Mapping[str, list[Any]], key: str, count: int) -> list
         count: how many images the messages of the conversation have.
     """
     prompt = [part for prompt_key in PROMPTS for part in parts[prompt_key]]
-    # The answer stands alone; its messages begin with the prompt; or the prompt is in the messages
-    # of the chosen answer, as in ms-swift.
+    # Three cases: the field has only the answer; its messages begin with the prompt; or the prompt
+    # is in the messages of the chosen answer, as in ms-swift.
     for candidate in ([*prompt, *parts[key]], parts[key], parts["chosen"]):
         if len(candidate) == count:
             return candidate
@@ -427,8 +427,8 @@ def _read_part_images(
 
 
 def _flatten_message(message: Any, images: list[Any]) -> Any:
-    """Return the message with its parts joined into one string, in which MARK marks the place of
-    each image.
+    """Return the message with its parts joined into one string, and with MARK in place of each
+    image.
 
     Args:
         message: a message of the record.
@@ -477,8 +477,10 @@ def _flatten_own_images(message: Mapping[str, Any], images: list[Any]) -> dict[s
 
 
 def _mark_part(part: Any, images: list[Any]) -> Any:
-    """Return an image part as a text part with MARK as its text, a text part with only its type and
-    text, and any other part without its nulls.
+    """Prepare one part of a message's content for the shape, which reads only texts.
+
+    An image part becomes a text part with MARK as its text. A text part keeps only its type, its
+    text, and its marks on training. Any other part loses its null entries.
 
     Args:
         part: the part.

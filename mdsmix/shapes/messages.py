@@ -161,7 +161,7 @@ def _system_messages(raw: RawRecord) -> list[Message]:
 
 
 def _parse_item(item: Any) -> list[Message]:
-    """Return the messages of one item of a record's list, in the form of chat templates.
+    """Return one item of a record's list as messages that chat templates read.
 
     An item becomes one message, except that Anthropic's item with results of tools becomes several.
     """
@@ -171,8 +171,8 @@ def _parse_item(item: Any) -> list[Message]:
 
 
 def _parse_message(item: Any) -> Message:
-    """Return one message in the form of chat templates. This is the form of OpenAI's interface of
-    today, but the content is a string.
+    """Return one message as chat templates read it: as OpenAI's interface of today writes messages,
+    but with a string as the content.
 
     Raises RecordRefused if the item is not a message that this shape can read.
     """
@@ -216,8 +216,8 @@ def _parse_message(item: Any) -> Message:
 
 
 def _convert_swift_roles(item: Any) -> Any:
-    """Return a message of ms-swift's role `tool_call` or `tool_response` in OpenAI's form. Return
-    any other value unchanged.
+    """Return a message of ms-swift's role `tool_call` or `tool_response` as OpenAI's interface
+    writes it. Return any other value unchanged.
     """
     role = item.get("role") if isinstance(item, dict) else None
     if role == "tool_response":
@@ -229,8 +229,8 @@ def _convert_swift_roles(item: Any) -> Any:
 
 
 def _modernize(item: Message) -> Message:
-    """Return a message of OpenAI's older interface in the form of today: `function_call` becomes an
-    entry of `tool_calls`, and the role `function` becomes `tool`.
+    """Return a message of OpenAI's older interface as the interface of today writes it:
+    `function_call` becomes an entry of `tool_calls`, and the role `function` becomes `tool`.
     """
     message = {key: value for key, value in item.items() if key != "function_call"}
     if message["role"] == "function":

@@ -1,4 +1,4 @@
-"""Preferences: a prompt with two answers, one of them preferred, in four forms.
+"""Preferences: a prompt with two answers, one of them preferred. People write them in four ways:
 
 - `{"prompt": ..., "chosen": ..., "rejected": ...}`, as TRL, UltraFeedback and hh-rlhf write them.
   The prompt is a string or a list of messages, and so is each answer. Messages of an answer may
@@ -12,9 +12,9 @@
 - LLaMA-Factory's ranked ShareGPT records: `{"conversations": [...], "chosen": {...}, "rejected":
   {...}}`. Each answer is the message that follows the conversation.
 
-The last message of each side is the answer that is compared. Marks (such as `train: 0`, for a
-message that is not used for training) are removed. A record is left out if such a mark is on an
-answer that is compared.
+The last message of each half (the prompt with one of the answers) is the answer that is compared.
+Marks (such as `train: 0`, for a message that is not used for training) are removed. A record is
+left out if such a mark is on an answer that is compared.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def parse_preference(raw: RawRecord) -> Preference:
     """Read a record with the fields `chosen`, `rejected` and perhaps `prompt`. Answers that are
     strings become two pairs, answers that are messages become two conversations.
 
-    Raises RecordRefused if the answers are of different types, or there is no prompt.
+    Raises RecordRefused if the answers are of different types, or the prompt is missing.
     """
     prompt = raw.value("prompt")
     answers = [raw.required_value(key) for key in ANSWERS]
@@ -249,7 +249,8 @@ def _read_openai_halves(raw: RawRecord) -> list[list[Any]]:
     if not isinstance(value, str) and value is not None:
         prompt = read_messages(raw, "prompt")
     chosen, rejected = (_openai_answer(raw, key) for key in ANSWERS)
-    # ms-swift's records: the chosen answer ends a conversation, the rejected answer stands alone.
+    # ms-swift's records: the chosen answer ends a conversation; the rejected answer is a string or
+    # one message, without the conversation.
     is_rejected_alone = not isinstance(raw.value("rejected"), list)
     if is_rejected_alone and not prompt and chosen:
         *prompt, answer = chosen
@@ -330,7 +331,7 @@ def _answer_items(raw: RawRecord, key: str) -> list[Any]:
     return read_messages(raw, key) if isinstance(answer, list) else [answer]
 
 
-RATED = {"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)}
+REWARD_SYNONYMS = {"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)}
 PREFERENCE = Shape(
     name="preference",
     version=3,  # the prompt is found after a system message of the answers
@@ -341,7 +342,7 @@ PREFERENCE = Shape(
     text_or_messages=("prompt", *ANSWERS),
     extras=(VARIABLES, OBJECTS),
     options=("consecutive_roles", MARK),
-    also_called=RATED,
+    also_called=REWARD_SYNONYMS,
     guess=lambda *_: TRIES[:1],
     reasons=CONVERSATION_REASONS
     | EXTRAS_REASONS
@@ -369,7 +370,7 @@ PREFERENCE_OPENAI = Shape(
     extras=(VARIABLES, OBJECTS),
     options=("consecutive_roles", "nulls", MARK),
     also_called={
-        **RATED,
+        **REWARD_SYNONYMS,
         "prompt": ("messages",),
         "chosen": ("messages",),
         "rejected": ("rejected_response", "rejected_messages"),
@@ -387,7 +388,7 @@ PREFERENCE_ALPACA = Shape(
     structured=("history", *REWARDS),
     extras=(VARIABLES, OBJECTS),
     options=("joined_by",),
-    also_called=RATED,
+    also_called=REWARD_SYNONYMS,
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS | ALPACA_REASONS,
     parse=with_extras(parse_preference_alpaca),
 )
@@ -399,7 +400,7 @@ PREFERENCE_SHAREGPT = Shape(
     structured=("conversations", *ANSWERS, "tools", *REWARDS),
     extras=(VARIABLES, OBJECTS),
     options=("tags", "consecutive_roles", "nulls", MARK),
-    also_called={**RATED, **SHAREGPT.also_called},
+    also_called={**REWARD_SYNONYMS, **SHAREGPT.also_called},
     guess=guess_options,
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse_preference_sharegpt),

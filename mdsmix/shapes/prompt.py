@@ -1,8 +1,8 @@
-"""Prompts alone, to which the model itself writes the answers in reinforcement learning, in two
-forms.
+"""Prompts alone, to which the model itself writes the answers in reinforcement learning. People
+write them in two ways:
 
-- `{"prompt": ...}`, as TRL and verl write them: a string, or messages of which the last is the
-  user's or a tool's.
+- `{"prompt": ...}`, as TRL and verl write them: a string, or messages that end with one of the
+  user's or of a tool's.
 - `{"instruction": ..., "input": ...}`: a question as in an Alpaca record. It becomes the user's
   message.
 
@@ -123,7 +123,9 @@ PROMPT_REASONS = {
     ),
 }
 "Reason codes of prompts -> their explanations."
-_CALLED: dict[str, Any] = {ANSWER: ("ground_truth", "solution", "answer", "expected_answer")}
+_ANSWER_SYNONYMS: dict[str, Any] = {
+    ANSWER: ("ground_truth", "solution", "answer", "expected_answer")
+}
 PROMPT = Shape(
     name="prompt",
     gives=Prompt,
@@ -133,7 +135,7 @@ PROMPT = Shape(
     text_or_messages=("prompt",),
     extras=(VARIABLES, OBJECTS),
     options=("nulls",),
-    also_called={**_CALLED, "prompt": ("messages",)},
+    also_called={**_ANSWER_SYNONYMS, "prompt": ("messages",)},
     guess=lambda *_: ({"nulls": "drop"},),
     reasons={
         **CONVERSATION_REASONS,
@@ -151,7 +153,7 @@ PROMPT_ALPACA = Shape(
     structured=("history", "tools"),
     extras=(VARIABLES, OBJECTS),
     options=("joined_by",),
-    also_called=_CALLED,
+    also_called=_ANSWER_SYNONYMS,
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS | ALPACA_REASONS | PROMPT_REASONS,
     parse=parse_prompt_alpaca,
 )

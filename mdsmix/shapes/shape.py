@@ -20,8 +20,8 @@ as `question`.
 
 
 class RawRecord(NamedTuple):
-    """A record as its format decodes it, with what the recipe says on reading it: the names of its
-    fields, and options such as `nulls`.
+    """A decoded record, with what the recipe says on how to read it: the names of its fields, and
+    options such as `nulls`.
     """
 
     record: Mapping[str, Any]
@@ -130,8 +130,8 @@ class Shape:
     options: tuple[str, ...] = ()
     "Keys of the source or the stream that change how the shape reads a record."
     also_called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Key -> other names that its field has in common data sets. `mdsmix init` recognises fields by
-    these names, and by the synonyms in SourceSpec.
+    """Key of `source:` -> other names that its field has in common data sets. `mdsmix init`
+    recognises fields by these names, and by the synonyms in SourceSpec.
     """
     guess: Callable[[Sequence[Any], Fields], Iterable[Mapping[str, Any]]] = lambda *_: ()
     """(records, fields) -> sets of options that fit the records, such as `[{"nulls": "drop"}]`.
@@ -147,7 +147,9 @@ class Shape:
     names them, such as `loss_mask`.
     """
     images_first: bool = False
-    "If no text has a placeholder for an image, all images come before the first question."
+    """Whether all images of a record come before its first question if no text has a placeholder
+    for an image. Without this, such a record is bad.
+    """
     image_fields: tuple[str, ...] | None = None
     "The fields of a record that may contain its images; None if no images are read."
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -227,11 +229,13 @@ class Shape:
 
 
 _KEY_OF_MESSAGES = {"role": "messages", "from": "conversations"}
-"A key that every message of a form has -> the recipe's key for messages of this form."
+"""A key that tells how messages are written, as OpenAI or as ShareGPT do -> the key of the recipe's
+`source:` for a list of such messages.
+"""
 
 
 def key_of_list(record: Any) -> str:
-    """Return the recipe's key for messages of this form, if a record is a bare list of messages:
+    """Return the key of the recipe's `source:` for a record that is a bare list of messages:
     `messages` for `[{"role": ..., ...}, ...]`, `conversations` for `[{"from": ..., ...}, ...]`.
     Return an empty string for any other record.
     """

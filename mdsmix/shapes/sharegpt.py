@@ -125,8 +125,8 @@ def parse_sharegpt_items(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
 def _parse_message(
     item: Any, roles: Mapping[str, str], role_key: str = "from", text_key: str = "value"
 ) -> Message:
-    """Return an item as a message in the form of chat templates. An item with tool calls becomes a
-    message of the assistant.
+    """Return an item of a record's list as a message that chat templates read. An item with tool
+    calls becomes a message of the assistant.
 
     Raises RecordRefused if the item is not a message.
 
@@ -219,7 +219,7 @@ def parse_qwen_vl(raw: RawRecord) -> Conversation:
     # A tag that is still there was not part of a pair, so it was not replaced.
     for message in marked:
         if "<img>" in message["content"] or "</img>" in message["content"]:
-            why = "a tag <img> or </img> is without its other half"
+            why = "a text has <img> without </img>, or </img> without <img>"
             raise RecordRefused("bad_image", why=why)
     return place_images(conversation._replace(messages=marked), images, IMAGE_MARK)
 

@@ -1,11 +1,12 @@
-"""Reads which characters of an answer are trained: axolotl's key `train_detail` of a message, a
-list such as `[{"begin_offset": 0, "end_offset": 4, "train": true}]`; and loss weights.
+"""Reads loss weights, and which characters of an answer are trained. Both follow from marks: keys
+of a message that concern training. For characters this is axolotl's `train_detail`, a list such as
+`[{"begin_offset": 0, "end_offset": 4, "train": true}]`.
 
 Offsets count the characters of the message's content, as in a Python string, from 0. The character
 at `end_offset` is part of the range. Characters that no entry names are not trained.
 
-If the stream sets `loss_weights: true`, a mark may be a weight such as 0.5, and an entry may have
-`weight` in place of `train`.
+If the stream sets `loss_weights: true`, a mark may be a weight such as 0.5, and an entry of the
+list may have `weight` in place of `train`.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ SPAN_REASONS = {
         "moves the characters."
     ),
 }
-"Reason codes of records with such marks -> their explanations."
+"Reason codes of records that mark characters of answers -> their explanations."
 
 
 def read_weight(marks: Sequence[Any], with_weights: bool) -> float:
-    """Return the loss weight that marks of a message, or of some characters, give: 0 if it is not
-    trained, 1 if there is no mark.
+    """Return the loss weight of a message, or of some of its characters, from its marks such as
+    `"weight": 0`. It is 0 if the message is not trained, and 1 without marks.
 
-    True and 1 only say that it is trained, so another mark may give the weight: `"loss": true` and
-    `"loss_scale": 0.5`.
+    True and 1 only say that the message is trained, so another mark may give the weight: `"loss":
+    true` and `"loss_scale": 0.5` together give 0.5.
 
     Raises RecordRefused (bad_mark) if a mark is not a weight, or two marks differ.
 
@@ -69,8 +70,9 @@ def read_weight(marks: Sequence[Any], with_weights: bool) -> float:
 
 
 def read_spans(message: Message, with_weights: bool = False) -> tuple[Span, ...] | None:
-    """Return the characters of a message's content that are trained, with their weights, ascending
-    and without overlap; (): no character. Return None if the message has no `train_detail`.
+    """Return the ranges of a message's content that are trained, with their weights: ascending, and
+    without overlap. An empty tuple means that no character is trained. Return None if the message
+    has no `train_detail`: then it is trained as a whole.
 
     Raises RecordRefused (bad_span, bad_mark) if an entry of the list is not valid.
     Raises RecordRefused (span_with_calls) if the message has calls.
@@ -97,12 +99,14 @@ def read_spans(message: Message, with_weights: bool = False) -> tuple[Span, ...]
         if span.start < last_to_end.end and span.weight != last_to_end.weight:
             why = f"two entries differ on the character at offset {span.start}"
             raise RecordRefused("bad_span", why=why)
-        last_to_end = max(last_to_end, span, key=lambda each: each.end)
+        if span.end > last_to_end.end:
+            last_to_end = span
     return join_spans([span for span in spans if span.weight])
 
 
 def _read_entry(entry: Any, number: int, length: int, with_weights: bool) -> Span:
-    """Return an entry of `train_detail` as a span, with the weight 0 if it is not trained.
+    """Return an entry of `train_detail` as a span (a range of characters with a loss weight). The
+    weight is 0 if the characters are not trained.
 
     Args:
         entry: the entry.
@@ -112,7 +116,7 @@ def _read_entry(entry: Any, number: int, length: int, with_weights: bool) -> Spa
     """
     keys = {key for key in entry if entry[key] is not None} if isinstance(entry, Mapping) else set()
     if not OFFSET_KEYS < keys <= OFFSET_KEYS.union(ENTRY_MARKS):
-        why = f"entry {number} has not the keys begin_offset, end_offset and train"
+        why = f"entry {number} lacks begin_offset, end_offset or train, or has other keys"
         raise RecordRefused("bad_span", why=why)
     begin = entry["begin_offset"]
     end = entry["end_offset"]
@@ -142,8 +146,8 @@ ANSWER_LOSS = "the loss of a preference is of the whole answer, without weights 
 
 
 def drop_losses(conversation: Conversation) -> Conversation:
-    """Return the conversation of a preference without marks of characters and without loss weights.
-    Those of earlier answers change nothing, since they are a part of the prompt.
+    """Return a preference's conversation without loss weights, and without marks of trained
+    characters. On earlier answers they change nothing, since these are a part of the prompt.
 
     Raises RecordRefused (bad_span) if its last message, the answer, has such marks.
     """
@@ -156,10 +160,11 @@ def drop_losses(conversation: Conversation) -> Conversation:
 def check_losses(
     losses: Sequence[AnswerLoss | None], messages: Sequence[Message]
 ) -> Sequence[AnswerLoss | None]:
-    """Return the losses that a user's function gives to a conversation.
+    """Check and return the losses (trained characters and loss weights) that a user's function
+    gives to a conversation.
 
-    Raises RecordRefused (bad_span) if there is not one for each message, or spans are not ascending
-    ranges of their content with the weight 1.
+    Raises RecordRefused (bad_span) unless each message has one, and its spans are ascending ranges
+    of its content with the weight 1.
 
     Args:
         losses: `Conversation.losses`.
@@ -185,8 +190,11 @@ def check_losses(
 
 
 def join_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Return spans, which are ordered by their start, with those of one weight joined that overlap
-    or follow each other directly.
+    """Join spans (ranges of characters) that overlap or follow each other directly, if they have
+    the same weight.
+
+    Args:
+        spans: ordered by their start.
     """
     joined = list[Span]()
     for span in spans:

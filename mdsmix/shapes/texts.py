@@ -101,7 +101,7 @@ def parse_alpaca_prompt(raw: RawRecord) -> list[Message]:
 def _history_messages(raw: RawRecord) -> list[Message]:
     """Return the messages of a record's earlier questions and answers, from `[["q", "a"], ...]`.
 
-    Raises RecordRefused (bad_history) if an entry has another form.
+    Raises RecordRefused (bad_history) if an entry is not a list of two strings.
     """
     history = raw.value("history") or []
     messages = list[Message]()

@@ -27,7 +27,7 @@ _LABELS_OF_PANDAS = {"True": True, "False": False}
 
 
 class UnpairedPreference(NamedTuple):
-    """An answer to a prompt, which people wanted or did not want."""
+    """An answer to a prompt, with the label that says whether it is desirable."""
 
     answer: Pair | Conversation
     "The prompt and the answer to it, which is the last message of a conversation."
@@ -83,7 +83,7 @@ def _messages_of(raw: RawRecord, key: str, role: str) -> list[Any]:
     Args:
         raw: the record.
         key: `prompt` or `completion`.
-        role: the role of a string.
+        role: the role of the message that a string becomes.
     """
     value = raw.required_value(key)
     if isinstance(value, str):

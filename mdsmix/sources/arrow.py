@@ -7,8 +7,8 @@ is known only after all earlier rows were read. So a row is identified by its ba
 in the batch; its number in the file is counted at publication.
 
 A row's digest covers the fields that are read, as orjson writes them. So compression, the grouping
-of rows and the release of pyarrow do not change it. Values that JSON has no form for
-(times, decimals, bytes) are written with the name of their type, so that they differ from strings.
+of rows and the release of pyarrow do not change it. Values that JSON cannot express (times,
+decimals, bytes) are written with the name of their type, so that they differ from strings.
 Strings of JSON and maps are decoded first (`arrow_values.py`).
 """
 
@@ -192,8 +192,9 @@ def _rows(opened: _Opened, span: Span) -> Iterator[Item]:
         step = choose_row_count(batch.num_rows, batch.nbytes)
         for start in range(0, batch.num_rows, step):
             rows = batch.slice(start, step)
-            place = {"row": rows_before + start, "batch": number}
-            yield from row_items(rows, batch_ordinal(number, start), place, names, decoders)
+            first_place = {"row": rows_before + start, "batch": number}
+            ordinal = batch_ordinal(number, start)
+            yield from row_items(rows, ordinal, first_place, names, decoders)
         rows_before += batch.num_rows
 
 
@@ -224,7 +225,7 @@ def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
 def row_items(
     rows: pa.RecordBatch,
     ordinal: int,
-    place: dict[str, int],
+    first_place: dict[str, int],
     columns: tuple[str, ...],
     decoders: dict[str, Decode],
 ) -> Iterator[Item]:
@@ -236,7 +237,7 @@ def row_items(
     Args:
         rows: consecutive rows of one record batch or row group.
         ordinal: the ordinal (a number that increases through the file) of the first row.
-        place: the place of the first row, such as `{"row": 12, "batch": 0}`.
+        first_place: the place of the first row, such as `{"row": 12, "batch": 0}`.
         columns: the names of all columns of the file.
         decoders: column -> decoder of its values, for columns with JSON strings or maps.
     """
@@ -261,7 +262,7 @@ def row_items(
                 # A good row never ends in a space, so no good row has the same bytes and digest.
                 raws[index] = json_line(record) + b" "
         raw = raws[index] if index in raws else json_line(record)
-        row_place = {**place, "row": place["row"] + index}
+        row_place = {**first_place, "row": first_place["row"] + index}
         reason = reasons.get(index, "")
         length = len(raw) + 1  # with a newline, as in a file of lines
         yield Item(ordinal + index, row_place, length, raw, record, reason, columns)
@@ -307,7 +308,7 @@ def json_line(record: Any) -> bytes:
 
 
 def _typed_value(value: Any) -> Any:
-    """Return an object with the type and the string of a value that JSON has no form for:
+    """Return an object with the type and the string of a value that JSON cannot express:
     `{"date": "2024-01-31"}`. Bytes are written in base64.
     """
     text = base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -1,4 +1,4 @@
-"""Decodes values that Arrow and parquet store in another form than JSON Lines: strings of JSON in
+"""Decodes values that Arrow and parquet store in another way than JSON Lines: strings of JSON in
 columns of the type `arrow.json`, and maps. Both may be at any depth of a column.
 
 A map whose keys are strings or whole numbers becomes an object, as DuckDB writes it to JSON. A map
@@ -33,7 +33,7 @@ fault of such a string is `not_json`.
 
 Decode = Callable[[Any], Any]
 """A value as pyarrow returns it -> the value as JSON Lines would have it. Raises RecordRefused for
-a value that has no such form.
+a value that JSON Lines cannot have.
 """
 
 
@@ -57,7 +57,7 @@ def decoders_of(schema: pa.Schema, json_leaves: Container[int] = ()) -> dict[str
 
 
 def decode_record(record: dict[str, Any], decoders: dict[str, Decode]) -> dict[str, Any]:
-    """Return a copy of the record in which the values of some columns are decoded.
+    """Return a copy of the record with the values of some columns decoded.
 
     Args:
         decoders: column -> decoder of its values, for the columns to decode.

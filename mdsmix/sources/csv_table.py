@@ -68,7 +68,7 @@ class CsvTable(Format):
 
         Args:
             delimiter: the character between two cells, `,` or a tab.
-            packing: the suffix, such as `.gz`, of the files' compression; "" if there is none.
+            packing: the suffix, such as `.gz`, of the files' compression; "" if they have none.
         """
         super().__init__(packing)
         self._delimiter = delimiter
@@ -154,8 +154,8 @@ def _records(rows: Iterator[Item], header: list[str], unit: Unit) -> Iterator[It
             record = dict(zip(header, row.record, strict=True))
             parse_json_fields(record, unit.parsed)
             reason = parse_message_fields(record, unit.text_or_messages)
-        place = {"row": number, **row.place}
-        yield Item(row.ordinal, place, row.length, row.raw, record, reason, fields)
+        record_place = {"row": number, **row.place}
+        yield Item(row.ordinal, record_place, row.length, row.raw, record, reason, fields)
         if reason != BLANK:
             number += 1
 
@@ -234,8 +234,8 @@ class _RowReader:
 
             if not reason:
                 reason = _find_unseen_fault(raw)
-            place = {"line": line_number, "offset": self._offset}
-            yield Item(self._offset, place, length, raw, cells, reason)
+            row_place = {"line": line_number, "offset": self._offset}
+            yield Item(self._offset, row_place, length, raw, cells, reason)
             self._offset += length
             line_number += line_ends
 
@@ -278,7 +278,7 @@ class _RowReader:
 
 def _find_unseen_fault(raw: bytes) -> str:
     """Return the reason code of a fault in a row's bytes that the csv reader does not see: a NUL
-    byte or invalid UTF-8. "" if there is none.
+    byte or invalid UTF-8. Return "" for a row without such a fault.
     """
     if b"\0" in raw:
         return "nul_byte"

@@ -69,7 +69,7 @@ def list_data_files(folder: Location) -> FoundFiles:
 
 
 def _read_list(file: Location, key: str) -> list[Any] | None:
-    """Return the list under `key` in a JSON file; None if there is no such file.
+    """Return the list under `key` in a JSON file; None if the file is missing.
 
     Raises Unreachable if the file contains no such list, or an empty one.
     """
@@ -149,8 +149,8 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
 
 
 def name_of(location: Location, base: str | os.PathLike[str]) -> str:
-    """Return the name of a file by which units and manifests refer to it: its URL if it is in a
-    store, otherwise its path relative to `base`.
+    """Return the name that units and manifests have for a file: its URL if it is in a store,
+    otherwise its path relative to `base`.
 
     A name depends on no other file, so adding files changes no names. Names also stay the same if
     the recipe and its data are moved together.

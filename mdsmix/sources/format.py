@@ -48,8 +48,8 @@ Splits = Iterable[tuple[int, int | None]]
 
 
 class Item(NamedTuple):
-    """A part of a file that should be one record (a line, a row, an archive member), with its
-    place: the decoded record, or the reason code if it is not a record.
+    """One line, row or archive member of a file, which should be a record: its place in the file,
+    its bytes, and the decoded record, or the reason code if it is not a record.
     """
 
     ordinal: int
@@ -57,7 +57,7 @@ class Item(NamedTuple):
     file, and do not depend on the work unit that reads the item.
     """
     place: Mapping[str, Any]
-    "The place as the file of bad records (quarantine) has it: {`line`: 12, `offset`: 345}."
+    "The place as the quarantine (the file of bad records) has it: {`line`: 12, `offset`: 345}."
     length: int
     "Length in bytes; includes the newline for text rows."
     raw: bytes
@@ -66,7 +66,7 @@ class Item(NamedTuple):
     reason: str = ""
     "The reason code of an item that is not a record."
     fields: tuple[str, ...] = ()
-    "All fields of the record if its bytes do not name them."
+    "The names of all fields of the record, if its bytes do not contain them."
     file: str = ""
     "The file's name, set by `Block.origin`."
 
@@ -98,7 +98,7 @@ Decoder = Callable[[list[bytes]], Decoded]
 
 @dataclass(slots=True)
 class BoundedBytes:
-    """Collects the bytes of one record, a part at a time. Drops all bytes if the record becomes
+    """Collects the bytes of one record, piece by piece. Drops all bytes if the record becomes
     longer than `LONGEST`; only its offset and length are then known.
     """
 
@@ -107,26 +107,26 @@ class BoundedBytes:
     length: int = 0
     parts: list[bytes] = field(default_factory=list)
 
-    def add(self, part: bytes) -> None:
+    def add(self, piece: bytes) -> None:
         """Add the next bytes of the record."""
-        self.length += len(part)
+        self.length += len(piece)
         if self.is_too_long:
             self.parts.clear()
         else:
-            self.parts.append(part)
+            self.parts.append(piece)
 
     @property
     def is_too_long(self) -> bool:
         return self.length > LONGEST
 
-    def item(self, decode: Decoder, **place: int) -> Item:
+    def item(self, decode: Decoder, **numbers: int) -> Item:
         """Return the collected bytes as an item: the decoded record, or a reason code.
 
         Args:
             decode: decodes a list of byte strings; here the list has one.
-            place: the item's place without its offset, such as `line=12`.
+            numbers: entries of the item's place besides its offset, such as `line=12`.
         """
-        place["offset"] = self.offset
+        item_place = {**numbers, "offset": self.offset}
         raw = b""
         record = None
         reason = TOO_LONG
@@ -135,7 +135,7 @@ class BoundedBytes:
             records, faults = decode([raw])
             record = records[0] if records else None
             reason = faults.get(0, "")
-        return Item(self.offset, place, self.length, raw, record, reason)
+        return Item(self.offset, item_place, self.length, raw, record, reason)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -235,8 +235,8 @@ class Block:
             self._offsets.extend(accumulate(map(len, self.raws), initial=first_offset))
         raw = self.raws[index][:-1]  # without its newline
         offset = self._offsets[index]
-        place = {"line": first_line + index, "offset": offset}
-        return Item(ordinal=offset, place=place, length=len(raw), raw=raw, file=self.file)
+        line_place = {"line": first_line + index, "offset": offset}
+        return Item(ordinal=offset, place=line_place, length=len(raw), raw=raw, file=self.file)
 
 
 def item_blocks(
@@ -406,7 +406,9 @@ class Format(ABC):
     "Reason codes of bad records that only this format uses -> their explanations."
 
     def __init__(self, packing: str = "") -> None:
-        """`packing`: the suffix, such as `.gz`, of the files' compression; "" if there is none."""
+        """Set the compression: `packing` is the suffix of the files' compression, such as `.gz`; ""
+        if they are not compressed.
+        """
         self.packing = packing
         if packing:
             self.size_factor = 4  # text compresses three- to fivefold

@@ -69,14 +69,14 @@ NAMED = {
 }
 "Value of the recipe's `source.format` -> the key of that format in `FORMATS`."
 ENTRY_POINTS = "mdsmix.formats"
-"The entry point group in which other packages register a Format under its suffix."
+"The group of entry points under which other packages register a Format, by its suffix."
 
 
 def format_of(file: SourceFile) -> Format:
     """Return the format of a file: by `source.format` of the recipe if the recipe sets it,
     otherwise by the file's suffix.
 
-    Raises RecipeError if there is no format of this name or suffix.
+    Raises RecipeError if no format has this name or suffix.
     """
     return format_by(file.name, file.read_as.format)
 
@@ -88,11 +88,11 @@ def format_by(path: str, name: str = "") -> Format:
         path: the file's path or URL, whose suffix decides if `name` is empty.
         name: the value of `source.format` in the recipe; empty if the recipe does not set it.
 
-    Raises RecipeError if there is no format of this name or suffix.
+    Raises RecipeError if no format has this name or suffix.
     """
     # `a.csv.gz` has the suffixes [".csv", ".gz"], and the last suffix `.gz`.
     file_name = path.lower().rpartition("/")[2]
-    suffixes = [f".{part}" for part in file_name.split(".")[1:]]
+    suffixes = [f".{suffix}" for suffix in file_name.split(".")[1:]]
     last_suffix = "".join(suffixes[-1:])
     if name:
         return _format_by_name(name, last_suffix)
@@ -126,7 +126,7 @@ def _format_by_name(name: str, suffix: str) -> Format:
         name: the value of `source.format`.
         suffix: the last suffix of the file. Only a packing, such as `.gz`, matters.
 
-    Raises RecipeError if there is no format of this name.
+    Raises RecipeError if no format has this name.
     """
     if name in NAMED:
         # For a packed file, the key is such as `.csv.gz`. Parquet and others are never packed.

@@ -183,7 +183,7 @@ def split_lines(
         Args:
             offset: the byte of the file at which the first of these lines begins.
             raws: the lines, with their line ends.
-            whole: the bytes of all these lines in one buffer; None if there is no such buffer.
+            whole: the bytes of all these lines in one buffer; None if they are in several buffers.
         """
         nonlocal next_line
         first_line = next_line
@@ -202,14 +202,14 @@ def split_lines(
         """Return the line that began in an earlier piece (`crossing`) as a block of one line. If
         the line is too long, the block has a bad record instead.
         """
-        # The place comes first, since `make_block` raises `next_line`.
-        place = {"line": next_line, "offset": crossing.offset}
+        # The place is noted first, since `make_block` raises `next_line`.
+        line_place = {"line": next_line, "offset": crossing.offset}
         block = make_block(crossing.offset, [b"".join([*crossing.parts, b"\n"])])
         if not crossing.is_too_long:
             return block
         item = Item(
             ordinal=crossing.offset,
-            place=place,
+            place=line_place,
             length=crossing.length,
             raw=b"",
             reason="line_too_long",

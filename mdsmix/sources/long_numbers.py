@@ -32,12 +32,14 @@ def find_lines_with_long_numbers(lines: Sequence[bytes]) -> list[int]:
         return []
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     indexes = np.searchsorted(np.cumsum(lengths), offsets, "right")
-    found = dict[int, None]()
+    with_long_numbers = dict[int, None]()  # used as an ordered set
     for offset, index in zip(offsets.tolist(), indexes.tolist(), strict=True):
         # A match begins at most 19 bytes before the word, and ends at most 20 bytes after.
-        if index not in found and LONG_RUN.search(text, max(0, offset - 19), offset + 20):
-            found[index] = None
-    return [*found]
+        if index in with_long_numbers:
+            continue
+        if LONG_RUN.search(text, max(0, offset - 19), offset + 20):
+            with_long_numbers[index] = None
+    return [*with_long_numbers]
 
 
 def _find_runs(text: bytes) -> NDArray[np.int64]:

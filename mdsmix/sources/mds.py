@@ -65,7 +65,7 @@ def _samples(file: SourceFile, span: Span) -> Iterator[Item]:
 
 def _samples_of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
     """Yield the samples of a shard as items. An item has a reason code instead of a record if one
-    of the sample's values does not decode, or has no form in JSON.
+    of the sample's values does not decode, or JSON cannot express it.
 
     Args:
         file: the `index.json` of the stream.
@@ -89,8 +89,8 @@ def _samples_of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[It
         except Exception as error:  # a decoder may raise any exception on bytes of another encoding
             raw = b"\n".join(row.values())
             reason = _reason_of(error)
-        place = {"shard": shard.stored.basename, "sample": number}
-        yield Item(start + number, place, len(raw), raw, record, reason)
+        sample_place = {"shard": shard.stored.basename, "sample": number}
+        yield Item(start + number, sample_place, len(raw), raw, record, reason)
 
 
 def _reason_of(error: Exception) -> str:

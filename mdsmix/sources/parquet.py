@@ -142,8 +142,8 @@ def _json_leaves(schema: Any) -> set[int]:
     return {number for number, column in enumerate(columns) if column.logical_type.type == "JSON"}
 
 
-class _GroupPlace(NamedTuple):
-    """The place of a row group in its file."""
+class _RowGroup(NamedTuple):
+    """Which row group of a file, and where its rows begin."""
 
     number: int
     "The number of the row group, from 0."
@@ -151,23 +151,23 @@ class _GroupPlace(NamedTuple):
     "The number of the group's first row in the file."
 
 
-def _groups_in(span: Span, footer: Any) -> list[_GroupPlace]:
-    """Return the places of the row groups that start in the span (a range of the file)."""
-    groups = list[_GroupPlace]()
+def _groups_in(span: Span, footer: Any) -> list[_RowGroup]:
+    """Return the row groups that start in the span (a range of the file)."""
+    groups = list[_RowGroup]()
     first_row = 0
     for number, group in enumerate(_row_groups(footer)):
         if span.holds(first_row):
-            groups.append(_GroupPlace(number, first_row))
+            groups.append(_RowGroup(number, first_row))
         first_row += group.num_rows
     return groups
 
 
-def _rows(table: _Table, groups: Iterable[_GroupPlace]) -> Iterator[Item]:
-    for place in groups:
-        yield from _rows_of_group(table, place)
+def _rows(table: _Table, groups: Iterable[_RowGroup]) -> Iterator[Item]:
+    for group in groups:
+        yield from _rows_of_group(table, group)
 
 
-def _rows_of_group(table: _Table, place: _GroupPlace) -> Iterator[Item]:
+def _rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[Item]:
     """Yield the rows of a row group as items.
 
     If a batch of rows cannot be decoded, this batch and all later rows of the group become items
@@ -175,12 +175,13 @@ def _rows_of_group(table: _Table, place: _GroupPlace) -> Iterator[Item]:
     """
     import pyarrow as pa
 
-    group = table.reader.metadata.row_group(place.number)
+    number = row_group.number
+    group = table.reader.metadata.row_group(number)
     size = _size(group, table.columns or [""])  # [""]: no column, since [] would mean all
     count = choose_row_count(group.num_rows, size)
-    row = place.first_row
+    row = row_group.first_row
     end = row + group.num_rows
-    batches = table.reader.iter_batches(count, [place.number], table.columns, use_threads=False)
+    batches = table.reader.iter_batches(count, [number], table.columns, use_threads=False)
     while row < end:
         try:
             batch = next(batches, None)

@@ -80,8 +80,8 @@ class Text(Jsonl):
     def guess(self, file: SourceFile) -> Mapping[str, Any]:
         """Return a guess of the recipe's `split_by` for this file, such as `{"split_by": "line"}`.
 
-        `line` if the first lines are long and none of them is empty; otherwise `file` if the file
-        is no longer than a record may be; otherwise `paragraph`.
+        `line` if the first lines are long and none of them is empty; otherwise `file` if a record
+        may be as long as the file; otherwise `paragraph`.
         """
         with file.open(until=HEAD_BYTES) as stored:
             lines = stored.read(HEAD_BYTES).split(b"\n")[:-1]  # without the last, unfinished line

@@ -59,8 +59,8 @@ def describe_foreign_content(head: bytes, packing: str) -> str:
 
     Args:
         head: the first `HEAD_BYTES` bytes, after decompression; fewer in a shorter file.
-        packing: the suffix, such as `.gz`, by which the file was decompressed; "" if the file was
-            not decompressed.
+        packing: the suffix of the file's compression, such as `.gz`; "" if the file was not
+            decompressed.
     """
     for magic, name in _PACKINGS.items():
         if head.startswith(magic):

@@ -140,8 +140,8 @@ def prepare_formats(units: Iterable[Unit]) -> None:
 
 
 def counted_key(unit: Unit) -> str:
-    """Return the key of a record's place (`Item.place`) whose number starts anew in each work unit,
-    such as `line`; "" if the unit's format has no such key.
+    """Return the key of a record's place (`Item.place`) whose number starts again in each work
+    unit, such as `line`; "" if the unit's format has no such key.
 
     The number of lines before a unit is known only after the earlier units were read. When a stream
     is published, the numbers in its files of bad records are changed to count from the file's
@@ -215,7 +215,7 @@ def _priority(name: str) -> tuple[int, ...]:
     the number of folders. So a folder at the beginning of all paths never decides, and may be
     renamed.
     """
-    *folders, last = [xxhash.xxh3_64_intdigest(part) for part in name.split("/")]
+    *folders, last = [xxhash.xxh3_64_intdigest(step) for step in name.split("/")]
     return last, len(folders), *reversed(folders)
 
 
@@ -281,9 +281,9 @@ def read_beginnings(units: Sequence[Unit], size: int | None) -> Iterator[Beginni
 
 
 def _split_bytes(size: int, least: int) -> int:
-    """Return how many bytes a split (a part of a file, of which the beginning is read for an
-    estimate) shall have: `size` / MOST_SPLITS, rounded down to a power of two; at least `least`,
-    and at most WINDOW_BYTES.
+    """Return how many bytes a split (a part of a file) shall have. For an estimate of the source
+    the beginnings of splits are read. The result is `size` / MOST_SPLITS, rounded down to a power
+    of two; at least `least`, and at most WINDOW_BYTES.
 
     Because of the rounding, the result usually stays the same when a source grows a little.
 

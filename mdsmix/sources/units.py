@@ -95,8 +95,8 @@ class SourceFile:
 
 
 def sort_key(file: SourceFile) -> str:
-    """Return the string by which a source's files are sorted: the file's name, or
-    `SourceFile.order` for a data set whose own list orders its files.
+    """Return the sort key of a source's file: its name, or `SourceFile.order` for a data set whose
+    own list orders its files.
     """
     return file.order or file.name
 
