@@ -116,7 +116,7 @@ def test_parts_with_marks_and_ranges_contradict() -> None:
         (span_entry(0, 14), "the last character of the content is at offset 13"),
         (span_entry(5, 4), "ends before it begins"),
         (span_entry(0, "4"), "not a whole number"),
-        ({"begin_offset": 0, "end_offset": 3}, "begin_offset, end_offset and train"),
+        ({"begin_offset": 0, "end_offset": 3}, "lacks begin_offset, end_offset or train"),
     ],
 )
 def test_the_detail_says_what_is_wrong(entry: Any, words: str) -> None:
