@@ -26,7 +26,7 @@ from mdsmix.kinds.pictured import (
     find_image_contradictions,
     make_image_settings,
 )
-from mdsmix.kinds.preferences import PreferenceRenderer, Preferences, rewards_of
+from mdsmix.kinds.preferences import ID_BYTES, PreferenceRenderer, Preferences, rewards_of
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import find_shape
@@ -41,9 +41,6 @@ COLUMNS = {
     "sizes": "json",
     **dict.fromkeys(PREFERENCE_COLUMNS, "bytes"),
 }
-
-ID_BYTES = 8
-"Bytes of a token id in these columns."
 
 
 class ImageAnswerRenderer(PreferenceRenderer, ImageTurnRenderer):

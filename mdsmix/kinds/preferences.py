@@ -20,6 +20,7 @@ from mdsmix.encode.labels import Lengths
 from mdsmix.foundry_yaml.loader_keys import ExtraLoader
 from mdsmix.foundry_yaml.preference_loader import PREFERENCE_LOADER, cut_per_answer
 from mdsmix.kinds.judged_answers import (
+    Answer,
     JudgedAnswers,
     LastAnswerRenderer,
     count_answer_placeholders,
@@ -37,6 +38,10 @@ Half = Turn | str
 """One half of a preference: the token ids of its prompt and of one of its two answers. A str in
 place of the ids is a reason code, such as `template_error`: the preference is refused.
 """
+
+
+ID_BYTES = 8
+"Bytes of a token id in the columns: an int64."
 
 
 class Halves(NamedTuple):
@@ -168,9 +173,12 @@ class Preferences(JudgedAnswers):
         (float64) if the recipe names their fields. In the counts of tokens a prompt counts twice,
         since the model sees it before each answer.
         """
-        # Tokenize both halves of each preference, and give them the same prompt.
-        # Preference i has its chosen half at 2 i and its rejected half at 2 i + 1.
-        tokenized = self.tokenize([half for preference in preferences for half in preference[:2]])
+        # Tokenize both halves of each preference, and give them the same prompt. Preference i has
+        # its chosen half at 2 i and its rejected half at 2 i + 1.
+        answers = list[Answer]()
+        for preference in preferences:
+            answers += (preference.chosen, preference.rejected)
+        tokenized = self.tokenize(answers)
         pairs = zip(tokenized.turns[::2], tokenized.turns[1::2], strict=True)
         halves = [Halves(*pair) for pair in pairs]
         with_specials = {number // 2 for number in tokenized.with_specials}
@@ -204,10 +212,7 @@ class Preferences(JudgedAnswers):
         lengths = chosen.lengths + rejected.lengths
         # The tokens that the loader will remove from both answers of each preference.
         cut = 2 * self.cut_per_answer(2 * prompts.lengths + lengths)
-        # Lay out the ids in columns. An int64 id has 8 bytes.
-        columns = dict[str, Ragged]()
-        for name, ids in zip(PREFERENCE_COLUMNS, (prompts, chosen, rejected), strict=True):
-            columns[name] = Ragged(ids.values.view(np.uint8), ids.offsets * 8)
+        columns = self._lay_out(prompts, chosen, rejected)
         if self._has_rewards:
             for number, key in enumerate(REWARDS):
                 rewards = [[preferences[position].rewards[number]] for position in trainable]
@@ -226,6 +231,13 @@ class Preferences(JudgedAnswers):
             rejected=faults,
             images=self.images_of([preferences[position] for position in trainable]),
         )
+
+    def _lay_out(self, prompts: Ragged, chosen: Ragged, rejected: Ragged) -> dict[str, Ragged]:
+        """Return the columns of token ids: name -> the bytes of each row's int64 ids."""
+        columns = dict[str, Ragged]()
+        for name, ids in zip(PREFERENCE_COLUMNS, (prompts, chosen, rejected), strict=True):
+            columns[name] = Ragged(ids.values.view(np.uint8), ids.offsets * ID_BYTES)
+        return columns
 
     def _share_prompts(self, preferences: Sequence[Preference], halves: list[Halves]) -> None:
         """Give both halves of each preference the same prompt.

@@ -173,35 +173,54 @@ class Prompts(TemplateKind):
 
     def _tokenize(self, prompts: Sequence[Prompt]) -> TokenizedPrompts:
         """Tokenize prompts. Strings are tokenized together, and conversations together."""
-        ids: list[Ids | str] = ["" for _ in prompts]
-        with_specials = set[int]()
-        # A string gets the tokens that the tokenizer puts before a text, such as BOS. It gets none
-        # after it, since the model continues there.
-        numbers = [n for n, prompt in enumerate(prompts) if isinstance(prompt.prompt, str)]
-        texts = [str(prompts[number].prompt) for number in numbers]
-        rule = self.encoding.special_tokens_in_text
-        bare, marked, refused = encode_texts(self.backend, texts, rule, self.tokenizer)
-        whole = add_special_tokens(bare, self.tokenizer.prefix_ids, [], self.tokenizer.dtype)
-        for row, number in enumerate(numbers):
-            ids[number] = whole[row] if len(bare[row]) else "empty_prompt"
-        for row in refused:
-            ids[numbers[row]] = "special_token_in_text"
-        with_specials |= {numbers[row] for row in marked}
-        placeholders = Counter(count_placeholders(texts, texts))
-        # A conversation is one turn with an empty response: row n has its prompt at 2 n.
+        texts = dict[int, str]()
         conversations = dict[int, Conversation]()
         for number, prompt in enumerate(prompts):
-            if isinstance(prompt.prompt, Conversation):
+            if isinstance(prompt.prompt, str):
+                texts[number] = prompt.prompt
+            else:
                 conversations[number] = prompt.prompt
-        numbers = [*conversations]
-        rows = self.renderer.render([*conversations.values()])
+        of_texts = self._tokenize_texts([*texts.values()])
+        of_conversations = self._tokenize_conversations([*conversations.values()])
+        # Put both results into the order of the records.
+        ids: list[Ids | str] = ["" for _ in prompts]
+        with_specials = set[int]()
+        for keys, tokenized in ((texts, of_texts), (conversations, of_conversations)):
+            numbers = [*keys]
+            for number, prompt_ids in zip(numbers, tokenized.prompts, strict=True):
+                ids[number] = prompt_ids
+            with_specials |= {numbers[position] for position in tokenized.with_specials}
+        placeholders = Counter(of_texts.placeholders) + Counter(of_conversations.placeholders)
+        return TokenizedPrompts(ids, with_specials, placeholders, of_conversations.unread)
+
+    def _tokenize_texts(self, texts: Sequence[str]) -> TokenizedPrompts:
+        """Tokenize prompts that are strings.
+
+        A string gets the tokens that the tokenizer puts before a text, such as BOS. It gets none
+        after it, since the model continues there.
+        """
+        rule = self.encoding.special_tokens_in_text
+        bare, with_specials, refused = encode_texts(self.backend, texts, rule, self.tokenizer)
+        whole = add_special_tokens(bare, self.tokenizer.prefix_ids, [], self.tokenizer.dtype)
+        ids = list[Ids | str]()
+        for number in range(len(texts)):
+            ids.append(whole[number] if len(bare[number]) else "empty_prompt")
+        for number in refused:
+            ids[number] = "special_token_in_text"
+        return TokenizedPrompts(
+            ids, set(with_specials), count_placeholders(texts, texts), Counter()
+        )
+
+    def _tokenize_conversations(self, conversations: Sequence[Conversation]) -> TokenizedPrompts:
+        """Render and tokenize prompts that are conversations."""
+        rows = self.renderer.render(conversations)
+        ids: list[Ids | str] = ["" for _ in conversations]
         for row, position in enumerate(rows.positions):
-            ids[numbers[position]] = rows.turns.ids[2 * row]
+            # A conversation is one turn with an empty response: row n has its prompt at 2 n.
+            ids[position] = rows.turns.ids[2 * row]
         for position, reason in rows.rejected.items():
-            ids[numbers[position]] = reason
-        with_specials |= {numbers[position] for position in rows.with_specials}
-        placeholders.update(rows.placeholders)
-        return TokenizedPrompts(ids, with_specials, placeholders, Counter(rows.unread))
+            ids[position] = reason
+        return TokenizedPrompts(ids, rows.with_specials, rows.placeholders, Counter(rows.unread))
 
     def _judge(self, prompt: Prompt, ids: Ids | str) -> Ids | str:
         """Return the token ids of a prompt that can be used. For any other prompt return a reason

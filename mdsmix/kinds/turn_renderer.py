@@ -8,10 +8,10 @@ steps are arithmetic on lengths.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
-from itertools import chain
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -69,6 +69,25 @@ TEMPLATE_REASONS = {
     **PARTS_REASONS,
 }
 """Reason codes of conversations that the chat template cannot render -> their explanations."""
+
+
+class RenderedRows(NamedTuple):
+    """The rows that the chat template prints for a batch of conversations, before they are
+    tokenized.
+    """
+
+    rows: list[Sequence[Turn]]
+    "The turns of each row. A turn is a prompt and the response to it, both strings."
+    ranges: list[Sequence[MarkedRange]]
+    """The ranges of each response with their marks (`mark_rows`), for the responses of all rows in
+    order. Empty if no response has marks.
+    """
+    positions: list[int]
+    "The position of each row's conversation in the batch."
+    rejected: dict[int, str]
+    "Position of a conversation without a row -> the reason code."
+    unread: Counter[str]
+    "Field that the template does not print -> number of conversations that have it."
 
 
 class Prepared(NamedTuple):
@@ -131,14 +150,8 @@ class TurnRenderer:
         A conversation becomes one row, or the several rows that `rows_of` makes of it. A
         conversation that cannot be rendered gets a reason code in `TurnRows.rejected`.
         """
-        # Find special tokens in the texts. A search for their first characters takes a tenth of the
-        # time, and few texts contain such a character. So only these texts, joined to one string,
-        # are searched for special tokens.
-        texts = [*chain.from_iterable([conversation.texts for conversation in conversations])]
-        suspicious_texts = dict.fromkeys(  # each text once, in order
-            text for character in self.suspicious_characters for text in texts if character in text
-        )
-        suspicious = "\n".join(suspicious_texts)
+        # Find the conversations with special tokens.
+        suspicious = self._join_suspicious_texts(conversations)
         with_specials = set[int]()
         if self.has_control(suspicious):
             with_specials = {
@@ -146,14 +159,58 @@ class TurnRenderer:
                 for position, conversation in enumerate(conversations)
                 if self.has_control(conversation.all_text)
             }
-        # Render each conversation. A turn is a prompt and a response, both strings.
-        rendered = list[Sequence[Turn]]()
-        ranges = list[Sequence[MarkedRange]]()  # of each response; only with `has_marks`
+        # Render each conversation.
         has_losses = any(conversation.losses for conversation in conversations)
         has_marks = has_losses or bool(self.encoding.train_parts)
-        positions = list[int]()
-        rejected = dict[int, str]()
-        unread = Counter[str]()
+        rendered = self._render_rows(conversations, with_specials, has_marks)
+        # Tokenize all turns together: the list of texts is prompt, response, prompt, and so on.
+        texts = [*chain.from_iterable(chain.from_iterable(rendered.rows))]
+        ids = self.backend.encode(texts, match_special=True)
+        turns = Turns(ids, np.array([len(row) for row in rendered.rows], np.int64))
+        if has_marks:
+            turns = mark_tokens(turns, texts[1::2], rendered.ranges, self.backend)
+        with_spans = None
+        if has_losses:
+            flags = [names_characters(conversations[position]) for position in rendered.positions]
+            with_spans = np.array(flags, bool)
+        whole_texts = (conversation.all_text for conversation in conversations)
+        return TurnRows(
+            turns=turns,
+            positions=rendered.positions,
+            rejected=rendered.rejected,
+            with_specials=with_specials,
+            placeholders=count_placeholders([suspicious], whole_texts),
+            unread=rendered.unread,
+            images=[conversations[position].images for position in rendered.positions],
+            has_spans=with_spans,
+        )
+
+    def _join_suspicious_texts(self, conversations: Sequence[Conversation]) -> str:
+        """Return all texts of conversations that may contain a special token or a placeholder,
+        joined to one string.
+
+        These are the texts with one of the `suspicious_characters`, and few texts have one. A
+        search for these characters takes a tenth of the time of a search for special tokens.
+        """
+        texts = [*chain.from_iterable([conversation.texts for conversation in conversations])]
+        suspicious_texts = dict[str, None]()  # an ordered set
+        for character in self.suspicious_characters:
+            suspicious_texts.update((text, None) for text in texts if character in text)
+        return "\n".join(suspicious_texts)
+
+    def _render_rows(
+        self, conversations: Sequence[Conversation], with_specials: Set[int], has_marks: bool
+    ) -> RenderedRows:
+        """Render each conversation with the chat template. A conversation that cannot be rendered
+        gets a reason code in `RenderedRows.rejected`.
+
+        Args:
+            conversations: the records.
+            with_specials: positions of those that contain the string of a special token.
+            has_marks: whether a part of a response may have another loss weight than the rest, so
+                that `ranges` are needed.
+        """
+        rendered = RenderedRows([], [], [], {}, Counter())
         allows_specials = self.encoding.special_tokens_in_text == "allow"
         turns_of = self.render_together(conversations)
         for position, conversation in enumerate(conversations):
@@ -161,38 +218,18 @@ class TurnRenderer:
                 if position in with_specials and not allows_specials:
                     raise RecordRefused("special_token_in_text")
                 turns = turns_of[position]
-                rows = [turns] if turns else self.rows_of(conversation, unread)
+                rows = [turns] if turns else self.rows_of(conversation, rendered.unread)
                 # Refuse the conversation if a prompt or a response ends inside a control token.
                 for row in rows:
                     self.words.refuse_split([*chain.from_iterable(row)])
-                marked = self.mark_rows(conversation, rows) if has_marks else []
+                ranges = self.mark_rows(conversation, rows) if has_marks else []
             except RecordRefused as refused:
-                rejected[position] = refused.why
+                rendered.rejected[position] = refused.why
             else:
-                rendered += rows
-                ranges += marked
-                positions.extend(position for _ in rows)
-        # Tokenize all turns together: the list of texts is prompt, response, prompt, and so on.
-        texts = [*chain.from_iterable(chain.from_iterable(rendered))]
-        ids = self.backend.encode(texts, match_special=True)
-        turns_of_rows = Turns(ids, np.array([len(row) for row in rendered], np.int64))
-        if has_marks:
-            turns_of_rows = mark_tokens(turns_of_rows, texts[1::2], ranges, self.backend)
-        with_spans = None
-        if has_losses:
-            flags = [names_characters(conversations[position]) for position in positions]
-            with_spans = np.array(flags, bool)
-        whole_texts = (conversation.all_text for conversation in conversations)
-        return TurnRows(
-            turns=turns_of_rows,
-            positions=positions,
-            rejected=rejected,
-            with_specials=with_specials,
-            placeholders=count_placeholders([suspicious], whole_texts),
-            unread=unread,
-            images=[conversations[position].images for position in positions],
-            has_spans=with_spans,
-        )
+                rendered.rows.extend(rows)
+                rendered.ranges.extend(ranges)
+                rendered.positions.extend(repeat(position, len(rows)))
+        return rendered
 
     def render_together(self, conversations: Sequence[Conversation]) -> list[Sequence[Turn] | None]:
         """Return the turns of each conversation that can be rendered together with others like it,
