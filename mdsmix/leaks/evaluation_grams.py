@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,15 @@ _JOINED = ((1, 1), (2, 1), (3, 3), (6, 6), (12, 1))
 "The steps from a hash of 1 token to a hash of 13: (tokens so far, tokens that are added)."
 
 
+class GramPlaces(NamedTuple):
+    """Where grams (runs of 13 tokens) begin in rows of token ids, one entry for each gram."""
+
+    positions: Int
+    "int64 [grams]: the position in the joined ids of all rows."
+    rows: Int
+    "int64 [grams]: the number of the row."
+
+
 @dataclass
 class EvalSamples:
     """The samples of all evaluations (called items), and all different grams (runs of 13 tokens) in
@@ -63,11 +72,15 @@ class EvalSamples:
         a table with a flag at the upper bits of each gram's hash, to rule out most other hashes
         fast.
         """
-        positions, item = self._list_grams()
-        hashes, gram = np.unique(hash_grams(self.rows.values)[positions], return_inverse=True)
+        # Number the different grams by their hashes.
+        grams = self._list_grams()
+        hashes_of_grams = hash_grams(self.rows.values)[grams.positions]
+        hashes, gram = np.unique(hashes_of_grams, return_inverse=True)
         # Count a gram once in an item: join each pair (gram, item) to one number, and drop repeated
         # numbers. With 10 items, gram 3 in item 7 is 37.
-        gram, item = np.divmod(np.unique(gram * len(self.rows) + item), len(self.rows))
+        pairs = np.unique(gram * len(self.rows) + grams.rows)
+        gram, item = np.divmod(pairs, len(self.rows))
+        # Leave out grams in too many items.
         times = np.bincount(gram, minlength=len(hashes))
         is_usable = times <= (self.common or len(self.rows))
         self.shorts = len(self.rows) - len(np.unique(item))
@@ -84,19 +97,19 @@ class EvalSamples:
         self._flags = np.zeros(1 << bits, bool)
         self._flags[self.hashes >> self._shift] = True
 
-    def _list_grams(self) -> tuple[Int, Int]:
-        """Return two arrays with an entry for each gram (run of 13 tokens): its position in the
-        joined ids of all items (evaluation samples), and the number of its item. A gram is within
+    def _list_grams(self) -> GramPlaces:
+        """List all grams (runs of 13 tokens) of all items (evaluation samples). A gram is within
         one item and contains no image.
         """
         ids = self.rows.values
         positions = np.arange(max(len(ids) - LENGTH + 1, 0))
-        item, is_gram = _find_rows(self.rows, positions)
         # `images_before[i]` is the number of images before position i. A gram contains none if the
         # number is the same where the gram begins and where it ends.
         images_before = np.append(0, np.cumsum(np.isin(ids, self.images)))
-        is_gram &= images_before[positions] == images_before[positions + LENGTH]
-        return positions[is_gram], item[is_gram]
+        has_no_image = images_before[positions] == images_before[positions + LENGTH]
+        positions = positions[has_no_image]
+        item, is_within = _find_rows(self.rows, positions)
+        return GramPlaces(positions[is_within], item[is_within])
 
     def count(self, flags: NDArray[np.bool_]) -> Int:
         """Count the chosen grams (runs of 13 tokens) of each item (evaluation sample): int64
@@ -121,11 +134,12 @@ class EvalSamples:
         starts = range(0, len(rows.values), BLOCK)
         blocks = [self._find_in_block(rows.values, start) for start in starts]
         positions, gram = np.concatenate([np.empty((2, 0), np.int64), *blocks], axis=1)
-        row, is_gram = _find_rows(rows, positions)
+        row, is_within = _find_rows(rows, positions)
         # Count a gram once in a row: join each pair (row, gram) to one number, and drop repeated
         # numbers. With 10 grams, gram 3 in row 7 is 73.
         grams = max(len(self.hashes), 1)
-        row, gram = np.divmod(np.unique(row[is_gram] * grams + gram[is_gram]), grams)
+        pairs = np.unique(row[is_within] * grams + gram[is_within])
+        row, gram = np.divmod(pairs, grams)
         return np.stack([gram, row])
 
     def _find_in_block(self, ids: NDArray[Any], start: int) -> Int:
@@ -162,16 +176,25 @@ def hash_grams(ids: NDArray[Any]) -> NDArray[np.uint64]:
     return joined
 
 
-def _find_rows(rows: Ragged, positions: Int) -> tuple[Int, NDArray[np.bool_]]:
-    """Return two arrays with a value for each position: the number of its row, and whether a gram
-    (13 tokens) that begins there ends in the same row.
+class RowsOfPositions(NamedTuple):
+    """The rows that contain some positions in the joined ids of all rows."""
+
+    rows: Int
+    "int64 [positions]: the number of the row."
+    is_within: NDArray[np.bool_]
+    "bool [positions]: whether a gram (run of 13 tokens) that begins there ends in the same row."
+
+
+def _find_rows(rows: Ragged, positions: Int) -> RowsOfPositions:
+    """Find the row of each position, and whether a gram (run of 13 tokens) that begins there ends
+    in the same row.
 
     Args:
         rows: token ids.
         positions: indexes into the ids of all rows joined.
     """
     row = np.searchsorted(rows.offsets, positions, "right") - 1
-    return row, positions + LENGTH <= rows.offsets[row + 1]
+    return RowsOfPositions(row, positions + LENGTH <= rows.offsets[row + 1])
 
 
 def load_eval_samples(evaluations: Sequence[StreamInMix], common: int) -> EvalSamples:

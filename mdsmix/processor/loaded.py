@@ -79,6 +79,26 @@ class StoredRow(NamedTuple):
     "The images of the row: bytes of files, or images of Pillow."
 
 
+class ProcessedImages(NamedTuple):
+    """The tokens and pixels that a processor makes of a batch of images."""
+
+    rows: list[list[Arrays]]
+    """For each row and each of its images: the arrays with a value per token, such as
+    `input_ids`.
+    """
+    batch_entries: Arrays
+    "The other entries of the batch, such as `pixel_values`, as the model takes them."
+
+
+class RowsOfBatch(NamedTuple):
+    """A processor's batch, split into rows."""
+
+    rows: list[Arrays]
+    "For each row the arrays with a value per token, without padding."
+    batch_entries: Arrays
+    "The entries of the batch that have no value per token, such as `pixel_values`."
+
+
 class LoadedProcessor:
     """A processor that transformers has opened, with its tokenizer and its image token.
 
@@ -264,26 +284,21 @@ class LoadedProcessor:
         [[image_arrays]] = rows  # the only image of the only row
         return len(image_arrays["input_ids"])
 
-    def process_images(self, images: Sequence[Sequence[Any]]) -> tuple[list[list[Arrays]], Arrays]:
-        """Make the tokens and pixels of images, as one batch. Return (rows, rest).
-
-        `rows` is a list of rows; a row is a list of images, and an image is a dict of arrays with a
-        value per token (`input_ids` and others). The text `around` the image is left out. `rest`
-        has the other entries of the batch, such as `pixel_values`, as the model takes them.
+    def process_images(self, images: Sequence[Sequence[Any]]) -> ProcessedImages:
+        """Make the tokens and pixels of images, as one batch. The text `around` an image is left
+        out.
 
         Args:
             images: the images of each row, at least one per row.
         """
-        rows, pixels = self._process_with_text(images)
-        for row in rows:
-            for piece in row:  # the arrays of one image
-                inside = self._find_added_tokens(piece["input_ids"])
-                piece |= {key: values[inside] for key, values in piece.items()}
-        return rows, pixels
+        processed = self._process_with_text(images)
+        for row in processed.rows:
+            for image_arrays in row:
+                inside = self._find_added_tokens(image_arrays["input_ids"])
+                image_arrays |= {key: values[inside] for key, values in image_arrays.items()}
+        return processed
 
-    def _process_with_text(
-        self, images: Sequence[Sequence[Any]]
-    ) -> tuple[list[list[Arrays]], Arrays]:
+    def _process_with_text(self, images: Sequence[Sequence[Any]]) -> ProcessedImages:
         """Do the same as `process_images`, but keep the text around each image.
 
         Raises ValueError if the processor does not make tokens for each image.
@@ -293,7 +308,7 @@ class LoadedProcessor:
             self.separator + (self.token + self.separator) * len(row_images)
             for row_images in images
         ]
-        rows, pixels = split_by_row(self.process_texts(texts, images))
+        rows, batch_entries = split_by_row(self.process_texts(texts, images))
         separator_id = self.tokenizer.convert_tokens_to_ids(self.separator)
         pieces = list[list[Arrays]]()
         for row, row_images in zip(rows, images, strict=True):
@@ -307,7 +322,7 @@ class LoadedProcessor:
             for start, end in pairwise(separators):
                 pieces_of_row.append({key: values[start + 1 : end] for key, values in row.items()})
             pieces.append(pieces_of_row)
-        return pieces, pixels
+        return ProcessedImages(pieces, batch_entries)
 
     def process_texts(self, texts: Sequence[str], images: Sequence[Sequence[Any]]) -> Any:
         """Return the batch that transformers makes of whole texts and their images: a mapping of
@@ -425,45 +440,61 @@ def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> 
     that a loader makes of stored rows. Each difference is the end of a sentence that begins with
     the processor's name: `makes other pixel_values ...`.
     """
-    comparison = "from the whole text than the loader makes from the stored row"
     texts = [processor.decode(row.ids) for row in rows]
     images = [row.images for row in rows]
-    # A stored text contains the text around an image, which the processor prints itself.
+    # Let the processor make a batch of the whole texts. A stored text contains the text around an
+    # image, which the processor prints itself.
     before, after = processor.around
     stored_token = f"{before}{processor.token}{after}"
-    whole = processor.process_texts(
-        [text.replace(stored_token, processor.token) for text in texts], images
-    )
+    whole_texts = [text.replace(stored_token, processor.token) for text in texts]
+    whole = split_by_row(processor.process_texts(whole_texts, images))
+    # Let it make the tokens and pixels of the images alone, as a loader does.
     pieces: list[list[Arrays]] = [[] for _ in texts]
     pixels: Arrays = {}
     if any(images):
         pieces, pixels = processor.process_images(images)
-
-    tokens = [len(piece["input_ids"]) for pieces_of_row in pieces for piece in pieces_of_row]
-    sizes = [(image.height, image.width) for row in rows for image in row.images]
-    for number, (height, width) in zip(tokens, sizes, strict=True):
-        counted = processor.count((height, width))
-        if number != counted:
-            yield (
-                f"makes {number} tokens of an image of {width} x {height} pixels, but its count "
-                f"for this size is {counted}"
-            )
-    whole_rows, whole_pixels = split_by_row(whole)
-    for text, pieces_of_row, whole_row in zip(texts, pieces, whole_rows, strict=True):
-        loader_row = _make_loader_row(processor, text, pieces_of_row)
+    # Compare the counts of tokens, each row, and the pixels.
+    for row_images, row_pieces in zip(images, pieces, strict=True):
+        yield from _find_wrong_counts(processor, row_images, row_pieces)
+    for text, row_pieces, whole_row in zip(texts, pieces, whole.rows, strict=True):
+        loader_row = _make_loader_row(processor, text, row_pieces)
         # A key that only one of the two rows has must be 0 at every token.
         zeros = 0 * whole_row["input_ids"]
         for key in {**whole_row, **loader_row}:
             if not are_equal(whole_row.get(key, zeros), loader_row.get(key, zeros)):
-                yield f"makes other {key} {comparison}"
-    for key, values in whole_pixels.items():
+                yield OTHER_VALUES.format(key=key)
+    for key, values in whole.batch_entries.items():
         if not are_equal(values, pixels.get(key)):
-            yield f"makes other {key} {comparison}"
+            yield OTHER_VALUES.format(key=key)
 
 
-def split_by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
-    """Split a processor's batch into rows. Return (rows, rest): for each row the arrays with a
-    value per token, without padding, and the entries of the batch that have no value per token.
+OTHER_VALUES = "makes other {key} from the whole text than the loader makes from the stored row"
+"The end of a sentence that begins with the processor's name."
+
+
+def _find_wrong_counts(
+    processor: LoadedProcessor, images: Sequence[Any], pieces: Sequence[Arrays]
+) -> Iterator[str]:
+    """Yield the end of a sentence for each image with another number of tokens than the processor
+    counts for its size.
+
+    Args:
+        processor: the processor.
+        images: the images of one row.
+        pieces: for each image, the arrays that the processor makes of it.
+    """
+    for image, image_arrays in zip(images, pieces, strict=True):
+        number = len(image_arrays["input_ids"])
+        counted = processor.count((image.height, image.width))
+        if number != counted:
+            yield (
+                f"makes {number} tokens of an image of {image.width} x {image.height} pixels, but "
+                f"its count for this size is {counted}"
+            )
+
+
+def split_by_row(batch: Any) -> RowsOfBatch:
+    """Split a processor's batch into rows.
 
     Arrays that contain only zeros are left out: generic tokenizers return such token_type_ids,
     which vision models do not accept.
@@ -478,7 +509,7 @@ def split_by_row(batch: Any) -> tuple[list[Arrays], Arrays]:
         {key: by_token[key][number][row_mask].numpy() for key in keys}
         for number, row_mask in enumerate(mask)
     ]
-    return rows, {key: values for key, values in batch.items() if key not in by_token}
+    return RowsOfBatch(rows, {key: values for key, values in batch.items() if key not in by_token})
 
 
 def _make_loader_row(processor: LoadedProcessor, text: str, pieces: Sequence[Arrays]) -> Arrays:

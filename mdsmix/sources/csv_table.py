@@ -16,7 +16,7 @@ import csv
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from mdsmix.errors import Unreachable
 from mdsmix.sources.format import (
@@ -173,6 +173,15 @@ def _misfit(cells: int, fields: int) -> str:
     return ""
 
 
+class SkippedRow(NamedTuple):
+    """The size of a row that is too long to be read."""
+
+    length: int
+    "Its bytes."
+    line_ends: int
+    "The line ends in it, with that at its end."
+
+
 class _RowReader:
     """Reads the rows of a table, each with its cells, its bytes and its place in the file.
 
@@ -227,7 +236,9 @@ class _RowReader:
             length = len(raw)
             line_ends = raw.count(b"\n")
             if reason == TOO_LONG or length > LONGEST_ROW:
-                length, line_ends = self._skip_row(raw)
+                skipped = self._skip_row(raw)
+                length = skipped.length
+                line_ends = skipped.line_ends
                 raw = b""
                 cells = []
                 reason = TOO_LONG
@@ -257,15 +268,17 @@ class _RowReader:
     def _read_line(self) -> bytes:
         return self._waiting.popleft() if self._waiting else self._next_line()
 
-    def _skip_row(self, raw: bytes) -> tuple[int, int]:
-        """Skip the rest of a row that is too long. Return (bytes, line ends) of the whole row.
+    def _skip_row(self, raw: bytes) -> SkippedRow:
+        """Skip the rest of a row that is too long. Return the size of the whole row.
 
         The row ends at the first line end that has an even number of quotes before it in the row.
 
         Args:
             raw: the bytes of the row that were read already.
         """
-        length = line_ends = quotes = 0
+        length = 0
+        line_ends = 0
+        quotes = 0
         while raw:
             length += len(raw)
             line_ends += raw.count(b"\n")
@@ -273,7 +286,7 @@ class _RowReader:
             if raw.endswith(b"\n") and quotes % 2 == 0:
                 break
             raw = self._read_line()
-        return length, line_ends
+        return SkippedRow(length, line_ends)
 
 
 def _find_unseen_fault(raw: bytes) -> str:

@@ -324,8 +324,7 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
     format = format_of(file)
     span = replace(unit, window_bytes=1 << 62).span()  # the whole split is one window
 
-    # Read blocks until they have enough bytes. Compute their share of the whole file: by records if
-    # the file contains their number, by stored bytes if a reader counts them, or by assumed bytes.
+    # Read blocks until they have enough bytes.
     read = list[Block]()
     size = 0
     with closing(cast("Any", format.blocks(file, span))) as blocks:
@@ -335,13 +334,8 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
                 break
             read.append(block)
             size += block.size
-        if records_of_file := format.records(original):
-            share = sum(block.count for block in read) / records_of_file
-        elif file.readers:
-            last_reader = file.readers[-1]
-            share = (_position(last_reader, unit) - unit.start) / original.stat.size
-        else:
-            share = size / format.weight(original)
+        # The readers must still be open here: their positions show how much they have read.
+        share = _share_that_was_read(unit, file.readers, read)
     if not size:
         return None
 
@@ -365,6 +359,26 @@ def _read_beginning(unit: Unit, most_bytes: int) -> Beginning | None:
         weight=bytes_read * size_of_beginning / size,
         folder=original.location.parent,
     )
+
+
+def _share_that_was_read(unit: Unit, readers: list[BinaryIO], blocks: Sequence[Block]) -> float:
+    """Return how much of a whole file was read: by records if the file contains their number, by
+    stored bytes if a reader counts them, otherwise by assumed bytes.
+
+    Args:
+        unit: the split (a part of the file) that is being read.
+        readers: the readers of the file; empty if its format does not read stored bytes in order.
+        blocks: all blocks that were read.
+    """
+    file = unit.files[0]
+    format = format_of(file)
+    records_of_file = format.records(file)
+    if records_of_file:
+        return sum(block.count for block in blocks) / records_of_file
+    if readers:
+        last_reader = readers[-1]
+        return (_position(last_reader, unit) - unit.start) / file.stat.size
+    return sum(block.size for block in blocks) / format.weight(file)
 
 
 def _position(reader: BinaryIO, unit: Unit) -> int:
