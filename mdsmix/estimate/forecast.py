@@ -12,7 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -72,9 +72,17 @@ OFFSET_BYTES = 4
 "Bytes that each sample takes in a shard's table of offsets."
 
 
-def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, str]:
-    """Forecast the index and manifest with which a stream will be published. Return the forecast,
-    and a sentence for the user on how much of the source was read for the forecast.
+class Forecast(NamedTuple):
+    """A stream as it will probably be published."""
+
+    stream: PublishedStream
+    "Its index and manifest."
+    note: str
+    "A sentence for the user on how much of the source was read."
+
+
+def forecast_stream(recipe: Recipe, spec: StreamSpec) -> Forecast:
+    """Forecast the index and manifest with which a stream will be published.
 
     Raises RecipeError if no record becomes a sample, a user's function makes the records, or the
     recipe is wrong.
@@ -119,7 +127,8 @@ def forecast_stream(recipe: Recipe, spec: StreamSpec) -> tuple[PublishedStream, 
     scale = float(Fraction(stream.encoding.sample or 1))
     scale *= max(1.0, size / sum(sample.weight for sample in samples))
     folder = locate(recipe.published(spec)) / spec.split
-    return _scale_up(folder, stream, tokenizer, samples, scale, size), note
+    forecast = _scale_up(folder, stream, tokenizer, samples, scale, size)
+    return Forecast(forecast, note)
 
 
 def _survey(

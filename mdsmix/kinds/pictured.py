@@ -328,7 +328,7 @@ class ImageRows(SampleRows):
 
     def add(self, batch: Encoded) -> Iterator[Rows]:
         """Add a batch. Yield the rows of each shard that is full, and keep these rows no longer."""
-        stored = [image for images in batch.images for image in images]
+        stored = [*chain.from_iterable(batch.images)]
         self._totals += replace(
             batch.totals,
             images=len(stored) * self._copies,
@@ -337,17 +337,19 @@ class ImageRows(SampleRows):
         )
         columns = [rows.slices() for rows in batch.columns.values()]
         for images, *values in zip(batch.images, *columns, strict=True):
+            # Lay out the row. Its columns are stored in the order of their names.
             cells: dict[str, Any] = dict(zip(batch.columns, values, strict=True))
             cells["images"] = b"".join(_frames(images))
             cells["sizes"] = orjson.dumps([[image.height, image.width] for image in images])
             row = lay_out_sample([cells[name] for name in sorted(cells)])
+            # Yield the rows before it if they and this row are too large for one shard. A shard
+            # begins with its number of rows and their n + 1 offsets, 4 bytes each.
             row_count = len(self._columns["rows"])
-            size = len(row)
-            # An MDS shard begins with its number of rows and their n + 1 offsets, 4 bytes each.
-            if row_count and self._size + size + 4 * (row_count + 2) > SHARD_BYTES:
+            header_size = 4 * (row_count + 2)
+            if row_count and header_size + self._size + len(row) > SHARD_BYTES:
                 yield Chunked.from_parts(self.take_column("rows"))
                 self._size = 0
-            self._size += size
+            self._size += len(row)
             self.keep({"rows": Ragged.from_rows([row], np.uint8)})
 
 

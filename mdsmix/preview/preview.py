@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import NamedTuple
 
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
@@ -52,7 +53,7 @@ def preview(mix: Mix, options: PreviewOptions) -> Preview:
         layout = EpochLayout(
             loaders.settings, mix.train.streams, options.world, int(options.world.rows * ratio)
         )
-        first, ids = _rest_of_epoch(layout, options)
+        first, ids = _draw_from_first_step(layout, options)
         shown_ids = ids[: options.steps]
         steps = list(loaders.steps(layout, shown_ids, first, options.samples, is_packed=ratio > 1))
     tokens = [sample_tokens(stream, mix.train) for stream in mix.train.streams]
@@ -94,12 +95,21 @@ def _loaders(mix: Mix, options: PreviewOptions) -> Loaders:
     return Loaders(settings, rules, options.world, reader, images)
 
 
-def _rest_of_epoch(layout: EpochLayout, options: PreviewOptions) -> tuple[int, Ids]:
-    """Return the number of the first step to preview, and the sample ids from this step to the end
-    of the epoch: int64 [steps, ranks, drawn].
+class EpochFromStep(NamedTuple):
+    """The end of an epoch, from the first step on that is previewed."""
+
+    first: int
+    "The number of this step in the epoch."
+    ids: Ids
+    "int64 [steps, ranks, drawn]: the sample ids of this step and of all later steps."
+
+
+def _draw_from_first_step(layout: EpochLayout, options: PreviewOptions) -> EpochFromStep:
+    """Return the samples of the first step to preview and of all later steps of the epoch.
 
     The first step is the step that the run's state has reached, or `from_step` if the state is at
     the beginning of an epoch.
+
     Raises RecipeError if the epoch has no such step.
     """
     state = options.state
@@ -109,7 +119,7 @@ def _rest_of_epoch(layout: EpochLayout, options: PreviewOptions) -> tuple[int, I
     if sample <= layout.epoch_size:
         ids = layout.draw_steps(state.epoch, sample)
         if len(ids):
-            return sample // per_step, ids
+            return EpochFromStep(sample // per_step, ids)
     raise RecipeError(
         f"train_loader: an epoch has {layout.epoch_size:,} samples and a step draws {per_step:,} "
         f"samples, so no step comes after sample {sample:,}: choose an earlier step or a later "

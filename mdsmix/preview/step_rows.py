@@ -49,6 +49,15 @@ class RankDraws(NamedTuple):
     "The stream, shard and position of each of these samples."
 
 
+class DeviceLoader(NamedTuple):
+    """How one device makes its batch of a step."""
+
+    draws: RankDraws
+    "The samples that the device draws."
+    collate: Collate
+    "The collator of the worker that makes the batch."
+
+
 class SampleRow(TrainingRow):
     """A row together with facts about its sample."""
 
@@ -128,7 +137,7 @@ class Loaders:
             loaders = []
             for rank, ids_of_rank in enumerate(ids_of_step):
                 draws = draws_of_rank(layout, self.world, rank, worker, ids_of_rank)
-                loaders.append((draws, collators[draws.rank, worker]))
+                loaders.append(DeviceLoader(draws, collators[draws.rank, worker]))
             yield self._step(number, loaders, rows_shown)
 
     def _make_collate(self, is_packed: bool) -> Collate:
@@ -137,28 +146,25 @@ class Loaders:
         collate.pad_to_longest |= self.settings.section.is_text  # as LLM-Foundry's text loader does
         return collate
 
-    def _step(
-        self, number: int, loaders: Sequence[tuple[RankDraws, Collate]], rows_shown: int
-    ) -> Step:
+    def _step(self, number: int, loaders: Sequence[DeviceLoader], rows_shown: int) -> Step:
         """Make one step, with the rows of all devices.
 
         Args:
             number: the number of the step in its epoch.
-            loaders: for each device, the samples that the device draws and the collator of the
-                worker that makes its batch.
+            loaders: the loader of each device.
             rows_shown: the most rows to keep for showing.
         """
         # Read the samples of all devices, apart from text that the loader tokenizes.
         streams = self.reader.streams
         drawn = list[SamplePlace]()
-        for draws, _ in loaders:
-            drawn += draws.places
+        for loader in loaders:
+            drawn += loader.draws.places
         readable = [sample for sample in drawn if has_ids(streams[sample.stream])]
         samples = self.reader.samples(readable)
 
         # Make each device's rows. If text is among the samples of a packed step, it is unknown how
         # the step is packed, so no rows are made.
-        is_packed = any(collate.packer for _, collate in loaders)
+        is_packed = any(loader.collate.packer for loader in loaders)
         has_text = readable != drawn
         has_rows = bool(samples) and not (is_packed and has_text)
         bins = list[Sequence[SampleRow]]()
@@ -176,7 +182,7 @@ class Loaders:
             counts[row.place.stream] += row.counts
         return Step(
             step=number,
-            ranks=[draws for draws, _ in loaders],
+            ranks=[loader.draws for loader in loaders],
             is_unread=samples is None,
             counts=counts if has_rows else None,
             rows=len(bins),

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from mdsmix.errors import RecipeError
 from mdsmix.messages import join_names, suggest_key
@@ -473,10 +474,19 @@ def count_budget_tokens(recipe: Recipe, stream: StreamSpec) -> Fraction:
     return budget.amount * shares[name] / whole
 
 
-def sample_streams_by_budget(recipe: Recipe) -> tuple[Recipe, list[str]]:
+class SampledRecipe(NamedTuple):
+    """A recipe whose streams are sampled as far as the budget needs (`sample: budget`)."""
+
+    recipe: Recipe
+    remarks: list[str]
+    """A sentence on each stream that is not sampled so, because it sets `sample` itself or is not
+    trained on.
+    """
+
+
+def sample_streams_by_budget(recipe: Recipe) -> SampledRecipe:
     """Return the recipe with `sample: budget` set for its training streams: only as many records
-    are converted as a stream's share of the budget needs. Also return a sentence on each stream
-    that is not sampled so, because it sets `sample` itself or is not trained on.
+    are converted as a stream's share of the budget needs.
 
     Raises RecipeError if the tokens of a stream's share are unknown before conversion.
     """
@@ -491,7 +501,7 @@ def sample_streams_by_budget(recipe: Recipe) -> tuple[Recipe, list[str]]:
             remarks.append(
                 f"stream {stream.name} is not sampled by --budget; the recipe converts {amount}"
             )
-    return sampled, remarks
+    return SampledRecipe(sampled, remarks)
 
 
 def sample_by_budget(recipe: Recipe) -> Recipe:

@@ -156,16 +156,18 @@ def make_conversation(
         if roles[position] == "assistant":
             trained[position] = False
     # Make the conversation. It is rich if it has tools, or a message with more than role and text.
-    is_rich = bool(tools) or any(
-        len(message) != 2 or "content" not in message or message["role"] not in PLAIN_ROLES
-        for message in cleaned
-    )
+    is_rich = bool(tools) or not all(map(_is_plain, cleaned))
     record_type = RichConversation if is_rich else Conversation
     trained_or_none = None if all(trained) else trained
     conversation = record_type(cleaned, trained_or_none, tools, losses=marks.losses)
     if not is_encodable(conversation.all_text):
         raise RecordRefused("lone_surrogate")
     return conversation
+
+
+def _is_plain(message: Message) -> bool:
+    """Check whether a message has only a content and a role that any template takes."""
+    return len(message) == 2 and "content" in message and message["role"] in PLAIN_ROLES
 
 
 @lru_cache(maxsize=4096)
@@ -281,8 +283,12 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
         leading: how many of the first messages come from a field of their own, such as `system`,
             not from the list of messages.
     """
-    named = raw.extra(raw.options[MARK]) if MARK in raw.options else None
-    values = [raw.extra(MASK), named if isinstance(named, list) else None]
+    # Read the list in the field `loss_mask`, and the list in the field that the recipe names.
+    values = [raw.extra(MASK)]
+    if MARK in raw.options:
+        named_value = raw.extra(raw.options[MARK])
+        if isinstance(named_value, list):
+            values.append(named_value)
     lists = [decode_json(value) for value in values if value not in (None, "")]
     if not lists:
         return []

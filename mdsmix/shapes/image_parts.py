@@ -190,13 +190,16 @@ def _parse_preference(shape: Shape, names: Sequence[str], raw: RawRecord) -> Any
     for key in ANSWERS:
         half: Conversation = getattr(preference, key)
         count = _count_marks(half.messages, mark)
+        # Without a mark the images come before the first question, if the shape permits this.
         if not count and shape.images_first:
             half = _prepend_marks(half, mark * len(field_images))
+        # Only the prompt may have images.
         if _count_marks(half.messages[-1:], mark):
             raise RecordRefused("image_in_answer")
         images = field_images
         if has_parts:
-            images = [*_read_part_images(_parts_of_half(parts, key, count), field_images)]
+            own_parts = _parts_of_half(parts, key, count)
+            images = [*_read_part_images(own_parts, field_images)]
         halves.append(place_images(half, images, mark))
     chosen, rejected = halves
     if chosen.images != rejected.images:
@@ -457,21 +460,27 @@ def _flatten_own_images(message: Mapping[str, Any], images: list[Any]) -> dict[s
         message: the message.
         images: a list to which the images are appended, as parts.
     """
-    values = [message.get(name) for name in FIELDS]
-    own_images = [image for value in values if value not in NOTHING for image in _list_items(value)]
-    images += [{"type": "image", "image": image} for image in own_images]
+    # Take the images out of the message.
+    count = 0
+    for name in FIELDS:
+        value = message.get(name)
+        if value not in NOTHING:
+            own_images = _list_items(value)
+            count += len(own_images)
+            images += [{"type": "image", "image": image} for image in own_images]
     flattened = {key: value for key, value in message.items() if key not in FIELDS}
-    # The text is under `content`, as OpenAI writes messages, or under `value`, as in ShareGPT.
+    # Put the marks into the text, which is under `content`, as OpenAI writes messages, or under
+    # `value`, as in ShareGPT.
     for key in ("content", "value"):
         content = flattened.get(key)
         if isinstance(content, list):
-            marks = [{"type": "text", "text": MARK} for _ in own_images]
+            marks = [{"type": "text", "text": MARK} for _ in range(count)]
             return flattened | {key: [*marks, *content]}
         if isinstance(content, str):
-            count = content.count(PLACEHOLDER)
-            if count not in (0, len(own_images)):
-                raise RecordRefused("image_count", placeholders=count, images=len(own_images))
-            leading_marks = "" if count else MARK * len(own_images)
+            placeholders = content.count(PLACEHOLDER)
+            if placeholders not in (0, count):
+                raise RecordRefused("image_count", placeholders=placeholders, images=count)
+            leading_marks = "" if placeholders else MARK * count
             return flattened | {key: leading_marks + content.replace(PLACEHOLDER, MARK)}
     return flattened
 

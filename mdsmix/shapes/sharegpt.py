@@ -25,7 +25,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from mdsmix.record import Conversation, Message, RecordRefused
@@ -168,16 +167,7 @@ def guess_options(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, 
     content_tag, and the values name the roles.
     """
     yield from TRIES
-    # Collect the strings under each key of all messages.
-    lists = [record.get(fields["conversations"]) for record in records if isinstance(record, dict)]
-    messages = chain.from_iterable(items for items in lists if isinstance(items, list))
-    texts_of_key = dict[str, set[str]]()
-    for message in messages:
-        if not isinstance(message, dict):
-            continue
-        for key, text in message.items():
-            if isinstance(text, str):
-                texts_of_key.setdefault(key, set()).add(text)
+    texts_of_key = _collect_texts(records, fields["conversations"])
     if len(texts_of_key) != 2:
         return
     # If all strings of a key are words for roles, make tags of them.
@@ -189,6 +179,25 @@ def guess_options(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, 
             tags = {tag: word for tag, word in words.items() if TAGS[tag] != word}
             for options in ({}, *TRIES):
                 yield {"tags": tags, **options}
+
+
+def _collect_texts(records: Sequence[Any], field: str) -> dict[str, set[str]]:
+    """Return key -> all strings under this key of the messages of some records.
+
+    Args:
+        records: the raw records.
+        field: the field with a record's list of messages.
+    """
+    texts_of_key = dict[str, set[str]]()
+    for record in records:
+        messages = record.get(field) if isinstance(record, dict) else None
+        for message in messages if isinstance(messages, list) else ():
+            if not isinstance(message, dict):
+                continue
+            for key, text in message.items():
+                if isinstance(text, str):
+                    texts_of_key.setdefault(key, set()).add(text)
+    return texts_of_key
 
 
 def parse_qwen_vl(raw: RawRecord) -> Conversation:

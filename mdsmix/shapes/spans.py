@@ -176,17 +176,29 @@ def check_losses(
     for number, (loss, message) in enumerate(zip(losses, messages, strict=True)):
         if loss is None:
             continue
-        spans = loss.spans or ()
-        if spans and message.get("tool_calls"):
+        if loss.spans and message.get("tool_calls"):
             raise RecordRefused("span_with_calls")
-        edges = [edge for span in spans for edge in (span.start, span.end)]
-        content = message.get("content") or ""
-        is_inside = [0, *edges, len(content)] == sorted([0, *edges, len(content)])
-        has_spans = loss.spans is None or all(span.start < span.end for span in spans)
-        has_weights = loss.weight == 1 and all(span.weight == 1 for span in spans)
-        if not (is_inside and has_spans and has_weights):
+        if not _is_valid_loss(loss, len(message.get("content") or "")):
             raise RecordRefused("bad_span", why=f"the losses of message {number} are not valid")
     return losses
+
+
+def _is_valid_loss(loss: AnswerLoss, length: int) -> bool:
+    """Check whether the spans of an answer are ascending ranges of its content, and all weights are
+    1.
+
+    Args:
+        loss: the loss of the answer.
+        length: the characters of its content.
+    """
+    if loss.weight != 1:
+        return False
+    last_end = 0
+    for span in loss.spans or ():
+        if span.weight != 1 or not last_end <= span.start < span.end <= length:
+            return False
+        last_end = span.end
+    return True
 
 
 def join_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
