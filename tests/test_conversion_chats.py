@@ -293,7 +293,7 @@ UNPACKABLE: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (
         {"local": "/nowhere"},
         {},
-        ("pack is for streams with a source; it would change nothing, so take it out",),
+        ("pack is only for streams with a source, so it would change nothing here: remove pack",),
     ),
 ]
 

@@ -239,7 +239,7 @@ class ImageReader:
             self.window_images.results.append(image.digest or image.reason)
         size = sum(image.size for image in images)
         count = len(record.images)
-        self.weigh(size)
+        self._note_record_size(size)
         if len(images) < count:  # too many images, of which none was read
             self.window_images.results.append("too_many_images")
             return NoRecord("too_many_images", images=count, max_images=self.most_images)
@@ -253,7 +253,7 @@ class ImageReader:
             return NoRecord("images_too_large", bytes=size, most=MOST_ROW_BYTES)
         return record.with_images(images)
 
-    def weigh(self, size: int) -> None:
+    def _note_record_size(self, size: int) -> None:
         """Add a record to the running average of image bytes per record, with a weight of one
         sixteenth. The average decides how many records are read at once (`most_records`).
 

@@ -2,8 +2,8 @@
 mark mistakes.
 
 It is made from the dataclasses of `mdsmix.recipe`, from the tables of kinds, loaders, shapes and
-formats, and from the rules that concern one key or one stream. docs/recipe.md lists the rules that
-a schema cannot say: the command alone knows them.
+formats, and from the rules that concern one key or one stream. docs/recipe.md lists the rules
+that a schema cannot express: only the command checks them.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def describe_recipe() -> Tree:
 
 
 def _added_keywords() -> dict[str, Tree]:
-    """Return the rules that are no bound of a field, by class or by field, as keywords of JSON
-    Schema. `mdsmix.recipe.rules` and `mdsmix.kinds.recipes` check the same rules.
+    """Return the rules that the dataclasses' fields do not declare themselves, as keywords of JSON
+    Schema: `{"SourceSpec.path": {"minItems": 1}}`. The keys are classes, or fields of classes.
+    `mdsmix.recipe.rules` and `mdsmix.kinds.recipes` check the same rules.
     """
     kinds = list(dict.fromkeys(kind.word for kind in KINDS))
     keys = [field.name for field in list_fields(WeightSpec) if field.name != "max_repeat"]
@@ -144,8 +145,11 @@ def _require_text(key: str) -> Tree:
 
 
 def _leave_out(groups: Collection[str]) -> Tree:
-    """Return the rule that a stream leaves out each key that is only for other groups of streams,
-    or sets it to its default.
+    """Return the rule on keys that do not apply to a stream: it leaves them out, or sets them to
+    their defaults.
+
+    Args:
+        groups: the groups that the stream belongs to, such as `messages` (`Kind.key_groups`).
     """
     foreign: dict[str, Any] = {}
     for field in list_fields(StreamSpec):

@@ -25,8 +25,9 @@ from mdsmix.tokenizer.card import Tokenizer
 
 EXTRAS_RULE = "record.extras"
 EXTRAS_VERSION = 2
-"""Version 1 of this rule ignored the extras of records, such as `loss_mask`. The rule is for the
-shapes whose own version was not increased when extras were first read.
+"""Version 1 of this rule ignored the extras of records: fields such as `loss_mask`, which change
+what is trained. The rule is for the shapes whose own version was not increased when extras were
+first read.
 """
 MARKS_RULE = "record.marks"
 MARKS_VERSION = 2
@@ -77,9 +78,10 @@ def list_raised_rules(
 
 
 def find_record_rules(manifest: Manifest, shape: Shape | None) -> dict[str, int]:
-    """Return the version of each rule that gives a published stream other rows than version 1, or
-    under whose version 2 the stream was made: `{"record.extras": 2}`. These rules are on contents
-    of records that no key of the recipe names.
+    """Return the rules on extras and on marks that concern a published stream, with their current
+    versions: `{"record.extras": 2}`. Extras and marks are contents of records that no key of the
+    recipe names. A rule concerns the stream if its version 2 gives other rows than its version 1,
+    or if the stream was already made by version 2.
 
     Version 1 of `record.extras` ignored the extras of records: fields such as `loss_mask`, which
     change what is trained. Version 2 reads them. So the rule matters to a stream whose manifest

@@ -26,7 +26,7 @@ FIELDS = (
 
 def must_be(words: str, test: Callable[[Any], object], **keywords: Any) -> dict[str, Any]:
     """Return dataclass metadata that restricts the values of a recipe's key:
-    `key(2, must=must_be("1 at least", lambda value: value >= 1, minimum=1))`.
+    `key(2, must=must_be("at least 1", lambda value: value >= 1, minimum=1))`.
 
     Args:
         words: the allowed values, for the message: `key must be WORDS`.
@@ -63,7 +63,7 @@ SET_BY_READER = {"set by": "the reader"}
 BY_BUDGET = "budget"
 SOURCED = "streams with a source"
 UNSOURCED = "streams without a source"
-ONE_OR_MORE = must_be("1 at least", lambda value: value >= 1, minimum=1)
+ONE_OR_MORE = must_be("at least 1", lambda value: value >= 1, minimum=1)
 NOT_NEGATIVE = must_be("0 or more", lambda value: value >= 0, minimum=0)
 POSITIVE = must_be("a number above 0", lambda value: 0 < value < math.inf, exclusiveMinimum=0)
 
@@ -412,4 +412,7 @@ def find_foreign_keys(stream: StreamSpec, groups: Collection[str]) -> Iterator[s
         group = key.metadata.get("only of")
         is_set = getattr(stream, key.name) != key.default
         if group and group not in groups and is_set:
-            yield f"{key.name} is for {group}; it would change nothing, so take it out."
+            yield (
+                f"{key.name} is only for {group}, so it would change nothing here: remove "
+                f"{key.name} from this stream."
+            )
