@@ -165,37 +165,49 @@ def _read_tree(recipe: RecipeInput, path: str, overrides: Sequence[str]) -> Any:
         plain = None
         if isinstance(content, str) and not overrides:
             plain = read_plain_yaml(content)
-        if plain is not None:
-            _refuse_secrets(content)
-            if isinstance(plain.get("tokenizer"), str):
-                plain["tokenizer"] = {"name": plain["tokenizer"]}
-            _refuse_secrets(json.dumps(plain))
-            return plain
+        if plain is None:
+            return _read_with_omegaconf(content, overrides)
+        _refuse_secrets(content)
+        if isinstance(plain.get("tokenizer"), str):
+            plain["tokenizer"] = {"name": plain["tokenizer"]}
+        _refuse_secrets(json.dumps(plain))
+        return plain
 
-        from omegaconf import OmegaConf
 
-        loaded = make_config(content)
-        # Search for secrets twice: before interpolation for the names of variables, and after
-        # interpolation for their values.
-        _refuse_secrets("\n".join([_write_unresolved(content, loaded), *overrides]))
-        streams = loaded.get("streams")
-        dotted = [str(name) for name in streams or () if "." in str(name)]
-        changes = OmegaConf.from_dotlist(
-            [_bracket_name(override, dotted) for override in overrides]
-        )
-        if isinstance(changes.get("tokenizer"), str):
-            # The override names another tokenizer: drop the arguments that the file has for its
-            # own.
-            loaded["tokenizer"] = {}
-        # `tokenizer: NAME` is short for `tokenizer: {name: NAME}`.
-        for config in (loaded, changes):
-            name = config.get("tokenizer")
-            if isinstance(name, str):
-                config["tokenizer"] = {"name": name}
-        # A merge is a third of the reading time, so it is left out if nothing is overridden.
-        merged = OmegaConf.merge(loaded, changes) if overrides else loaded
-        tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
-        _refuse_secrets(json.dumps(tree, default=str))
+def _read_with_omegaconf(content: Any, overrides: Sequence[str]) -> Any:
+    """Return the keys and values of a recipe, with overrides and interpolation applied by
+    OmegaConf.
+
+    Raises an error of OmegaConf or PyYAML if the recipe cannot be read, and RecipeError if it
+    contains a credential.
+
+    Args:
+        content: the text of a YAML file, or keys and values.
+        overrides: `key=value` each.
+    """
+    from omegaconf import OmegaConf
+
+    loaded = make_config(content)
+    # Search for secrets twice: before interpolation for the names of variables, and after
+    # interpolation for their values.
+    _refuse_secrets("\n".join([_write_unresolved(content, loaded), *overrides]))
+    # Read the overrides.
+    streams = loaded.get("streams")
+    dotted = [str(name) for name in streams or () if "." in str(name)]
+    bracketed = [_bracket_name(override, dotted) for override in overrides]
+    changes = OmegaConf.from_dotlist(bracketed)
+    if isinstance(changes.get("tokenizer"), str):
+        # The override names another tokenizer: drop the arguments that the file has for its own.
+        loaded["tokenizer"] = {}
+    # `tokenizer: NAME` is short for `tokenizer: {name: NAME}`.
+    for config in (loaded, changes):
+        name = config.get("tokenizer")
+        if isinstance(name, str):
+            config["tokenizer"] = {"name": name}
+    # A merge is a third of the reading time, so it is left out if nothing is overridden.
+    merged = OmegaConf.merge(loaded, changes) if overrides else loaded
+    tree = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    _refuse_secrets(json.dumps(tree, default=str))
     return tree
 
 

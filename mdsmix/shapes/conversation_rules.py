@@ -148,11 +148,8 @@ def make_conversation(
     fault = check_roles(tuple(roles), "tool")
     if fault and fault != GREETS:
         raise RecordRefused(fault)
-    # Answers before the first question become a part of its prompt: they are not trained. Without a
-    # question, an answer to the system message is trained, but a first message is not, since it has
-    # no prompt.
-    opening = roles.index("user") if "user" in roles else int(fault == GREETS)
-    for position in range(opening):
+    # Answers before the first question become a part of its prompt: they are not trained.
+    for position in range(_count_opening_messages(roles)):
         if roles[position] == "assistant":
             trained[position] = False
     # Make the conversation. It is rich if it has tools, or a message with more than role and text.
@@ -163,6 +160,17 @@ def make_conversation(
     if not is_encodable(conversation.all_text):
         raise RecordRefused("lone_surrogate")
     return conversation
+
+
+def _count_opening_messages(roles: Sequence[Any]) -> int:
+    """Return how many messages come before the first question, from the roles of all messages.
+
+    Without a question, only an answer as the first message counts, since it has no prompt. An
+    answer to a system message has one.
+    """
+    if "user" in roles:
+        return roles.index("user")
+    return 1 if roles[0] == "assistant" else 0
 
 
 def _is_plain(message: Message) -> bool:
