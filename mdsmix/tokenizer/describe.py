@@ -28,6 +28,7 @@ from mdsmix.processor.loaded import read_saved_texts
 from mdsmix.processor.server import try_to_answer
 from mdsmix.tokenizer.bpe_json import join_pairs, parse_bpe_json, split_merges
 from mdsmix.tokenizer.content_hash import hash_content, hash_model
+from mdsmix.tokenizer.lazy_transformers import read_models_late
 from mdsmix.tokenizer.transformers_five import (
     GENERATION_CONFIG,
     TOKENIZER_JSON,
@@ -515,6 +516,7 @@ def main() -> None:
     question = json.load(sys.stdin)
     if not question["kwargs"].get("trust_remote_code"):
         hide_torch()
+        read_models_late()
     # transformers asks on stdout whether to run a tokenizer's own code.
     with redirect_stdout(sys.stderr), TemporaryDirectory() as folder:
         path = Path(question["name"]) / TOKENIZER_JSON

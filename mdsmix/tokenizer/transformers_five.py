@@ -64,7 +64,7 @@ def open_readable_folder(name: str, tokenizer_json: Path | None = None) -> Itera
     note = ""
     config = _read_json(folder / TOKENIZER_CONFIG)
     own_class = config.get("tokenizer_class") or "a tokenizer without a class"
-    if is_known_class(NEW_CLASS):  # this is transformers 5
+    if _is_five():
         changed.pop(TOKENIZER_CONFIG, None)
     if TOKENIZER_CONFIG in changed:
         note = f"saved by transformers 5 as {own_class}, and is read from its tokenizer.json only"
@@ -83,6 +83,14 @@ def open_readable_folder(name: str, tokenizer_json: Path | None = None) -> Itera
                 (Path(copy) / path.name).symlink_to(path)
         _write_json(Path(copy), changed)
         yield Readable(copy, note)
+
+
+def _is_five() -> bool:
+    """Return whether the installed transformers is version 5 or later."""
+    from transformers import __version__
+
+    major, _, _ = __version__.partition(".")
+    return int(major) >= 5
 
 
 def is_known_class(name: str) -> bool:
