@@ -16,6 +16,7 @@ from dataclasses import field
 from typing import Any, Literal
 
 from mdsmix import schema
+from mdsmix.errors import RecipeError
 from mdsmix.frozen import frozen
 from mdsmix.shards.shard_samples import Sample
 
@@ -262,6 +263,21 @@ class ExtraLoader:
         if max_seq_len % self.multiple:
             return f"{self.whose}'s {self.name} loader takes only multiples of {self.multiple}"
         return ""
+
+    def refuse_small_batch(self, label: str, rows: int, advice: str) -> None:
+        """Raise RecipeError if a device's batch has fewer rows than the loader needs.
+
+        Args:
+            label: the loader's section, such as `train_loader`, for the message.
+            rows: rows of a device's batch.
+            advice: what to set, for the message.
+        """
+        if rows < self.least_batch:
+            raise RecipeError(
+                f"{label}: the {self.name} loader needs batches of {self.least_batch} rows or more "
+                "on each device, since it pairs each row with another one of the batch, but the "
+                f"batch size is {rows}: {advice}."
+            )
 
 
 PASSED_TWICE = frozenset({"batch_size", "tokenizer"})

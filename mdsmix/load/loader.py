@@ -327,13 +327,7 @@ def open_loader(
                 "read, so a model would be trained on a bare placeholder for each image: set "
                 "train_loader.name: mdsmix."
             )
-        if batch_size < extra_loader.least_batch:
-            raise RecipeError(
-                f"{section.label}: the {extra_loader.name} loader needs batches of "
-                f"{extra_loader.least_batch} rows or more on each device, since it pairs each row "
-                f"with another one of the batch, but the batch size is {batch_size}: set a larger "
-                "one."
-            )
+        extra_loader.refuse_small_batch(section.label, batch_size, "set a larger one")
         batch_rules = make_batch_rules(settings, rules)
         dataset.other_row = partial(extra_loader.row, batch_rules)
         collate.other_batch = partial(extra_loader.batch, batch_rules)

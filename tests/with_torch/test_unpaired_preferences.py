@@ -243,6 +243,35 @@ def test_a_batch_has_each_prompt_with_its_completion_and_with_another(
         list(build_loader(config, 3))
 
 
+@pytest.mark.parametrize("batch", [2, 4])
+def test_a_plan_names_the_rows_that_batches_have_in_addition(
+    tmp_path: Path, tokenizer_folder: Path, batch: int
+) -> None:
+    """Compared with the batches of the loader; no row of these records is cut."""
+    records = [record for record in [*TEXTS, *CHATS] if len(record["completion"]) < 40] * 2
+    recipe, _ = convert(tmp_path, tokenizer_folder, records)
+    run_ok("render-yaml", recipe, "-o", tmp_path / "train.yaml")
+    batches = list(build_loader(yaml.safe_load((tmp_path / "train.yaml").read_text()), batch))
+    steps = len(batches)
+    rows = sum(len(each["KL_input_ids"]) for each in batches) / steps
+    tokens = sum(int(each["KL_attention_mask"].sum()) for each in batches) / steps
+    planned = run_ok("plan", recipe, "--batch", batch, "--gpus", "1").out
+    assert f"steps: {steps}, samples: {len(records)}, " in planned
+    assert f"a step has {rows:.0f} more rows, " in planned
+    assert f"at most {tokens:.0f} more tokens" in planned
+
+
+def test_a_plan_refuses_a_batch_that_the_loader_refuses(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    recipe, _ = convert(tmp_path, tokenizer_folder, [*TEXTS, *CHATS])
+    refused = mdsmix("plan", recipe, "--batch", "4", "--gpus", "4")
+    assert refused.code == 2
+    assert "needs batches of 2 rows or more on each device" in refused.err
+    assert "the batch size is 1: set --batch to 8 or more" in refused.err
+    run_ok("plan", recipe, "--batch", "4", "--gpus", "2")
+
+
 def test_every_command_knows_it(tmp_path: Path, tokenizer_folder: Path) -> None:
     recipe, _ = convert(tmp_path, tokenizer_folder, [*TEXTS, *CHATS])
     for command in ("check", "verify", "quarantine", "gc"):

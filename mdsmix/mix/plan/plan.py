@@ -20,8 +20,10 @@ from typing import Any
 
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.estimate.forecast import forecast_stream
+from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
 from mdsmix.foundry_yaml.findings import Finding
 from mdsmix.foundry_yaml.loader_keys import BYTE_UNITS, COUNT_UNITS, is_number, parse_quantity
+from mdsmix.foundry_yaml.unpaired_loader import UNPAIRED_LOADER
 from mdsmix.frozen import frozen
 from mdsmix.messages import join_names
 from mdsmix.mix.check import run_checks
@@ -159,6 +161,11 @@ def make_plan(mix: Mix, options: PlanOptions) -> Plan:
         raise RecipeError(f"--disk {options.disk} is not a size: write for example 500gb or 2tb.")
     machines = make_run_machines(mix, options.nodes, options.gpus, options.batch)
     machines = replace(machines, packing=_packing_ratio(loader))
+    extra_loader = EXTRA_LOADERS.get(loader.name)
+    if extra_loader:
+        least = machines.batch // machines.rows * extra_loader.least_batch
+        advice = f"set --batch to {least:,} or more, or use fewer devices"
+        extra_loader.refuse_small_batch(loader.label, machines.rows, advice)
 
     # The streams in an epoch.
     drawn = count_loader_draws(loader)
@@ -257,8 +264,8 @@ def _notes(
     step: StepPlan,
     machines: Machines,
 ) -> Iterator[str]:
-    """Yield notes on streams whose figures are estimates, on tokens that the loader cuts off, and
-    on samples that are dropped or delayed.
+    """Yield notes on streams whose figures are estimates, on tokens that the loader cuts off, on
+    rows that are not counted, and on samples that are dropped or delayed.
     """
     for stream, figures in zip(loader.streams, streams, strict=True):
         if stream.survey:
@@ -281,6 +288,12 @@ def _notes(
             f"packing_ratio {machines.packing:g} draws more tokens than a step's "
             f"{step.positions:,.0f} positions. Samples that do not fit wait for later steps and "
             "are dropped at the end of the epoch: use a smaller ratio"
+        )
+    if loader.name == UNPAIRED_LOADER.name:
+        yield (
+            f"KTO: a step has {step.rows:,.0f} more rows, each prompt with the completion of the "
+            f"row before it (KL_input_ids), and in them at most {step.tokens:,.0f} more tokens: "
+            "the model reads about twice the tokens and positions of this plan"
         )
     drawn = int(sum(figures.drawn for figures in streams))
     delivered = int(sum(figures.delivered for figures in streams))
