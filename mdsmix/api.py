@@ -818,8 +818,8 @@ def make_report(
     words = list_words(mix)
     if not words or isinstance(mix, Mapping):
         raise RecipeError(
-            "the page names the recipe or training YAML that it is of, so that needs a file: write "
-            "the keys and values to one, and pass its path."
+            "the page names its recipe or training YAML, so this must be a file: write the keys "
+            "and values to one, and pass its path."
         )
     machines = PlanOptions(nodes=nodes, gpus=gpus, batch=batch)
     choice = Choice(count=samples, seed=seed)

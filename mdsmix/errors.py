@@ -101,7 +101,8 @@ EXIT_CODES = {
     ),
     3: ExitCode(
         "The streams may not be mixed, or a stream is damaged.",
-        "The finding has the fix. `mdsmix verify` lists damage and `mdsmix repair` mends it.",
+        "The finding has the fix. `mdsmix verify` lists damaged files, and `mdsmix repair` makes "
+        "them again.",
     ),
     4: ExitCode(
         "Reading or writing failed (a missing stream, a store, permissions, a full disk), a source "

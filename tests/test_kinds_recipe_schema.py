@@ -327,7 +327,7 @@ def test_the_command_prints_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_file_of_an_earlier_mdsmix_is_replaced_and_one_of_the_users_stays(tmp_path: Path) -> None:
     path = tmp_path / SCHEMA_FILE
     first = write_schema_file(tmp_path)
-    assert first == (f"wrote {path}, by which editors check and complete the recipe", True)
+    assert first == (f"wrote {path}, so that editors check and complete the recipe", True)
     assert path.read_text("utf-8") == write_schema()
     written_at = path.stat().st_mtime_ns
     assert write_schema_file(tmp_path) is None

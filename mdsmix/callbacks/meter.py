@@ -79,11 +79,11 @@ class StreamMeter:
         if not isinstance(loader, MixLoader):
             raise RecipeError(
                 f"{self.name} counts batches by their streams, and {type(loader).__name__} does "
-                "not tell them: train with build_loader of mdsmix.load, or under LLM-Foundry with "
+                "not name them: train with build_loader of mdsmix.load, or under LLM-Foundry with "
                 "train_loader.name: mdsmix (not text or finetuning), or leave the callback out."
             )
         loader.add_stream_ids()
-        # A run that goes on counts further, one that begins counts anew.
+        # A resumed run continues its counts, and a new run begins at 0.
         if not step:
             self._state = MeterState()
         elif self.tally:

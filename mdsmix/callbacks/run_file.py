@@ -169,7 +169,7 @@ def _parse_line(path: str, number: int, line: bytes) -> Any:
         version = tree.get(HEAD, VERSION) if isinstance(tree, dict) else VERSION
         if version != VERSION:
             raise RecipeError(
-                f"{path} was written by another mdsmix (version {version} of its form, and this "
+                f"{path} was written by another mdsmix (version {version} of the format, and this "
                 f"one reads {VERSION}); read it with that one."
             )
         return schema.parse_mapping(_Head if number == 1 else LoggedStep, tree)

@@ -40,7 +40,7 @@ def bench(
         typer.Option(
             metavar="0,2,4",
             help="Numbers of workers to try.",
-            show_default="from 0 to a core each, doubling",
+            show_default="0, 1, 2, 4, ... up to one per core",
         ),
     ] = None,
     prefetch: Annotated[

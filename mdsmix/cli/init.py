@@ -146,7 +146,11 @@ def init(
     if schema:
         echo(schema.message, err=not schema.is_written)
     if out:
-        step = f"mdsmix convert {out}" if begun.accepted else "fix what keeps its streams out"
+        step = (
+            f"mdsmix convert {out}"
+            if begun.accepted
+            else "fix what its comments say about the streams"
+        )
         echo(f"wrote {out}; next: {step}")
 
 

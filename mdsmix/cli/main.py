@@ -91,8 +91,8 @@ def make_app(only: str | None = None, with_options: bool = True) -> typer.Typer:
         help="From raw pretraining and finetuning data to a checked mix of MDS streams and its "
         "LLM-Foundry YAML.",
         epilog="Exit codes: 0 done, or the streams may be mixed; 1 mdsmix itself failed; 2 wrong "
-        "usage or recipe; 3 the streams may not be mixed, or one is damaged; 4 could not look, or "
-        "another run is at work; 5 too many bad records.",
+        "usage or recipe; 3 the streams may not be mixed, or one is damaged; 4 could not read or "
+        "write, or another run is at work; 5 too many bad records.",
     )
     app.callback(invoke_without_command=True)(_print_version)
     for group, names in GROUPS.items():

@@ -45,7 +45,7 @@ def preview(
             metavar="N",
             min=0,
             help="The epoch, counted from 0.",
-            show_default="0, for a phase of a recipe the phase's",
+            show_default="0; for a phase of a recipe, its number",
         ),
     ] = None,
     from_step: Annotated[

@@ -61,7 +61,7 @@ class WrittenExample:
             f"chats.jsonl: {self.chats:,} conversations",
             f"tokenizer/: {VOCABULARY:,} tokens and a chat template, trained on these files",
             f"{RECIPE}: how the two files become streams, and how they are mixed",
-            f"{SCHEMA_FILE}: by which editors check and complete the recipe",
+            f"{SCHEMA_FILE}: lets editors check and complete the recipe",
             f"{TRAINING_YAML}: LLM-Foundry's YAML of a model with 2 layers, for a CPU",
         ]
 

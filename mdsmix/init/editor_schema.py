@@ -45,10 +45,10 @@ def write_schema_file(folder: Path) -> SchemaNotice | None:
     if earlier is not None and not is_written_by_mdsmix(earlier):
         message = (
             f"WARNING: {path} stays as it is, since mdsmix did not write it, or it was changed "
-            "later: editors check the recipe by it; to replace it, run `mdsmix schema -o "
+            "later: editors check the recipe with it; to replace it, run `mdsmix schema -o "
             f"{path}`"
         )
         return SchemaNotice(message, is_written=False)
     locate(str(path)).write(text.encode())
-    message = f"wrote {path}, by which editors check and complete the recipe"
+    message = f"wrote {path}, so that editors check and complete the recipe"
     return SchemaNotice(message, is_written=True)

@@ -365,7 +365,7 @@ def _notes_on_labels(labels: Mapping[str, int]) -> Iterator[str]:
     undesirable = labels["false"]
     counts = f"labels: {desirable:,} true (desirable), {undesirable:,} false"
     if not desirable or not undesirable:
-        yield f"WARNING: {counts}: KTO compares both, and here are only those of one label"
+        yield f"WARNING: {counts}: KTO compares both labels, and this stream has only one"
         return
     ratio = desirable / undesirable
     if 1 <= ratio <= 4 / 3:

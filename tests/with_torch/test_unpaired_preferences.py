@@ -184,7 +184,7 @@ def test_hints_name_only_keys_that_such_streams_take(
         ([1, 1, 1, 1, 0, 0, 0], "labels: 4 true (desirable), 3 false\n"),
         ([1, 1, 1, 0], "1 false; KTO balances them with undesirable_weight from 2.25 to 3.00"),
         ([1, 0, 0], "2 false; KTO balances them with desirable_weight from 2.00 to 2.67"),
-        ([1, 1], "WARNING: labels: 2 true (desirable), 0 false: KTO compares both"),
+        ([1, 1], "WARNING: labels: 2 true (desirable), 0 false: KTO compares both labels"),
     ],
 )
 def test_the_balance_of_labels_is_shown(

@@ -129,7 +129,7 @@ def resolve_phases_for_plan(recipe: RecipeInput, overrides: Sequence[str] = ()) 
     phase = mixes[0].phase
     if phase and len(mixes) < len(phase.names):
         raise RecipeError(
-            f"a plan of phases is of all of them, and phase is {phase.name}: leave phase out, or "
+            f"a plan of phases covers all of them, but phase is {phase.name}: leave phase out, or "
             "call plan."
         )
     return mixes

@@ -72,7 +72,7 @@ def validate_with_foundry(text: str, labels: Sequence[str]) -> str:
             "environment of this mdsmix: install mdsmix into Foundry's environment and run mdsmix "
             "there, or leave --validate out."
         )
-    # Streaming may wait for ever for a shard, so a thread draws, and is left behind then. An alarm
+    # Streaming may wait for ever for a shard, so a thread draws, and is abandoned then. An alarm
     # would work only in the main thread, and would replace the alarm of a scheduler.
     drawing = Future[str]()
 

@@ -124,7 +124,7 @@ def set_sections(
     # The text may have keys that `was` lacks, such as a merge (`<<`) or a number. Keep these keys.
     names = [name.value for name, _ in root.value]
     remaining = {name: None for name in names if name not in without}
-    # For these keys None stands in both the old and the new values, so they are no edit.
+    # These keys are None in both the old and the new values, so nothing is edited there.
     old = {**dict.fromkeys(names), **was}
     edits = _list_edits(text, remaining | config, old, root, len(text))
     in_order = sorted(edits, key=attrgetter("start"))

@@ -187,7 +187,7 @@ def show_run(run: RunFigures, colours: Mapping[str, str]) -> Iterator[Item | Cur
     if len(drawn) < len(run.steps):
         yield f"The curves have {plural(len(drawn), 'point')} of {len(run.steps):,} logged steps."
 
-    # Curves of the losses, and of the shares beside the planned ones.
+    # Curves of the losses, and of the reached shares with the planned ones as thin lines.
     losses = list[Curve]()
     for name in run.streams:
         points = [Point(line.step, _loss_at(line, name)) for line in drawn]
