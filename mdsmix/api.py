@@ -686,8 +686,7 @@ def inspect(
         Unreachable: no stream is published there, or it cannot be read.
     """
     refuse_wrong_arguments(locals())
-    from mdsmix.report.inspection import InspectedStream
-    from mdsmix.report.inspection import inspect as inspect_stream
+    from mdsmix.report.inspection import InspectedStream, inspect_stream
     from mdsmix.report.shown_samples import make_choice
 
     choice = make_choice(samples, numbers, longest, at_random, seed)

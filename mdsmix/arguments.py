@@ -39,7 +39,7 @@ def refuse_wrong_arguments(
         if least is not None and value is not None and not (is_whole and value >= least):
             raise _refusal(name, value, f"a whole number from {least}")
         if name in TEXTS and not _is_list_of(str, value):
-            raise _refusal(name, value, f'a list of texts, such as {name}=["..."]')
+            raise _refusal(name, value, f'a list of strings, such as {name}=["..."]')
         if name == "to" and not isinstance(value, str):
             raise _refusal(name, value, 'the name of a format, such as "parquet"')
         if name == "engine" and not isinstance(value, str):

@@ -104,14 +104,14 @@ def test_wrong_arguments_are_refused_with_their_name(project: Project) -> None:
             function(subject, **arguments)
     # A generator gives its names once: a second reading would find none, which means all.
     for name in ("only", "overrides"):
-        with pytest.raises(RecipeError, match=f"^{name} is .*a list of texts"):
+        with pytest.raises(RecipeError, match=f"^{name} is .*a list of strings"):
             convert(project.recipe, **{name: (text for text in ["web"])})
     with pytest.raises(RecipeError, match=r"^stream is None; it must be a path or URL"):
         inspect(None)  # type: ignore[arg-type]
     for no_mix in ([], None, [3], 3):
         with pytest.raises(RecipeError, match=r"^mix is "):
             mdsmix.check(no_mix)  # type: ignore[arg-type]
-    with pytest.raises(RecipeError, match="needs a file"):
+    with pytest.raises(RecipeError, match="must be a file"):
         mdsmix.make_report(read_recipe(project))  # type: ignore[arg-type]
 
 

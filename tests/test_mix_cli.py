@@ -18,7 +18,7 @@ import xxhash
 import yaml
 
 from mdsmix.errors import MdsmixError, RecipeError
-from mdsmix.mix.check import describe_verdict, make_report, run_checks
+from mdsmix.mix.check import describe_verdict, make_check_tree, run_checks
 from mdsmix.mix.streams.resolve import make_mix, resolve_mix
 from mdsmix.report.named_streams import named_streams
 from mdsmix.tokenizer import card as pretrained
@@ -387,7 +387,7 @@ def is_answered(config: Any) -> bool:
     try:
         mix = make_mix(config, "x")
         findings = run_checks(mix)
-        return bool(make_report(mix, findings)) and "\n" not in describe_verdict(mix, findings)
+        return bool(make_check_tree(mix, findings)) and "\n" not in describe_verdict(mix, findings)
     except MdsmixError as refusal:
         return "\n" not in str(refusal)
 

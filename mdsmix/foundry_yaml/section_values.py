@@ -229,7 +229,9 @@ def separators_both(loader: LoaderSection) -> Findings:
 SEPARATORS = "LLM-Foundry refuses separators that are not the tokenizer's."
 
 
-def separator_differs(loader: LoaderSection, tokenizer_ids: Mapping[str, int | None]) -> Findings:
+def find_wrong_separators(
+    loader: LoaderSection, tokenizer_ids: Mapping[str, int | None]
+) -> Findings:
     """Find an `eos_token_id` or `bos_token_id` that differs from the tokenizer's id. Only callers
     that know the tokenizer can use this rule.
 

@@ -25,7 +25,7 @@ from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
 from mdsmix.foundry_yaml.findings import refusal_message
 from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, BatchRules
 from mdsmix.foundry_yaml.lock import locked_settings
-from mdsmix.foundry_yaml.section_values import separator_differs
+from mdsmix.foundry_yaml.section_values import find_wrong_separators
 from mdsmix.foundry_yaml.training_yaml import Config
 from mdsmix.load.collate import Batch, Collate, Packer, find_best_ratio, list_ratios
 from mdsmix.load.dataset import CheckedStream, MixDataset, describe_error
@@ -395,7 +395,7 @@ def make_row_rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
             f"{section.label}: the tokenizer has neither a padding nor an EOS token, so rows "
             "cannot be padded; add one of them to the tokenizer."
         )
-    for finding in separator_differs(section, {"eos": ids.eos, "bos": ids.bos}):
+    for finding in find_wrong_separators(section, {"eos": ids.eos, "bos": ids.bos}):
         raise RecipeError(refusal_message(finding, section))
     # If the config has eos_token_id, EOS ends each document. Otherwise BOS begins each document.
     separator = settings.row_key("eos_token_id")

@@ -134,7 +134,7 @@ def is_refused(findings: Sequence[Finding]) -> bool:
     return any(finding.severity == "error" for finding in findings)
 
 
-def make_report(mix: Mix, findings: Sequence[Finding]) -> Tree:
+def make_check_tree(mix: Mix, findings: Sequence[Finding]) -> Tree:
     """Return what `check --json` prints: the verdict, the findings, the samples and tokens of an
     epoch, the changes of a config that was set into, and the evaluations that were not opened.
     """

@@ -10,7 +10,7 @@ from mdsmix.mix.check import (
     describe_verdict,
     is_refused,
     list_unopened_evals,
-    make_report,
+    make_check_tree,
 )
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.mix.streams.mix import Mix
@@ -76,7 +76,7 @@ class CheckedMix(list[Finding], Result):
 
     def to_dict(self) -> Tree:
         """Return the result as `mdsmix check --json` prints it."""
-        tree = make_report(self.mix, self)
+        tree = make_check_tree(self.mix, self)
         if self.locked:
             tree["lock"] = {"streams": table_to_json(self.locked)["rows"]}
         return tree

@@ -84,7 +84,7 @@ class InspectedStream(Inspection, Result):
         return inspection_json(self) | {"seed": self.choice.seed}
 
 
-def inspect(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
+def inspect_stream(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
     """Read a stream and the chosen samples. Raises Unreachable if no stream is published there."""
     published = open_stream_in(find_published(locate(stream)))
     tokenizer_hash = published.manifest.tokenizer.hash if published.manifest else None

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from mdsmix.errors import MdsmixError
 from mdsmix.frozen import frozen
-from mdsmix.mix.check import make_report
+from mdsmix.mix.check import make_check_tree
 from mdsmix.mix.render.render import write_yaml
 from mdsmix.report.inspection import inspection_json
 from mdsmix.report.page.gather import Gathered, StreamOnPage
@@ -62,7 +62,7 @@ class ReportPage(Result):
             preview = preview_json(page.preview, page.decoder)
         return {
             "targets": list(page.targets),
-            "check": make_report(page.mix, page.findings) if page.mix else None,
+            "check": make_check_tree(page.mix, page.findings) if page.mix else None,
             "streams": [_stream_to_dict(stream) for stream in page.streams],
             "plan": plan_json(page.plan) if page.plan else None,
             "preview": preview,

@@ -129,7 +129,7 @@ class AzurePath(BucketPath):
         return self.path.partition("/")[2]
 
     def fetch_command(self, folder: str) -> list[str]:
-        url = f"https://{self.path}/*"  # without the sign, azcopy makes a folder in the folder
+        url = f"https://{self.path}/*"  # without the `*`, azcopy makes a folder in the folder
         return ["azcopy", "copy", "--recursive", url, folder]
 
     def stat(self) -> Stat | None:

@@ -14,7 +14,7 @@ from mdsmix.foundry_yaml.loader_keys import as_whole_number
 from mdsmix.foundry_yaml.preference_loader import PREFERENCE_LOADER
 from mdsmix.foundry_yaml.prompt_loader import PROMPT_LOADER
 from mdsmix.foundry_yaml.section_values import SEPARATORS
-from mdsmix.foundry_yaml.section_values import separator_differs as _separator_differs
+from mdsmix.foundry_yaml.section_values import find_wrong_separators as _find_wrong_separators
 from mdsmix.kinds import kind_of
 from mdsmix.mix.checks.columns import IMAGE_PREFERENCES, find_layout, is_plain
 from mdsmix.mix.streams.mix import (
@@ -323,7 +323,7 @@ def separator_differs(mix: Mix, loader: Loader) -> Findings:
     """Find an eos_token_id or bos_token_id of a loader that is not the tokenizer's."""
     card = mix.tokenizer
     if card and (loader.is_text or loader.is_mdsmix):
-        yield from _separator_differs(loader, {"eos": card.eos_id, "bos": card.bos_id})
+        yield from _find_wrong_separators(loader, {"eos": card.eos_id, "bos": card.bos_id})
 
 
 @CHECKS.stream(

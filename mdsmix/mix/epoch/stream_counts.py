@@ -222,7 +222,7 @@ def count_added_eos(stream: StreamInMix, loader: Loader) -> float:
     totals = manifest.totals
     limit = loader.row_limit
     converted_limit = encoding.max_seq_len
-    # Whether a sample has room for EOS under this loader exactly if it had room at the conversion.
+    # Under this loader a sample has room for EOS exactly if it had room at the conversion.
     has_same_room = limit == converted_limit or totals.longest < min(limit, converted_limit)
     if not kind_of(encoding).gets_eos:
         # Rows that were cut from a long document or joined from several documents are full, unless

@@ -29,7 +29,7 @@ from mdsmix.mix.plan.plan import Plan, PlanOptions, find_plan_problems, make_pla
 from mdsmix.mix.streams.mix import Mix
 from mdsmix.mix.streams.resolve import resolve_mix
 from mdsmix.report.drawings import choose_colours
-from mdsmix.report.inspection import Inspection, find_bad_records, inspect
+from mdsmix.report.inspection import Inspection, find_bad_records, inspect_stream
 from mdsmix.report.named_streams import NamedStream, named_streams
 from mdsmix.report.shown_samples import Choice
 from mdsmix.shards.manifest import Manifest
@@ -181,7 +181,7 @@ def _read_stream(named: NamedStream, choice: Choice, tokenizer: str | None) -> S
         if inspection:
             break
         try:
-            inspection = inspect(named.url, samples, tokenizer)
+            inspection = inspect_stream(named.url, samples, tokenizer)
         except (Unreachable, Damaged) as error:
             # The mix has already reported the recipe's streams that are not published.
             if not (named.is_made and isinstance(error, NotPublished)):
