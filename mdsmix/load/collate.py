@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
 
-from mdsmix.load.direct_batch import read_id_rows, write_batch
+from mdsmix.load.direct_batch import write_batch
+from mdsmix.load.id_rows import read_id_rows
 from mdsmix.load.preference_batch import (
     PreferenceRow,
     as_prompts,
@@ -256,29 +257,34 @@ class Collate:
 
     def _write_directly(self, stored: Sequence[StoredRow]) -> Batch | None:
         """Make a batch from the bytes of its samples. Return None if one of them needs more than
-        `read_id_rows` does.
+        `read_id_rows` reads.
         """
-        rows = None if self.with_weights else read_id_rows(stored, self.rules)
+        rows = read_id_rows(stored, self.rules)
         if rows is None:
             return None
-        width = self._choose_width(rows.longest, rows.longest)
+        longest = max(rows.lengths)
+        width = self._choose_width(longest, longest)
         has_documents = self.with_sequence_id or self.with_position_ids
-        arrays = write_batch(rows, self.rules, width, has_documents)
+        arrays = write_batch(rows, self.rules, width, has_documents, self.with_weights)
         if arrays is None:
             return None
         self.has_seen_a_batch = True
         batch = {
-            "input_ids": arrays.input_ids,
-            "labels": arrays.labels,
-            "attention_mask": arrays.attention_mask,
+            "input_ids": torch.from_numpy(arrays.input_ids),
+            "labels": torch.from_numpy(arrays.labels),
+            "attention_mask": torch.from_numpy(arrays.attention_mask),
         }
         if self.with_position_ids:
-            batch["position_ids"] = make_position_ids(arrays.documents) * arrays.attention_mask
+            position_ids = make_position_ids(arrays.documents) * arrays.attention_mask
+            batch["position_ids"] = torch.from_numpy(position_ids)
         if self.with_sequence_id:
-            batch["sequence_id"] = arrays.documents
+            batch["sequence_id"] = torch.from_numpy(arrays.documents)
+        if arrays.weights is not None:
+            batch[LOSS_WEIGHTS] = torch.from_numpy(arrays.weights)
         if self.streams:
-            batch[STREAM_ID] = np.array([row.source.stream_number for row in stored], np.int64)
-        return {key: torch.from_numpy(values) for key, values in batch.items()}
+            numbers = [row.source.stream_number for row in stored]
+            batch[STREAM_ID] = torch.tensor(numbers, dtype=torch.int64)
+        return batch
 
     def _number_streams_of_tokens(self, packed: Sequence[Sequence[TrainingRow]]) -> Batch:
         """Return the two keys that say from which streams packed rows are. STREAM_ID: int64 [rows,

@@ -284,12 +284,18 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         return not unopened or bool(self._are_ready(np.array([*unopened])).all())
 
     def read_block(self, block: SampleBlock) -> Iterator[StoredRow]:
-        """Yield the samples of a block. Raises the errors of `read_sample`."""
-        for shard_id, position in zip(block.shards, block.positions, strict=True):
-            # In a function of its own, since this one would keep the file open while it waits.
-            yield self._read_kept_open(shard_id, position)
+        """Return the samples of a block, which are all read at once. If one cannot be read, the
+        samples before it are yielded, and then the error of `read_sample` is raised.
+        """
+        rows = list[StoredRow]()
+        try:
+            for shard_id, position in zip(block.shards, block.positions, strict=True):
+                rows.append(self._read_kept_open(shard_id, position))
+        except Unreachable as error:
+            return _yield_and_raise(rows, error)
         if self.cache_limit:
             self._mark_used(np.array(block.shards, np.int64))
+        return iter(rows)
 
     def _read_kept_open(self, shard_id: int, position: int) -> StoredRow:
         """Read a sample of a shard whose file stays open. Raises the errors of `read_sample`."""
@@ -370,6 +376,12 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         if hasattr(self, "_iterator"):
             self._iterator.exit()
             self._executor.shutdown()
+
+
+def _yield_and_raise(rows: list[StoredRow], error: Unreachable) -> Iterator[StoredRow]:
+    """Yield rows, then raise an error."""
+    yield from rows
+    raise error
 
 
 def _leave_gaps_out(block: SampleBlock) -> SampleBlock:

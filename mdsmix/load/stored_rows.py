@@ -1,8 +1,9 @@
 """Samples as their shards contain them, and their columns of token ids.
 
-Most samples have only integers in columns of a fixed dtype. `IdColumns` finds these in the bytes of
-a sample, so that the batch is written from them directly (direct_batch.py). Every other sample is
-decoded by Streaming and becomes a TrainingRow first.
+The token ids of most samples are integers in columns of a fixed dtype, or a JSON column of turns.
+`IdColumns` finds these columns in the bytes of a sample, so that a batch is written from them
+directly (id_rows.py, direct_batch.py). Every other sample is decoded by Streaming and becomes a
+TrainingRow first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from streaming.base.format import Reader
 from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.frozen import frozen
 from mdsmix.shards.token_ids import (
+    LOSS_WEIGHTS,
     PACKED_COLUMNS,
     SIDES,
     STARTS,
@@ -28,8 +30,18 @@ from mdsmix.shards.token_ids import (
 
 Row = TypeVar("Row")
 LOSS_MASK = "loss_mask"
-EXPECTED_DTYPES = {STARTS: np.dtype(np.int32), LOSS_MASK: np.dtype(np.uint8)}
-"The dtypes of the columns of packed rows that are not token ids (mdsmix/shards/README.md)."
+PLAIN = ("tokens",)
+"The columns of a pretraining row."
+TURNS = ("turns",)
+"The columns of a conversation."
+TURN_DTYPE = np.dtype("<i4")
+"The dtype as which the ids of conversations are written: JSON has none."
+OTHER_DTYPES = {
+    STARTS: np.dtype(np.int32),
+    LOSS_MASK: np.dtype(np.uint8),
+    LOSS_WEIGHTS: np.dtype(np.float32),
+}
+"The dtypes of the columns that are not token ids (mdsmix/shards/README.md)."
 
 
 LENGTH_BYTES = {b"\4": 1, b"\5": 2, b"\6": 4}
@@ -59,78 +71,78 @@ def make_head(size: int, itemsize: int) -> bytes:
 class StoredColumn(NamedTuple):
     """A column of a shard."""
 
+    name: str
+    "Empty if the column is not read."
     size: int
     "Bytes of each value; 0 if they vary."
     itemsize: int
-    "Bytes of each number in its arrays; 0 if it is not read."
-    has_head: bool
-    "Whether each array begins with its length."
+    "Bytes of each number of arrays that begin with their length; 0 for other columns."
 
 
 @frozen(kw_only=True)
 class IdColumns:
-    """The columns of a shard's samples, if their token ids can be read without decoding the others:
-    1-d arrays of integers of at most 4 bytes.
+    """The columns of a shard's samples, if batches are written from their bytes: 1-d arrays of
+    integers of at most 4 bytes, or turns in JSON.
     """
 
     layout: tuple[str, ...]
-    """The columns that are read, in the order in which they are returned: ("tokens",), SIDES, or
-    PACKED_COLUMNS, perhaps with LOSS_MASK.
-    """
+    "The columns with token ids: PLAIN, SIDES, PACKED_COLUMNS or TURNS."
     dtype: np.dtype[Any]
     "The dtype of the token ids."
     columns: Sequence[StoredColumn]
-    "All columns, as they are stored."
-    order: Sequence[int] | None
-    """For each column of the layout, its number among those that are read; None if that is the
-    order in which they are stored.
-    """
+    "All columns, in the order in which they are stored."
 
     @cached_property
     def sizes(self) -> struct.Struct:
         """The sizes in front of each sample, of the columns whose values vary in size."""
         return struct.Struct(f"<{sum(not column.size for column in self.columns)}I")
 
-    def read(self, data: bytes) -> list[bytes] | None:
-        """Return the values of a sample's arrays, one for each column of the layout. Return None if
-        the bytes are not as the columns state, or an array is empty.
+    def read(self, data: bytes) -> dict[str, bytes] | None:
+        """Return the values of the columns that are read, by name: the numbers of an array, or
+        JSON. Return None if the bytes are not as the columns state, or an array is empty.
         """
         position = self.sizes.size
         if len(data) < position:
             return None
         varying = iter(self.sizes.unpack_from(data))
-        arrays = []
-        for column_size, itemsize, has_head in self.columns:
+        values = {}
+        for name, size, itemsize in self.columns:
             begin = position
-            position += column_size or next(varying)
-            if not itemsize:
+            position += size or next(varying)
+            if not name:
                 continue
-            if has_head:
+            if itemsize:
                 head = make_head(position - begin, itemsize)
                 if not head or not data.startswith(head, begin):
                     return None
                 begin += len(head)
-            arrays.append(data[begin:position])
-        if position != len(data):
-            return None
-        return [arrays[number] for number in self.order] if self.order else arrays
+            values[name] = data[begin:position]
+        return values if position == len(data) else None
 
 
 def find_id_columns_of(shard: Reader) -> IdColumns | None:
     """Return the columns of a shard from which batches are written directly. Return None if its
-    samples need more: columns of JSON, bytes or images, ids of 8 bytes.
+    samples need more: images, columns of bytes, ids of 8 bytes.
     """
     names = shard.column_names
     layout = find_id_columns(dict.fromkeys(names))
-    if layout not in (("tokens",), SIDES, PACKED_COLUMNS) or has_images(dict.fromkeys(names)):
+    if layout not in (PLAIN, SIDES, PACKED_COLUMNS, TURNS) or has_images(dict.fromkeys(names)):
         return None
-    if layout == PACKED_COLUMNS and LOSS_MASK in names:
-        layout = (*layout, LOSS_MASK)
+    is_read = set(layout)
+    if layout == PACKED_COLUMNS:
+        is_read.add(LOSS_MASK)
+    if layout != PLAIN:
+        is_read.add(LOSS_WEIGHTS)
     columns = list[StoredColumn]()
     dtypes = dict[str, np.dtype[Any]]()
     for name, encoding, size in zip(names, shard.column_encodings, shard.column_sizes, strict=True):
-        if name not in layout:
-            columns.append(StoredColumn(size or 0, 0, False))
+        if name not in is_read:
+            columns.append(StoredColumn("", size or 0, 0))
+            continue
+        if name in TURNS:
+            if encoding != "json":
+                return None
+            columns.append(StoredColumn(name, size or 0, 0))
             continue
         # ndarray:DTYPE, with a length in front of each array, or ndarray:DTYPE:LENGTH.
         kind, *settings = encoding.split(":")
@@ -139,19 +151,12 @@ def find_id_columns_of(shard: Reader) -> IdColumns | None:
         if kind != "ndarray" or not (has_head or has_length):
             return None
         dtype = dtypes[name] = np.dtype(settings[0])
-        columns.append(StoredColumn(size or 0, dtype.itemsize, has_head))
-    expected = {name: EXPECTED_DTYPES.get(name, dtypes[layout[0]]) for name in dtypes}
-    dtype = dtypes[layout[0]]
-    if dtypes != expected or dtype.kind not in "iu" or dtype.itemsize > 4:
+        columns.append(StoredColumn(name, size or 0, dtype.itemsize if has_head else 0))
+    ids_dtype = TURN_DTYPE if layout == TURNS else dtypes[layout[0]]
+    expected = {name: OTHER_DTYPES.get(name, ids_dtype) for name in dtypes}
+    if dtypes != expected or ids_dtype.kind not in "iu" or ids_dtype.itemsize > 4:
         return None
-    stored = [name for name in names if name in layout]
-    order = [stored.index(name) for name in layout]
-    return IdColumns(
-        layout=layout,
-        dtype=dtype,
-        columns=columns,
-        order=None if order == sorted(order) else order,
-    )
+    return IdColumns(layout=layout, dtype=ids_dtype, columns=columns)
 
 
 class RowStream(Protocol):

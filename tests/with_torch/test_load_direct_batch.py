@@ -53,6 +53,32 @@ def pairs(draw: Any, dtype: Any) -> Samples:
     return samples
 
 
+def open_pairs(draw: Any, dtype: Any) -> Samples:
+    """Pairs to which EOS is added, if they do not fill the row. Some have loss weights."""
+    samples = []
+    for length in (WIDTH, *draw.integers(2, WIDTH, 28, endpoint=True), WIDTH - 1):
+        ids = draw.integers(2, 9, length).astype(dtype)
+        cut = int(draw.integers(1, length))
+        weights = draw.random(length, np.float32)
+        samples.append({"input_ids": ids[:cut], "labels": ids[cut:], "loss_weights": weights})
+    return samples
+
+
+def conversations(draw: Any, _: Any) -> Samples:
+    """Conversations of one to three turns, some with EOS at the end, and their loss weights."""
+    samples = []
+    for number in range(30):
+        turns = []
+        for _ in range(number % 3 + 1):
+            prompt, response = (draw.integers(0, 9, draw.integers(1, 5)).tolist() for _ in "pr")
+            turns.append({"input_ids": prompt, "labels": response})
+        count = sum(len(turn["input_ids"]) + len(turn["labels"]) for turn in turns)
+        samples.append({"turns": turns, "loss_weights": draw.random(count, np.float32)})
+    filling = [{"input_ids": [3] * 10, "labels": [4] * (WIDTH - 10)}]
+    samples.append({"turns": filling, "loss_weights": draw.random(WIDTH, np.float32)})
+    return samples
+
+
 def packed_rows(draw: Any, dtype: Any, has_mask: bool = True) -> Samples:
     samples = []
     for _ in range(30):
@@ -63,11 +89,13 @@ def packed_rows(draw: Any, dtype: Any, has_mask: bool = True) -> Samples:
         if has_mask:
             sample["loss_mask"] = draw.integers(0, 2, len(ids)).astype(np.uint8)
             sample["loss_mask"][-1] = 1
+        sample["loss_weights"] = draw.random(len(ids), np.float32)
         samples.append(sample)
     return samples
 
 
 PACKED = {"starts": "ndarray:int32", "loss_mask": "ndarray:uint8"}
+WEIGHTS = {"loss_weights": "ndarray:float32"}
 LAYOUTS: dict[str, tuple[Any, Any]] = {
     "plain": (plain_rows, {"id": "str", "tokens": "ndarray:{}"}),
     "full": (full_rows, {"tokens": f"ndarray:{{}}:{WIDTH}"}),
@@ -77,6 +105,11 @@ LAYOUTS: dict[str, tuple[Any, Any]] = {
         partial(packed_rows, has_mask=False),
         {"input_ids": "ndarray:{}", "starts": "ndarray:int32"},
     ),
+    "weighted": (packed_rows, {"input_ids": "ndarray:{}", **PACKED, **WEIGHTS}),
+    "open pairs": (open_pairs, {"input_ids": "ndarray:{}", "labels": "ndarray:{}"}),
+    "weighted pairs": (open_pairs, {"input_ids": "ndarray:{}", "labels": "ndarray:{}", **WEIGHTS}),
+    "chats": (conversations, {"turns": "json"}),
+    "weighted chats": (conversations, {"turns": "json", **WEIGHTS}),
 }
 LEFT = TokenIds(eos=EOS, pad=PAD, bos=2, padding_side="left")
 RIGHT = TokenIds(eos=EOS, pad=PAD, bos=2)
@@ -94,14 +127,24 @@ CASES: list[tuple[list[str], str, TokenIds, dict[str, Any]]] = [
     (["packed", "all trained"], "mdsmix", LEFT, {}),
     (["packed", "plain", "pairs", "full"], "mdsmix", RIGHT, {"eos_token_id": EOS}),
     (["packed", "plain", "pairs", "full"], "mdsmix", LEFT, {"allow_pad_trimming": True}),
+    (["plain"], "text", TokenIds(eos=EOS), {"eos_token_id": EOS}),
+    (["plain", "packed"], "mdsmix", LEFT, {"bos_token_id": 2}),
+    (["open pairs"], "finetuning", RIGHT, {}),
+    (["chats"], "finetuning", RIGHT, {}),
+    (["chats", "open pairs"], "finetuning", LEFT, {"target_responses": "all"}),
+    (["chats"], "finetuning", TokenIds(eos=None, pad=PAD), {"target_prompts": "length>=3"}),
+    (["weighted", "packed"], "mdsmix", LEFT, {}),
+    (["weighted chats", "weighted pairs"], "mdsmix", RIGHT, {"target_responses": "all"}),
+    (["weighted chats", "weighted", "plain", "chats"], "mdsmix", RIGHT, {"eos_token_id": EOS}),
 ]
 
 
 def write(folder: Path, name: str, dtype: str) -> Path:
     make_samples, columns = LAYOUTS[name]
     samples = make_samples(np.random.default_rng(len(name)), dtype)
+    samples = [{column: sample[column] for column in columns} for sample in samples]
     columns = {column: encoding.format(dtype) for column, encoding in columns.items()}
-    return write_stream(folder, columns, samples, size_limit=400)
+    return write_stream(folder, columns, samples, size_limit=800)
 
 
 def read_bare(loader: MixLoader, copies: Sequence[Path], weights: Any) -> Iterator[Batch]:
@@ -151,14 +194,16 @@ def test_batches_are_those_of_a_bare_dataset(
     number: int, tmp_path: Path, written: list[bool]
 ) -> None:
     names, loader_name, ids, keys = CASES[number]
-    dtype = ("uint16", "uint32", "int32", "uint8")[number % 4]
+    dtypes = ("uint16", "uint32", "int32", "uint8")
     drop_last = bool(number % 2)
     weights: list[dict[str, Any]] = [{"repeat": 1.5}, {"repeat": 0.5}, {}, {"repeat": 2}][
         : len(names)
     ]
     streams = {}
     copies = []
-    for name, weight in zip(names, weights, strict=True):
+    for place, (name, weight) in enumerate(zip(names, weights, strict=True)):
+        # Every second case mixes dtypes.
+        dtype = dtypes[(number + place * (number % 2)) % 4]
         folder = write(tmp_path / name, name, dtype)
         copies.append(Path(shutil.copytree(folder, tmp_path / "copies" / name)))
         streams[name] = {"local": str(folder), **weight}
@@ -175,7 +220,7 @@ def test_batches_are_those_of_a_bare_dataset(
 
 
 def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: list[bool]) -> None:
-    """They give the batch, the warning or the error that a row gives."""
+    """They give the batch or the error that a row gives."""
     pair = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
     packed = {"input_ids": "ndarray:int32", **PACKED}
 
@@ -193,7 +238,6 @@ def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: lis
     many = [2] * WIDTH
     for number, (columns, sample, message) in enumerate(
         [
-            (pair, make_pair([5], [6, 7]), ""),  # has no EOS
             (pair, make_pair([5, 6, 7], [*many[3:], EOS]), ""),  # has one token too many
             (pair, make_pair([5, -100], [EOS]), "row 0: it contains the id -100"),
             (pair, make_pair(many, [EOS]), "row 0: .* nothing left to train on"),
@@ -239,6 +283,60 @@ def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: lis
     assert not any(written)
 
 
+CHATS: list[Any] = [
+    [{"input_ids": [5], "labels": [6, EOS]}, {"input_ids": [], "labels": [7]}],
+    [{"input_ids": [5], "labels": []}, {"input_ids": [6], "labels": [7], "name": "x"}],
+    [{"input_ids": [True], "labels": [7, -0]}],
+    # Not read directly.
+    [{"input_ids": [5] * 20, "labels": [6] * 20}],
+    [{"input_ids": [5] * WIDTH, "labels": [6]}],
+    [{"input_ids": [5], "labels": []}],
+    [{"input_ids": [5], "labels": [6]}, {"input_ids": [7], "labels": []}],
+    [{"input_ids": [5.0], "labels": [6]}],
+    [{"input_ids": [5], "labels": [-6]}],
+    [{"input_ids": [5], "labels": [2**31]}],
+    [{"input_ids": [5], "labels": [2**70]}],
+    [{"input_ids": [[5]], "labels": [6]}],
+    [{"input_ids": "", "labels": [6]}],
+    [{"input_ids": ["5"], "labels": [6]}],
+    [{"input_ids": [5], "labels": [None]}],
+    [{"input_ids": 5, "labels": [6]}],
+    [{"input_ids": [5], "labels": {}}],
+    [{"input_ids": [5], "labels": [6], "x": float("nan")}],
+    [{"input_ids": [5]}],
+    [[5], [6]],
+    {"input_ids": [5], "labels": [6]},
+    "turns",
+    [],
+    None,
+    7,
+]
+
+
+@pytest.mark.filterwarnings("ignore:Rows longer than max_seq_len")
+def test_chats_give_the_batch_or_the_error_of_a_row(tmp_path: Path, written: list[bool]) -> None:
+    folder = write_stream(tmp_path, {"turns": "json"}, [{"turns": chat} for chat in CHATS])
+    tree = config({"a": {"local": str(folder)}}, "finetuning") | {"max_seq_len": WIDTH}
+    loader = build_loader(tree, 1, ids=RIGHT)
+    make_batch = loader.collate_fn
+
+    def describe(make: Any) -> Any:
+        """Return the batch that `make` makes as lists, or the name of its error."""
+        try:
+            return {key: tensor.tolist() for key, tensor in make().items()}
+        except Exception as error:
+            return type(error).__name__
+
+    outcomes = []
+    for number, chat in enumerate(CHATS):
+        stored = loader.dataset.read_sample(0, number)
+        outcomes.append(describe(partial(make_batch, [stored])))
+        row = partial(stored.decode, partial(make_training_row, rules=make_batch.rules))
+        assert outcomes[-1] == describe(lambda row=row: make_batch([row()])), chat
+    assert written == [True] * 3 + [False]  # the last is the negative id
+    assert [outcomes.count(name) for name in ("MixRefused", "Unreachable")] == [13, 4]
+
+
 def test_padding_that_the_dtype_of_the_ids_lacks_is_written(
     tmp_path: Path, written: list[bool]
 ) -> None:
@@ -265,6 +363,10 @@ def test_damaged_bytes_are_not_read_as_ids(tmp_path: Path) -> None:
     data = shard.get_sample_data(0)
     arrays = columns.read(data)
     assert arrays
+
+    def measure(values: dict[str, bytes]) -> dict[str, int]:
+        return {name: len(value) for name, value in values.items()}
+
     for cut in range(len(data)):
         assert columns.read(data[:cut]) is None
     assert columns.read(data + b"0") is None
@@ -273,7 +375,7 @@ def test_damaged_bytes_are_not_read_as_ids(tmp_path: Path) -> None:
             damaged = bytearray(data)
             damaged[position] ^= 1 << bit
             read = columns.read(bytes(damaged))
-            assert read is None or [*map(len, read)] == [*map(len, arrays)], (position, bit)
+            assert read is None or measure(read) == measure(arrays), (position, bit)
 
 
 def test_batches_belong_to_the_training_loop(tmp_path: Path) -> None:
