@@ -67,6 +67,28 @@ def test_a_skeleton_saves_the_files_of_the_whole(
     assert config["tokenizer_class"] == PLAIN_CLASS
 
 
+def test_truncation_and_padding_of_the_file_change_nothing(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """transformers writes those of the last call into the tokenizer.json that it saves."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    path = str(folder / TOKENIZER_JSON)
+    model = Model.from_file(path)
+    model.enable_truncation(4)
+    model.enable_padding(length=9)
+    model.save(path)
+    text = "one two three four five six seven"
+    assert (
+        Model.from_file(path).encode(text).ids
+        != Model.from_file(str(tokenizer_folder / TOKENIZER_JSON)).encode(text).ids
+    )
+    described = describe.describe_tokenizer(str(folder), {})
+    assert described == describe.describe_tokenizer(str(tokenizer_folder), {})
+    saved_model = Model.from_str(described["files"][TOKENIZER_JSON])
+    assert saved_model.truncation is None
+    assert saved_model.padding is None
+
+
 def lose_token(tree: dict[str, Any]) -> None:
     tree["added_tokens"].pop()
 
