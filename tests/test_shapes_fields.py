@@ -5,6 +5,7 @@ as in Python. Anything else that a recipe may write in their places is refused.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from mdsmix.record import RecordRefused
 from mdsmix.shapes.condition import BadCondition, parse_where
 from mdsmix.shapes.fields import BadField, find_value, make_deriver, parse_field
 from tests.alarm import fail_after
+from tests.converting import manifest_of, mdsmix, run_recipe, write_recipe
+from tests.formats import write_records
 
 NAMES = st.text("ab é-", min_size=1, max_size=2)
 VALUES = st.recursive(
@@ -196,6 +199,42 @@ def test_conditions_that_python_cannot_evaluate() -> None:
     for condition, record, reason in BEYOND_PYTHON:
         assert parse_where(condition).refusal(record) == reason, (condition, record)
     assert parse_where("a == true").roots == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "typed"),
+    [
+        ("a", "a"),
+        ("not a", "a"),
+        ("a and (b or c == 'x')", "a b"),
+        ("field('is good') and exists(d)", "is good"),
+        ("a == true or b != 0 or c in [1, -2] or d is not None", "a b c d"),
+        ("1 == a == 'x'", "a"),
+        ("a == 'True' and b in ['1', 2] and c < 5 and len(d) > 1 and matches(e, 'x')", ""),
+        ("exists(a) and meta.good and meta.n == 1 and b == c", ""),
+    ],
+)
+def test_fields_that_must_not_be_text_are_known(condition: str, typed: str) -> None:
+    expected = {typed} if typed == "is good" else {*typed.split()}
+    assert parse_where(condition).typed == expected
+
+
+@pytest.mark.parametrize("condition", ["label", "not label", "score != 0", "label != true"])
+@pytest.mark.parametrize("format", ["csv", "tsv", "tar"])
+def test_a_condition_that_texts_cannot_meet_is_refused(
+    tmp_path: Path, tokenizer_folder: Path, condition: str, format: str
+) -> None:
+    """Each kept all of these records or none."""
+    records = [{"text": "a b", "label": value, "score": "0"} for value in ("True", "False")]
+    path = write_records(tmp_path, format, records)
+    source = {"path": path.name, "text": "text", "where": condition}
+    stream = {"kind": "pretraining", "layout": "document", "source": source}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": stream})
+    answer = mdsmix("convert", recipe)
+    assert answer.code == 2
+    assert f"but {path.name} has only text" in answer.err
+    run_recipe(recipe, "streams.web.source.where=\"label == 'True'\"")
+    assert manifest_of(tmp_path / "out/web/train").records.filtered == {"where": 1}
 
 
 def test_long_texts_and_deep_values_do_not_take_long() -> None:

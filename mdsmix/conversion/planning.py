@@ -304,11 +304,30 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
     return plans
 
 
+def _refuse_where_on_texts(draft: _Draft) -> None:
+    """Raise RecipeError if `where` tests a field as true or false, or compares it with a number,
+    and a file has only text. Every text but the empty one is true, also `False` and `0`, and no
+    text equals a number, so the condition would be the same for all records.
+    """
+    typed = draft.job.stream.fields_typed_by_where
+    if not typed:
+        return
+    for file in draft.files:
+        if format_of(file).cells_are_texts:
+            raise RecipeError(
+                f"stream {draft.stream.name}: source.where tests {typed[0]} as true or false, or "
+                f"compares it with a boolean, number or null, but {file.name} has only text: even "
+                "the text False is true, and the text 1 does not equal 1. Compare the field with "
+                f"text, for example {typed[0]} == 'True'."
+            )
+
+
 def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Recipe) -> StreamPlan:
     """Return the plan of a stream. If the stream is published, its job takes over the date of the
     chat template, and other settings that should not change.
 
-    Raises RecipeError if the published stream may not be replaced.
+    Raises RecipeError if the published stream may not be replaced, or `where` needs other values
+    than text in a file that has only text.
 
     Args:
         draft: what is known about the stream.
@@ -316,6 +335,7 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Rec
         options: the options of the run.
         recipe: the recipe of all streams.
     """
+    _refuse_where_on_texts(draft)
     old = draft.old
     job = replace(draft.job, tokenizer=tokenizer)
     unequal = find_known_difference(tokenizer)

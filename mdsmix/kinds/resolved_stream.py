@@ -79,6 +79,15 @@ class ResolvedStream:
         """
         return self.shape.find_text_or_messages(self.encoding.fields)
 
+    @cached_property
+    def fields_typed_by_where(self) -> tuple[str, ...]:
+        """The names of the fields that `where` tests as true or false, or compares with a boolean,
+        a number or null. They must not be text. Fields that are parsed as JSON are left out.
+        """
+        where = self.encoding.where
+        typed = parse_where(where).typed if where else frozenset[str]()
+        return tuple(sorted(typed.difference(self.fields_parsed)))
+
     @property
     def image_fields(self) -> tuple[str, ...]:
         """The names of the fields that may contain the images of a record; empty if the stream has

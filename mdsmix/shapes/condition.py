@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
@@ -57,6 +57,11 @@ class Condition:
     """The names in `roots` whose values are lists or objects: `meta` if the condition reads
     `meta.lang`.
     """
+    typed: frozenset[str]
+    """The names of top-level fields that must not be text: their value is used as true or false, as
+    in `label` or `not label`, or is compared for equality with a boolean, a number or null. In a
+    format whose cells are strings, such a condition has one result for all records.
+    """
     is_true: Callable[[dict[str, Any]], Any]
     """Record -> whether it meets the condition. Raises RecordRefused if a field is missing,
     TypeError if two types do not compare.
@@ -89,7 +94,9 @@ def parse_where(expression: str) -> Condition:
         with warnings.catch_warnings():
             # Python warns about '\d' in a string and about 'a' is None.
             warnings.simplefilter("ignore")
-            tree = compiler.visit(ast.parse(text, mode="eval").body)
+            parsed = ast.parse(text, mode="eval").body
+            typed = frozenset(_list_typed_fields(parsed, is_truth=True))
+            tree = compiler.visit(parsed)
             names = {"__builtins__": {}, "len": len, **compiler.functions}
             # The tree has only allowed constructs and calls of the functions in `names`.
             is_true = eval(f"lambda record: {ast.unparse(tree)}", names)
@@ -105,7 +112,57 @@ def parse_where(expression: str) -> Condition:
     # is entered. A plain field such as `score` is only in `roots`.
     roots = frozenset(chain.from_iterable(field.roots for field in compiler.fields))
     entered = frozenset(chain.from_iterable(field.entered for field in compiler.fields))
-    return Condition(roots, entered, is_true)
+    return Condition(roots, entered, typed, is_true)
+
+
+def _list_typed_fields(node: ast.AST, is_truth: bool = False) -> Iterator[str]:
+    """Yield the names of the fields of a condition that must not be text (`Condition.typed`).
+
+    Args:
+        node: a part of the condition.
+        is_truth: whether the value of this part is used as true or false.
+    """
+    match node:
+        case ast.BoolOp(values=parts):
+            for part in parts:
+                yield from _list_typed_fields(part, is_truth=True)
+        case ast.UnaryOp(ast.Not(), part):
+            yield from _list_typed_fields(part, is_truth=True)
+        case ast.Compare(left, operators, rights):
+            sides = [left, *rights]
+            for number, operator in enumerate(operators):
+                pair = sides[number : number + 2]
+                is_equality = not isinstance(operator, (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
+                if is_equality and any(map(_has_no_text, pair)):
+                    yield from filter(None, map(_plain_field, pair))
+        case _ if is_truth:
+            name = _plain_field(node)
+            if name:
+                yield name
+
+
+def _has_no_text(node: ast.AST) -> bool:
+    """Check whether a part of a condition is a boolean, a number or null, or a list of these."""
+    match node:
+        case ast.Constant(value):
+            return not isinstance(value, str)
+        case ast.Name(name):
+            return name in _CONSTANTS
+        case ast.UnaryOp(ast.USub()):
+            return True
+        case ast.List(items) | ast.Tuple(items) | ast.Set(items):
+            return bool(items) and all(map(_has_no_text, items))
+    return False
+
+
+def _plain_field(node: ast.AST) -> str:
+    """Return the name of a field at the top of records; "" for any other part of a condition."""
+    match node:
+        case ast.Name(name) if name not in _CONSTANTS:
+            return name
+        case ast.Call(ast.Name("field"), [ast.Constant(str(name))], []):
+            return name
+    return ""
 
 
 class _Compiler(ast.NodeTransformer):
