@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Some characters of an answer's content, and their loss weight."""
+    """A range of characters in an answer's content, with their loss weight."""
 
     start: int
     "The position of the first character, from 0. Characters are those of a Python string."
@@ -119,8 +119,8 @@ class Conversation(NamedTuple):
     """
     losses: Sequence[AnswerLoss | None] | None = None
     """For each message its trained characters and loss weights; None for a message that is trained
-    as a whole with the weight 1, or not at all (`trained`). None in place of the list: this holds
-    for all messages.
+    as a whole with the weight 1, or not at all (`trained`). None in place of the list: all
+    messages are such.
     """
 
     def with_images(self, images: Sequence[Any]) -> Self:

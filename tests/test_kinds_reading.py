@@ -161,7 +161,7 @@ STREAMS = [
     *(({"holdout": share}, SHARE) for share in ("0%", 1, "some")),
     ({"holdout": "5%", "split": "val"}, "but the split of this stream is val"),
     ({"held_out_of": "web"}, "held_out_of is not a known key"),
-    ({"source": None, "local": "out/web", "sample": "5%"}, "sample is for streams with a source"),
+    ({"source": None, "local": "out/web", "sample": "5%"}, "sample is only for streams with a source"),
 ]  # fmt: skip
 IMAGES = [
     ({"shape": "x/fine.py:read", "gives": "conversation"}, {}, "remove images"),

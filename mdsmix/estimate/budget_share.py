@@ -58,7 +58,7 @@ class SamplingShare(NamedTuple):
     """The share of a source's records that is put into the sample, as a fraction such as 3/200."""
 
     share: Fraction
-    "Above 0, at most 1."
+    "The part of the records that is sampled: above 0, at most 1."
     margin: float
     "How much more is sampled than the estimate requires: 0.1 is a tenth more."
 

@@ -22,17 +22,18 @@ from mdsmix.record import Conversation, Message, count_message_images
 
 @dataclass(slots=True)
 class _Search:
-    """The search for the first cut after which a conversation fits. It halves the range of cuts in
-    each round.
+    """The search for the first cut after which a conversation fits. A cut is the position of the
+    first message that is kept (besides the system message). The range of cuts is halved in each
+    round.
     """
 
     conversation: Conversation
     cuts: list[int]
     "The positions of the user messages with which the kept turns can begin, in order."
     low: int = 0
-    "All cuts before `cuts[low]` keep too much."
+    "The conversation is too long after each cut before `cuts[low]`."
     high: int = field(init=False)
-    "`cuts[high]` is the first cut that is known to fit; len(cuts) if none is."
+    "`cuts[high]` is the first cut after which it is known to fit; len(cuts) if none is known."
     fitting: Turns | None = None
     "The tokenized turns that `cuts[high]` keeps; None if no cut is known to fit."
 

@@ -86,7 +86,7 @@ class Leak:
     leaked_grams: int
     "Grams of the sample that any training stream contains."
     grams: int
-    "Grams of the sample that were searched. Grams in too many evaluation samples are not."
+    "Grams of the sample that were searched for: all but those in too many evaluation samples."
     sources: Sequence[LeakingSample]
     "The training samples that contain most of its grams, the largest number of grams first."
 

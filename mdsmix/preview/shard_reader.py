@@ -90,7 +90,9 @@ def find_mix_images(mix: Mix) -> Images | None:
 
 
 def has_ids(stream: StreamInMix) -> bool:
-    """Check whether the stream contains token ids. The loader itself tokenizes text."""
+    """Check whether the stream contains token ids. A stream of text does not: the loader tokenizes
+    it.
+    """
     return bool(find_id_columns(stream.columns)) and "text" not in stream.columns
 
 

@@ -475,8 +475,8 @@ OTHER_VALUES = "makes other {key} from the whole text than the loader makes from
 def _find_wrong_counts(
     processor: LoadedProcessor, images: Sequence[Any], pieces: Sequence[Arrays]
 ) -> Iterator[str]:
-    """Yield the end of a sentence for each image with another number of tokens than the processor
-    counts for its size.
+    """Compare the number of tokens that the processor makes of each image with its count for the
+    image's size. Yield the end of a sentence for each difference.
 
     Args:
         processor: the processor.

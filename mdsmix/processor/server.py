@@ -179,7 +179,7 @@ def try_to_answer(answer: Callable[[Any], Any], question: Any) -> tuple[Any, str
         return {}, f"{type(error).__name__}: {message}"
 
 
-def main() -> None:
+def serve_at_stdin() -> None:
     """Serve at the socket that is this process's stdin."""
     open_processor_once = cache(LoadedProcessor)
 
@@ -193,4 +193,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve_at_stdin()

@@ -102,7 +102,7 @@ class WeightSpec:
     without a share divide the rest by their size.
     """
     max_repeat: int | float | None = key(None, must=POSITIVE)
-    "In a mix by shares: the `max_repeat` of this stream."
+    "In a mix by shares: how often an epoch may draw each sample of this stream."
 
     @property
     def set_keys(self) -> dict[str, str | int | float]:

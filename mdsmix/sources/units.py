@@ -67,7 +67,7 @@ class SourceFile:
     order: str = ""
     "The file's sort key; empty: its name."
     content: bytes | None = None
-    "All bytes of the file if they were fetched ahead."
+    "All bytes of the file if they were fetched ahead; otherwise None."
 
     def open(self, start: int = 0, until: int | None = None) -> BinaryIO:
         """Return a reader of the file's stored bytes from byte `start` on, which is read from start
