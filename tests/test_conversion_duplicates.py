@@ -152,7 +152,7 @@ def test_a_share_above_one_percent_is_a_warning_with_the_fix(project: Project) -
     assert "filtered: 2 duplicate" in output
     assert "WARNING" not in output
     project.configure(streams={"old": {"local": str(project.folder), "duplicates": "drop"}})
-    sentence = "streams.old: duplicates is for streams with a source"
+    sentence = "streams.old: duplicates is only for streams with a source"
     assert_refused(mdsmix("check", project.recipe), 2, sentence)
 
 

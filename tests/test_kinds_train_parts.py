@@ -376,7 +376,7 @@ REFUSED = {
     "streams.web.train_parts={thinking: false}": "thinking is not a known key; write streams.web.train_parts.reasoning",
     "streams.web.train_parts={reasoning: 0.5}": "set loss_weights: true for this stream",
     "streams.web.source.messages=null streams.web.source.prompt=a streams.web.source.response=b":
-        "train_parts is for messages",
+        "train_parts is only for messages",
 }  # fmt: skip
 
 
