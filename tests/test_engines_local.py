@@ -273,7 +273,7 @@ def test_workers_take_turns_if_memory_is_tight(monkeypatch: pytest.MonkeyPatch) 
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert engine.peak > 200_000_000
     pauses = list[bool]()
-    engine.workers = [SimpleNamespace(pause=pauses.append)] * 3  # type: ignore[list-item]
+    engine.workers = [SimpleNamespace(pause=pauses.append, shared_bytes=0)] * 3  # type: ignore[list-item]
     monkeypatch.setattr(MemoryBudget, "allowed_workers", lambda budget, workers: 2)
     engine._assign_tasks()
     assert pauses == [False, False, True]

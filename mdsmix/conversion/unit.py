@@ -8,10 +8,11 @@ is read. Each window has its own record, so after a run was killed, no finished 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -27,6 +28,13 @@ from mdsmix.conversion.keys import (
     window_key,
 )
 from mdsmix.conversion.publish_pretrained import fetch_processor, fetch_tokenizer
+from mdsmix.conversion.shared_batches import (
+    BatchToEncode,
+    EncodedBatch,
+    EncodedPiece,
+    SharedBatches,
+    encode_batch,
+)
 from mdsmix.conversion.source_cache import KnownSources, remember_image_stamps
 from mdsmix.conversion.unit_files import (
     FOLDER,
@@ -37,11 +45,11 @@ from mdsmix.conversion.unit_files import (
 )
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.engines.tasks import ActiveRecords, Attempt, Reporter, split_positions
+from mdsmix.engines.tasks import ActiveRecords, Assistant, Attempt, Reporter, split_positions
 from mdsmix.errors import Unreachable
 from mdsmix.frozen import frozen
 from mdsmix.kinds.assemble import Assembled
-from mdsmix.kinds.membership import DUPLICATE
+from mdsmix.kinds.membership import DUPLICATE, Membership
 from mdsmix.kinds.read_records import (
     open_image_reader,
     open_record_encoder,
@@ -58,6 +66,7 @@ from mdsmix.sources import (
     Window,
     content_of,
     describe_unit,
+    estimate_unit_size,
     read_batches,
 )
 from mdsmix.storage import Location
@@ -164,9 +173,11 @@ class ReadTask(_UnitOfJob):
             reporter.wait_for_room()
             # The run expects to read its bytes twice only if duplicates are dropped (`is_hashed`).
             reporter.on_progress(batch.size if self.is_hashed else 0, 0)
-            for piece in _cut_by_images([range(len(batch.records))], pictures):
-                reading.read(*_slice_batch(batch, piece, count, folders))
-            count += len(batch.records)
+            for positions in _cut_by_images([range(batch.length)], pictures):
+                records = batch.records[positions.start : positions.stop]
+                image_folders = find_folders(batch, positions, folders)
+                reading.read(records, count + positions.start, image_folders)
+            count += batch.length
         # Store the hashes of images, or the fingerprints.
         if pictures:
             digests.add_images(number, pictures.window_images.digest)
@@ -205,36 +216,18 @@ def _store_hashes(job: Job, window: Window, fingerprints: bytes) -> None:
     (job.folder / FOLDER / hashes_file_name(key)).write(content)
 
 
-class _BatchSlice(NamedTuple):
-    """Some records of a batch (records that were read together). Its fields are, in order, the
-    arguments of `RecordReader.read` and `encode`.
-    """
-
-    records: Sequence[Any]
-    first: int
-    "The number of the first of these records in its window."
-    folders: Sequence[Location]
-    "The folder of each record's images; empty if records name no images."
-
-
-def _slice_batch(
-    batch: RecordBatch, piece: range, batch_first: int, folders: Mapping[str, Location]
-) -> _BatchSlice:
-    """Return the records of a batch at the positions `piece`, with their numbers and the folders of
-    their images.
+def find_folders(
+    batch: RecordBatch, positions: range, folders: Mapping[str, Location]
+) -> Sequence[Location]:
+    """Return the folder of the images of each record of a batch at `positions`; () if records name
+    no images.
 
     Args:
         batch: records that were read together, all from one window (a slice of the unit's source).
-        piece: the positions.
-        batch_first: the number of records of the window before the batch.
+        positions: the positions of the records in the batch.
         folders: name of a source file -> folder of its images; empty if records name no images.
     """
-    image_folders = [folders[name] for name in batch.files(piece)] if folders else []
-    return _BatchSlice(
-        records=batch.records[piece.start : piece.stop],
-        first=batch_first + piece.start,
-        folders=image_folders,
-    )
+    return [folders[name] for name in batch.files(positions)] if folders else ()
 
 
 @frozen(kw_only=True)
@@ -282,16 +275,17 @@ class UnitTask(_UnitOfJob):
         # Encode window after window. A window is stored when the next window begins.
         digests = Digests(self.unit)
         batches = read_batches(self.unit, self.job.limit, reporter.memory, digests, reused)
+        assistants = list[Assistant]()
         open_window: _OpenWindow | None = None
         for number, window_batches in groupby(batches, key=lambda batch: batch.window):
             if open_window:
                 records[open_window.number] = self._store(open_window, digests)
-            open_window = self._encode(number, window_batches, attempt, reporter)
+            open_window = self._encode(number, window_batches, attempt, reporter, assistants)
         # The images of reused windows are not read again: the digests that are known count.
         for number in reused:
             digests.add_images(number, windows[number].images)
         if not records and not open_window:  # no record starts in the unit
-            open_window = self._encode(0, iter(()), attempt, reporter)
+            open_window = self._encode(0, iter(()), attempt, reporter, assistants)
 
         def finish() -> UnitResult:
             """Store the last window (slice of the source), and return the result of the whole work
@@ -409,7 +403,12 @@ class UnitTask(_UnitOfJob):
         return record
 
     def _encode(
-        self, number: int, batches: Iterator[RecordBatch], attempt: Attempt, reporter: Reporter
+        self,
+        number: int,
+        batches: Iterator[RecordBatch],
+        attempt: Attempt,
+        reporter: Reporter,
+        assistants: list[Assistant],
     ) -> _OpenWindow:
         """Encode the records of a window (a slice of the unit's source), and store each shard as
         soon as it is full. Return the window with the rows that fill no shard; `_store` stores
@@ -423,36 +422,62 @@ class UnitTask(_UnitOfJob):
             batches: the batches of records of this window, and of no other.
             attempt: how to convert the unit after workers have died on it.
             reporter: the connection to the engine.
+            assistants: the assistants of the unit; new ones are added.
         """
-        job = self.job
-        folders = job.image_folders(self.unit)
+        window = _OpenWindow(self.job, number, self.dropped.get(number, b""))
+        folders = self.job.image_folders(self.unit)
         halvings = 0
-        window = _OpenWindow(job, number, self.dropped.get(number, b""))
-        for batch in batches:
-            count = len(batch.records)
+
+        def encode_here(batch: RecordBatch, membership: Membership) -> Iterator[EncodedPiece]:
+            """Encode a batch in this process, in several steps.
+
+            Args:
+                batch: the batch.
+                membership: decides which records of the batch are in the stream.
+            """
+            nonlocal halvings
             crashed = find_skipped(batch, attempt)
-            cut = split_positions(count, attempt.halvings + halvings, crashed)
-            for piece in _cut_by_images(cut, window.reading.images):
+            cut = split_positions(batch.length, attempt.halvings + halvings, crashed)
+            for positions in _cut_by_images(cut, window.reading.images):
                 reporter.wait_for_room()
-                reporter.on_records(describe_active(batch, piece))
-                batch_slice = _slice_batch(batch, piece, window.records_read, folders)
-                encoded = window.reading.encode(*batch_slice)
-                for rows in window.rows.add(encoded):
-                    window.shards += store_shards(job.folder, job.layout, rows, is_new=True)
-                window.names += encoded.ids
-                window.note_unwritten(encoded, batch_slice.first)
-                window.tally.add(batch, piece, encoded)
-                reporter.on_progress(batch.size * len(piece) // count, encoded.totals.tokens)
+                reporter.on_records(describe_active(batch, positions))
+                part = window.reading.encode_part(
+                    batch.records[positions.start : positions.stop],
+                    membership.for_part(positions.start, len(positions)),
+                    find_folders(batch, positions, folders),
+                )
+                yield EncodedPiece(positions, part)
             reporter.on_records(None)
             if reporter.is_tight():
                 halvings = min(MOST_HALVINGS, halvings + 1)
-            window.tally.finish_batch(batch, crashed)
-            # Count the records that may have values in fields which are not read.
-            window.reading.diagnostics.add("unseen", batch.unseen)
-            window.records_read += count
+
+        shared = SharedBatches(window.reading.membership, encode_here, assistants, reporter)
+        for batch, pieces in shared.encode(batches):
+            for piece in pieces:
+                window.add(batch, piece)
+                size = batch.size * len(piece.positions) // batch.length
+                reporter.on_progress(size, piece.part.encoded.totals.tokens)
+            window.finish_batch(batch, find_skipped(batch, attempt))
             del batch  # otherwise it stays in memory while the next one is read
         window.finish()
         return window
+
+    @property
+    def shared_bytes(self) -> int:
+        """About how many bytes the task reads and can share. It cannot share a stream with images,
+        since these are hashed in their order; nor a stream that a user's function reads, since the
+        function may remember earlier records; nor the first records of a stream (`--limit`).
+        """
+        if self.job.kind.has_images or self.job.function or self.job.limit:
+            return 0
+        return estimate_unit_size(self.unit)
+
+    def open_assistant(self) -> Callable[[BatchToEncode], EncodedBatch]:
+        """Return the function by which an assistant encodes batches of the unit."""
+        backend = open_tokenizer_backend(self.job)
+        backend.begin(self.job.name)
+        reading = open_record_encoder(self.job.stream, self.job.tokenizer, backend)
+        return partial(encode_batch, reading)
 
 
 class _OpenWindow:
@@ -472,6 +497,7 @@ class _OpenWindow:
             dropped: a bit for each record of the window (see `job.Dropped`): 1 drops it as a
                 duplicate.
         """
+        self._job = job
         self.number = number
         self.dropped = dropped
         self.backend = open_tokenizer_backend(job)
@@ -486,6 +512,34 @@ class _OpenWindow:
         self.shards = list[Shard]()
         self.records_read = 0
         self._unwritten = list[int]()
+
+    def add(self, batch: RecordBatch, piece: EncodedPiece) -> None:
+        """Add the samples of some records, and count the records. Store each shard that is full.
+
+        Args:
+            batch: the batch of the records; earlier batches are finished.
+            piece: the encoded records.
+        """
+        first = self.records_read + piece.positions.start
+        encoded = piece.part.encoded
+        self.reading.add_part(piece.part, first)
+        for rows in self.rows.add(encoded):
+            self.shards += store_shards(self._job.folder, self._job.layout, rows, is_new=True)
+        self.names += encoded.ids
+        self.note_unwritten(encoded, first)
+        self.tally.add(batch, piece.positions, encoded)
+
+    def finish_batch(self, batch: RecordBatch, crashed: Set[int]) -> None:
+        """Count the records of a batch that are in no piece. All its pieces were added.
+
+        Args:
+            batch: the batch.
+            crashed: positions of the records that crashed workers.
+        """
+        self.tally.finish_batch(batch, crashed)
+        # Count the records that may have values in fields which are not read.
+        self.reading.diagnostics.add("unseen", batch.unseen)
+        self.records_read += batch.length
 
     def note_unwritten(self, encoded: Encoded, first: int) -> None:
         """Collect the numbers of the records that became no sample, for `pack_unwritten`. Dropped

@@ -5,13 +5,14 @@ that die or hang. A sentence that several workers send to the user is shown once
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 
+from mdsmix.engines.assistants import LEAST_SHARE, find_shared_bytes
 from mdsmix.engines.memory import LEAST_BYTES, PERIOD, MemoryBudget, measure_rss
 from mdsmix.engines.tasks import (
     NO_ACTIVE_RECORDS,
@@ -58,6 +59,11 @@ class PoolSettings:
     """
 
 
+def count_sharers(task: Task[Any]) -> int:
+    """Return how many workers can do a task together, if each does at least LEAST_SHARE bytes."""
+    return max(1, find_shared_bytes(task) // LEAST_SHARE)
+
+
 class LocalEngine:
     """Worker processes of this machine. `begin` starts a run, `step` continues it, `stop` ends it.
     Workers without a task wait in `idle`, even between two runs.
@@ -73,8 +79,10 @@ class LocalEngine:
             )
         self.workers: list[Worker] = []
         "Workers that have a task: they do it, or store its output."
+        self.assistants: list[Worker] = []
+        "Workers that do parts of the tasks of others."
         self.idle: list[Worker] = []
-        "Workers without a task."
+        "Workers without a task, which assist no other."
         self.queue = deque[QueuedTask]()
         "Waiting tasks. A task whose worker died is put before all others."
         self._size = 0
@@ -89,7 +97,7 @@ class LocalEngine:
 
     def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> TaskResults[R]:
         """Do the tasks, and yield (position, result) of each when it ends (see `Engine.run`)."""
-        self.begin(on_progress, say, max_workers=len(tasks))
+        self.begin(on_progress, say, max_workers=sum(map(count_sharers, tasks)))
         for number, task in enumerate(tasks):
             self.add(number, task)
         try:
@@ -108,7 +116,7 @@ class LocalEngine:
         Args:
             on_progress: called with the bytes and tokens of each progress message.
             say: called with each sentence for the user.
-            max_workers: the most workers that can have a task.
+            max_workers: the most workers that can have a task or assist another worker.
         """
         size = min(self.settings.workers, max_workers)
         if size != self._size or not all(worker.process.is_alive() for worker in self.idle):
@@ -133,21 +141,29 @@ class LocalEngine:
         (number, result) of each task that has ended.
         """
         self._assign_tasks()
-        ready = wait([worker.pipe for worker in self.workers], PERIOD)
-        # The list is made before the loop, since a message may remove its worker from `workers`.
-        for worker in [worker for worker in self.workers if worker.pipe in ready]:
+        at_work = [*self.workers, *self.assistants]
+        ready = wait([worker.pipe for worker in at_work], PERIOD)
+        for worker in at_work:
+            if worker.pipe not in ready:
+                continue
             yield from self._handle_message(worker)
         self.budget.update(self._pids)
         self._replace_hung()
 
     def stop(self) -> None:
         """Stop the workers that have a task, and return when their processes have ended. Idle
-        workers stay for the next run.
+        workers stay for the next run. So do assistants if no task was interrupted: then all parts
+        are done, and they become idle now.
         """
         self.budget.update(self._pids, at_once=True)  # the last time that these workers count
         with delay_signals():
             stopped = self.workers
             self.workers = []
+            if stopped:
+                stopped += self.assistants
+            else:
+                self.idle += self.assistants
+            self.assistants = []
             stop_workers(stopped)
 
     def close(self) -> None:
@@ -155,30 +171,64 @@ class LocalEngine:
         came before its first line was done.
         """
         with delay_signals():
-            ended = [*self.workers, *self.idle]
+            ended = [*self.workers, *self.assistants, *self.idle]
             self.workers = []
+            self.assistants = []
             self.idle = []
             stop_workers(ended)
 
     def _assign_tasks(self) -> None:
         """Give waiting tasks to workers, to as many as the memory budget allows now, and start
         workers if there are too few. All other workers are paused: they wait before they convert
-        their next records.
+        their next records. If no task waits, workers without one become assistants.
         """
         allowed = self.budget.allowed_workers(self._size)
         # A worker that stores the output of its last task does the next one meanwhile.
         for worker in self.workers[:allowed]:
             if self.queue and not worker.current and not worker.needs_restart:
                 worker.assign(self.queue.popleft())
-        # Add workers: idle ones first, then new ones.
-        while self.queue and len(self.workers) < allowed:
-            # A worker is in a list at any time, so that an interrupted run can stop it.
-            with delay_signals():
-                worker = self.idle.pop() if self.idle else start_worker(self._size, self.budget)
-                self.workers.append(worker)
+        # Add workers, then assistants.
+        while self.queue and self._count_at_work() < allowed:
+            worker = self._add_worker(self.workers)
             worker.assign(self.queue.popleft())
+        busiest = self._find_busiest()
+        while busiest and not self.queue and self._count_at_work() < allowed:
+            self._add_worker(self.assistants).assist(busiest)
+            busiest = self._find_busiest()
+        # Pause those that are too many. An assistant that is paused ends its assistance; it does so
+        # too if a task waits for it.
         for position, worker in enumerate(self.workers):
             worker.pause(position >= allowed)
+        keep = min(allowed - len(self.workers), len(self.assistants) - len(self.queue))
+        for position, worker in enumerate(self.assistants):
+            worker.pause(position >= keep)
+
+    def _count_at_work(self) -> int:
+        return len(self.workers) + len(self.assistants)
+
+    def _add_worker(self, to: list[Worker]) -> Worker:
+        """Move an idle worker to a list, or start one if none is idle. Return it."""
+        # A worker is in a list at any time, so that an interrupted run can stop it.
+        with delay_signals():
+            worker = self.idle.pop() if self.idle else start_worker(self._size, self.budget)
+            to.append(worker)
+        return worker
+
+    def _find_busiest(self) -> Worker | None:
+        """Return the worker that needs another assistant most: the one whose share of its task is
+        the largest if all that share it do equal parts. Return None if no share would have
+        LEAST_SHARE bytes.
+        """
+        sharers = Counter(worker.assists for worker in self.assistants)
+        best = None
+        largest_share = LEAST_SHARE
+        for worker in self.workers:
+            # The worker itself, its assistants, and the new one.
+            share = worker.shared_bytes // (sharers[worker] + 2)
+            if worker.current and share >= largest_share:
+                best = worker
+                largest_share = share
+        return best
 
     def _handle_message(self, worker: Worker) -> Iterator[tuple[int, Any]]:
         """Receive one message from a worker (workers.py lists them). If the message ends a task,
@@ -188,6 +238,7 @@ class LocalEngine:
         """
         match worker.receive():
             case "progress", size, tokens:
+                worker.shared_bytes = max(0, worker.shared_bytes - size)
                 self._on_progress(size, tokens)
             case "say", sentence:
                 self._say_once(sentence)
@@ -202,6 +253,11 @@ class LocalEngine:
                 number = worker.finish_storing()
                 self._after_task(worker)
                 yield number, result
+            case ("assisted",):
+                # A worker that was an assistant when the last run ended may send this later.
+                if worker in self.assistants:
+                    with delay_signals():
+                        self._retire(worker)
             case _:  # ("died",): the worker's end of the pipe is closed
                 with delay_signals():
                     how = self._remove_dead(worker)
@@ -229,7 +285,7 @@ class LocalEngine:
 
     def _retire(self, worker: Worker) -> None:
         """Move a worker without a task to the idle ones, or end it if it needs a restart."""
-        self.workers.remove(worker)
+        self._remove(worker)
         if worker.needs_restart:
             stop_workers([worker])
         else:
@@ -242,26 +298,34 @@ class LocalEngine:
 
     def _replace_hung(self) -> None:
         """Kill each worker that hangs, tell the user, and put its tasks back into the queue."""
-        for worker in list(self.workers):
+        for worker in [*self.workers, *self.assistants]:
             reason = worker.find_hang()
             if reason:
+                where = "on"
+                successor = "another worker process does this work unit"
+                if worker in self.assistants:
+                    where = "while it assisted with"
+                    successor = "the worker process of this work unit converts these records"
+                name = worker.name_unit()
                 with delay_signals():
                     worker.process.kill()
                     self._remove_dead(worker)
-                # The first task is the one that the worker did; another may wait to be stored.
-                hung_task, *_ = worker.tasks
                 self._say(
-                    f"a worker process hung ({reason}) on the work unit "
-                    f"{hung_task.task.name}, {worker.records or NO_ACTIVE_RECORDS}; "
-                    "the process was ended, and another worker process does this work unit"
+                    f"a worker process hung ({reason}) {where} the work unit "
+                    f"{name}, {worker.records or NO_ACTIVE_RECORDS}; "
+                    f"the process was ended, and {successor}"
                 )
                 self._replace(worker, WorkerEnd(how=reason, hung=True))
 
     def _remove_dead(self, worker: Worker) -> str:
         """Wait for the end of a worker that died, and return how it ended."""
         how = worker.join()
-        self.workers.remove(worker)
+        self._remove(worker)
         return how
+
+    def _remove(self, worker: Worker) -> None:
+        """Remove a worker from the list of those that have a task, or from the assistants."""
+        (self.assistants if worker in self.assistants else self.workers).remove(worker)
 
     def _replace(self, worker: Worker, end: WorkerEnd) -> None:
         """Put the tasks of a dead worker at the front of the queue.
@@ -269,12 +333,19 @@ class LocalEngine:
         One task is blamed for the death, and is tried in another way (`plan_next_attempt`). It is
         the task that the worker was doing; if it was doing none, the task that it was storing.
 
+        A dead assistant has no task. The worker that it assisted does its parts, and gets no other
+        assistant for this task.
+
         Args:
             worker: the dead worker.
             end: how the worker died or hung.
 
         Raises MdsmixError if the task has failed too often.
         """
+        if not worker.tasks:
+            assert worker.assists, "a worker at work has a task or assists one that has"
+            worker.assists.shared_bytes = 0
+            return
         blamed, *innocent = worker.tasks
         attempt = plan_next_attempt(
             blamed.attempt, worker.records, end, self.settings.set_aside, blamed.task.name
@@ -284,4 +355,4 @@ class LocalEngine:
 
     @property
     def _pids(self) -> list[int]:
-        return [worker.pid for worker in [*self.workers, *self.idle]]
+        return [worker.pid for worker in [*self.workers, *self.assistants, *self.idle]]

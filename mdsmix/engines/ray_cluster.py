@@ -30,11 +30,11 @@ from socket import gethostname
 from typing import Any
 
 from mdsmix import __version__
+from mdsmix.engines.assistants import make_picklable
 from mdsmix.engines.hang import SILENT_SECONDS
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import choose_memory_cap, count_cpus
 from mdsmix.engines.tasks import Task
-from mdsmix.engines.workers import make_picklable
 from mdsmix.errors import RecipeError, Unreachable
 
 STORE_BYTES = 80 << 20

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mdsmix.errors import MdsmixError
 from mdsmix.frozen import frozen
@@ -36,6 +36,8 @@ ALONE = 30
 """After later deaths and after hangs, it is halved so often that records are done one at a time.
 """
 NO_ACTIVE_RECORDS = "while it converted no record (but was reading, laying out shards or storing)"
+SIGN_OF_LIFE = 1.0
+"Seconds between two messages to the engine while a worker and an assistant wait for each other."
 CRASHED = "crashed_worker"
 "The reason code of a record that is put into quarantine because workers die on it."
 
@@ -177,6 +179,45 @@ OnProgress = Callable[[int, int], None]
 "A function that takes the source bytes that were read, and the tokens, since its last call."
 
 
+class Part(NamedTuple):
+    """A part of a task, which another worker does for the worker that does the task."""
+
+    records: ActiveRecords
+    "The records of the part, for messages, and to know how long it may take."
+    content: Any
+    "The part, in the form that the function of `SharedTask.open_assistant` takes."
+
+
+class Assistant(Protocol):
+    """Another worker that does parts of a task, as the worker sees it that has the task. It answers
+    the parts in the order in which they were sent.
+    """
+
+    @property
+    def unanswered(self) -> int:
+        """How many parts have no answer yet."""
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it is known that the assistant has left or died."""
+
+    def send(self, part: Part) -> None:
+        """Send a part."""
+
+    def take_back(self) -> None:
+        """Take the part back that was sent last, and has no answer yet."""
+
+    def has_answer(self, seconds: float = 0) -> bool:
+        """Wait up to so many seconds, and return whether `receive` would return at once."""
+
+    def receive(self) -> Any:
+        """Wait for the answer to the first part, and return it. Return None if the assistant has
+        left or died: then it answers no part any more.
+
+        Raises the exception that the part has raised.
+        """
+
+
 class Reporter(Protocol):
     """A task's connection to its engine: the task reports its progress to it, and asks it how much
     memory there is.
@@ -204,6 +245,13 @@ class Reporter(Protocol):
         take fewer records at once.
         """
 
+    def take_assistants(self) -> Sequence[Assistant]:
+        """Return the assistants that the engine has sent since the last call. An engine sends them
+        only for a `SharedTask`, when other workers have nothing to do. An engine without assistants
+        need not define this method.
+        """
+        return ()
+
 
 class Task(Protocol[Result]):
     """A work unit as data: a frozen dataclass that can be pickled. A task can be done on any
@@ -224,6 +272,22 @@ class Task(Protocol[Result]):
         Args:
             attempt: how to do the work after workers have died on it.
             reporter: the connection to the engine.
+        """
+
+
+@runtime_checkable
+class SharedTask(Task[Result], Protocol[Result]):
+    """A task whose parts can be done by other workers."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """About how many bytes the task reads and can share; 0 if its parts must all be done by one
+        worker.
+        """
+
+    def open_assistant(self) -> Callable[[Any], Any]:
+        """Return a function that does a part of the task (`Part.content`) and returns its result.
+        An assistant calls it for each part that it gets.
         """
 
 

@@ -7,8 +7,10 @@ MB/s.
 
 Messages to the worker:
 - (task, attempt): do this task
-- True: wait before the next records
+- True: wait before the next records; an assistant ends its assistance instead
 - False: continue
+- Assist(task), and the descriptor of a socket: do parts of the task for the worker at its other end
+- ASSISTANT, and the descriptor of a socket: an assistant for the worker's task is at its other end
 
 SIGTERM ends the worker.
 
@@ -19,6 +21,9 @@ Messages from the worker:
 - ("storing",): the task's output is being stored, and the worker can do another task
 - ("done", result): the task that was being stored has ended
 - ("failed", exception)
+- ("assisted",): the worker assists no more
+
+assistants.py has what a worker and its assistant send each other.
 """
 
 from __future__ import annotations
@@ -27,8 +32,8 @@ import gc
 import math
 import multiprocessing
 import os
-import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -38,9 +43,19 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import spawn
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
+from mdsmix.engines.assistants import (
+    ASSISTANT,
+    Assist,
+    PipeToAssistant,
+    assist,
+    find_shared_bytes,
+    make_picklable,
+    receive_pipe,
+    send_descriptor,
+)
 from mdsmix.engines.hang import HangDetector, read_cpu_ticks
 from mdsmix.engines.memory import (
     LIFE_BYTES,
@@ -48,7 +63,8 @@ from mdsmix.engines.memory import (
     count_cpus,
     measure_rss,
 )
-from mdsmix.engines.tasks import ActiveRecords, Attempt, Task
+from mdsmix.engines.memory_pipe import MemoryPipe
+from mdsmix.engines.tasks import SIGN_OF_LIFE, ActiveRecords, Attempt, Task
 from mdsmix.errors import RecipeError
 from mdsmix.freed_memory import keep_freed_blocks, release_freed_memory
 from mdsmix.storage.notices import redirect_notices
@@ -78,6 +94,13 @@ class WorkerChannel:
         self._share = share
         self.memory = memory
         self._is_paused = False
+        self._order: tuple[Any, Any] | None = None
+        "The next order of the engine, if it has arrived: (task, attempt), or (Assist, pipe)."
+        self._assistants = list[PipeToAssistant]()
+        "The assistants of the current task."
+        self._new_assistants = list[PipeToAssistant]()
+        "Those that the task has not taken yet."
+        self._has_task = False
         self._send_lock = threading.Lock()
         "Several threads send: those that read images ahead send sentences for the user."
 
@@ -101,19 +124,63 @@ class WorkerChannel:
         release_freed_memory()
         return measure_rss(os.getpid()) > self._share
 
-    def next_task(self) -> Any:
-        """Wait for the next task. Return it with its `Attempt`, which says whether an earlier
-        worker died on it and how many records to convert at a time now.
-        """
-        while True:
-            message = self._receive()
-            is_pause_message = isinstance(message, bool)  # `_receive` has handled it
-            if not is_pause_message:
-                return message
+    def take_assistants(self) -> list[PipeToAssistant]:
+        new_assistants = self._new_assistants
+        self._new_assistants = []
+        return new_assistants
 
-    def _receive(self) -> Any:
-        """Wait for a message of the engine and return it: (task, attempt), or a bool. A bool also
-        takes effect here: True pauses the worker, False lets it continue. The process ends if its
+    @contextmanager
+    def accept_assistants(self) -> Iterator[None]:
+        """Keep the assistants that the engine sends while the `with` block does a task, and release
+        them at its end.
+        """
+        self._has_task = True
+        try:
+            yield
+        finally:
+            self._has_task = False
+            for assistant in self._assistants:
+                assistant.close()
+            self._assistants = []
+            self._new_assistants = []
+
+    def is_recalled(self) -> bool:
+        """Return whether the engine has ended this worker's assistance: by the message to pause, or
+        by a task.
+        """
+        while self._pipe.poll():
+            self._receive()
+        return self._is_paused or self._order is not None
+
+    def wait_for_part(self, pipe: MemoryPipe) -> bool:
+        """Wait for a message of the worker that this one assists. Return False if the engine has
+        ended the assistance.
+
+        Args:
+            pipe: the connection to that worker.
+        """
+        while not self.is_recalled():
+            ready = wait([self._pipe, pipe.end], SIGN_OF_LIFE)
+            if pipe.end in ready:
+                return True
+            if not ready:
+                self.on_records(None)
+        return False
+
+    def next_order(self) -> Any:
+        """Wait for the next order, and return it: a task with its `Attempt`, which says whether an
+        earlier worker died on it and how many records to convert at a time now; or an Assist with
+        the connection to the worker that this one shall assist.
+        """
+        while self._order is None:
+            self._receive()
+        order = self._order
+        self._order = None
+        return order
+
+    def _receive(self) -> None:
+        """Wait for a message of the engine. An order is kept for `next_order`; True pauses the
+        worker, False lets it continue, and ASSISTANT brings an assistant. The process ends if its
         parent has ended.
         """
         while not self._pipe.poll(1):
@@ -122,7 +189,17 @@ class WorkerChannel:
         if isinstance(message, bool):
             self._is_paused = message
             release_freed_memory()
-        return message
+        elif message == ASSISTANT:
+            assistant = PipeToAssistant(receive_pipe(self._pipe))
+            if self._has_task:
+                self._assistants.append(assistant)
+                self._new_assistants.append(assistant)
+            else:  # the task has ended meanwhile
+                assistant.close()
+        elif isinstance(message, Assist):
+            self._order = (message, receive_pipe(self._pipe))
+        else:
+            self._order = message
 
     def send(self, *message: Any) -> None:
         """Send a message; any thread may call it."""
@@ -188,9 +265,14 @@ def _do_tasks(channel: WorkerChannel, storing_thread: ThreadPoolExecutor) -> Non
     say = partial(channel.send, "say")
     with suppress(BrokenPipeError, EOFError), redirect_notices(say):
         while True:
-            task, attempt = channel.next_task()
+            order, details = channel.next_order()
+            if isinstance(order, Assist):
+                assist(channel, order.task, details)
+                channel.send("assisted")
+                continue
             try:
-                store = task.do(attempt, channel)
+                with channel.accept_assistants():
+                    store = order.do(details, channel)
             except Exception as error:
                 channel.send("failed", make_picklable(error))
                 continue
@@ -229,17 +311,8 @@ def _raise_stopped(*_: Any) -> None:
     raise _Stopped
 
 
-def make_picklable(error: Exception) -> Exception:
-    """Return the error itself if it can be pickled and unpickled, otherwise a RuntimeError with its
-    message.
-    """
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
+_starting = threading.Lock()
+"A thread of this process has it while it starts a worker or connects an assistant."
 GRACE_SECONDS = 5
 "How long a stopped worker may take to remove half-written files before it is killed."
 
@@ -272,6 +345,12 @@ class Worker:
     needs_restart: bool = False
     "Whether the process has grown so much that a new one should replace it."
     hang_detector: HangDetector = field(default_factory=HangDetector)
+    assists: Worker | None = None
+    "The worker that this one assists, or has assisted last."
+    shared_bytes: int = 0
+    """About how many bytes of the current task are left that an assistant may do a part of; 0 if
+    the worker gets no assistants.
+    """
 
     @property
     def pid(self) -> int:
@@ -289,8 +368,33 @@ class Worker:
         self.current = queued
         self.records = None
         self.hang_detector.reset()
+        # A task on which workers have died gets no assistants, so that the cause is found sooner.
+        self.shared_bytes = 0 if queued.attempt.deaths else find_shared_bytes(queued.task)
         with suppress(ConnectionError):  # the worker has died; `receive` will notice
             self.pipe.send((queued.task, queued.attempt))
+
+    def assist(self, worker: Worker) -> None:
+        """Let this worker, which has no task, do parts of the task of another one."""
+        assert worker.current, "only a worker with a task has assistants"
+        self.assists = worker
+        self.records = None
+        self.hang_detector.reset()
+        self.pause(False)
+        # A process that is forked here by another thread would keep both sockets open.
+        with _starting:
+            end, other_end = socket.socketpair()
+            with end, other_end:
+                # A message is not sent if a worker has died; `receive` will notice.
+                with suppress(ConnectionError):
+                    send_descriptor(self.pipe, Assist(worker.current.task), end, self.pid)
+                with suppress(ConnectionError):
+                    send_descriptor(worker.pipe, ASSISTANT, other_end, worker.pid)
+
+    def name_unit(self) -> str:
+        """Return the name of the work unit that the worker does, stores or assists."""
+        # The first task is the one that the worker does; another may wait to be stored.
+        tasks = self.tasks or (self.assists.tasks if self.assists else [])
+        return tasks[0].task.name if tasks else "of another worker process"
 
     def finish_storing(self) -> int:
         """Forget the task whose output was stored, and return its number."""
@@ -413,7 +517,7 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     # `run_worker` unblocks the signals once it has set the worker's own handlers.
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        with without_main_module() if method == "spawn" else nullcontext():
+        with _starting, without_main_module() if method == "spawn" else nullcontext():
             process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)

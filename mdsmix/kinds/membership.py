@@ -15,7 +15,7 @@ are counted as if the source contained only the sampled records.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain
 from operator import add
@@ -181,13 +181,11 @@ class Membership:
             first: the position in the window (a slice of a source file) of the first of these
                 records. Zeros are kept for records before it that were skipped.
         """
-        missing_bytes = SIZE * first - len(self._fingerprints)
-        self._fingerprints += bytes(max(0, missing_bytes))
         positions, records, _ = split_rejected(results)
         hashes = np.zeros((len(results), SIZE), np.uint8)
         joined = b"".join(fingerprints(records))
         hashes[positions] = np.frombuffer(joined, np.uint8).reshape(-1, SIZE)
-        self._fingerprints += hashes.data
+        self.add_fingerprints(first, hashes.tobytes())
 
     def fingerprints(self, count: int) -> bytes:
         """Return the fingerprints of all records of the window (a slice of a source file) in order,
@@ -198,6 +196,29 @@ class Membership:
             count: the number of decoded records of the window.
         """
         return bytes(self._fingerprints.ljust(SIZE * count, b"\0"))
+
+    def for_part(self, first: int, count: int) -> Membership:
+        """Return an object that selects some successive records of the window (a slice of a source
+        file) in the same way, and has no fingerprints yet. For this object they begin at 0.
+
+        Args:
+            first: the position in the window of the first of these records.
+            count: the number of records.
+        """
+        flags = self.duplicates[first : first + count]
+        return replace(self, duplicates=flags, _fingerprints=bytearray())
+
+    def add_fingerprints(self, first: int, fingerprints: bytes) -> None:
+        """Add the fingerprints that an object of `for_part` has kept. Parts are added in order.
+
+        Args:
+            first: the position in the window (a slice of a source file) of the part's first record.
+                Zeros are kept for records before it that are in no part.
+            fingerprints: 16 bytes for each record of the part.
+        """
+        missing_bytes = SIZE * first - len(self._fingerprints)
+        self._fingerprints += bytes(max(0, missing_bytes))
+        self._fingerprints += fingerprints
 
     def samples_raw(self, raw: bytes) -> bool:
         """Check whether a record that could not be decoded is in the sample.

@@ -4,11 +4,12 @@ could be read.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import chain, filterfalse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
@@ -45,16 +46,23 @@ class Diagnostics:
     converts): fields that are not read, placeholders of media, null entries.
     """
 
-    def __init__(self, fields_read: Iterable[str] = (), rival_fields: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        fields_read: Iterable[str] = (),
+        rival_fields: Sequence[str] = (),
+        most_names: int = MAX_NAMES,
+    ) -> None:
         """Start without counts.
 
         Args:
             fields_read: names of the fields that are read.
             rival_fields: fields for the same value, such as `images` and `image`. In each record
                 only the first of these fields that is not empty is read.
+            most_names: how many names of a diagnosis are counted one by one.
         """
         self._fields_read = frozenset(fields_read)
         self._rival_fields = rival_fields
+        self._most_names = most_names
         self.counts: dict[str, Any] = {}
         """The counts so far, such as `{"unread": {"score": 12}}`: diagnosis -> name -> number of
         records.
@@ -73,9 +81,15 @@ class Diagnostics:
         totals = self.counts.setdefault(diagnosis, {})
         for name, count in record_counts.items():
             if count:
-                is_counted_by_name = name in totals or len(totals) < MAX_NAMES
+                is_counted_by_name = name in totals or len(totals) < self._most_names
                 key = name if is_counted_by_name else FURTHER_NAMES
                 totals[key] = totals.get(key, 0) + count
+
+    def for_part(self) -> Diagnostics:
+        """Return an object without counts for some of the records. It counts all names one by one:
+        if its counts are added to this object, they are limited as if this object had counted.
+        """
+        return Diagnostics(self._fields_read, self._rival_fields, most_names=sys.maxsize)
 
     def count_unread_fields(self, records: Sequence[Any]) -> None:
         """Count the fields of raw records that are not read. Bad records count too."""
@@ -106,6 +120,16 @@ class Diagnostics:
         return [*rivals[1:], *unread]
 
 
+class EncodedPart(NamedTuple):
+    """Some records of a window (a slice of a source file), encoded apart from the others."""
+
+    encoded: Encoded
+    diagnoses: Mapping[str, Mapping[str, int]]
+    "`Diagnostics.counts` of these records."
+    fingerprints: bytes
+    "16 bytes for each record, as in `Membership.fingerprints`."
+
+
 @frozen
 class RecordReader:
     """Turns the raw records of one work unit (the part of a source that one task converts) into
@@ -131,6 +155,37 @@ class RecordReader:
     "The field that contains a record's name, `source.id` in the recipe; None if it is not set."
     images: ImageReader | None = None
     "Reads the images of the records; None if the stream has no images."
+
+    def encode_part(
+        self, records: Sequence[Any], membership: Membership, folders: Sequence[Location] = ()
+    ) -> EncodedPart:
+        """Return the samples of some records of a window (a slice of a source file), and all that
+        `add_part` needs. This object does not change, so another process can do this.
+
+        Args:
+            records: successive decoded records.
+            membership: decides which of these records are in the stream (`Membership.for_part`).
+            folders: the folder of each record's file, where relative paths of images begin.
+        """
+        reader = replace(self, diagnostics=self.diagnostics.for_part(), membership=membership)
+        encoded = reader.encode(records, 0, folders)
+        return EncodedPart(
+            encoded=encoded,
+            diagnoses=reader.diagnostics.counts,
+            fingerprints=membership.fingerprints(len(records)),
+        )
+
+    def add_part(self, part: EncodedPart, first: int) -> None:
+        """Add the counts and fingerprints of some records of a window (a slice of a source file).
+        Parts are added in the order of their records.
+
+        Args:
+            part: the result of `encode_part`.
+            first: how many records of the window come before these.
+        """
+        for diagnosis, record_counts in part.diagnoses.items():
+            self.diagnostics.add(diagnosis, record_counts)
+        self.membership.add_fingerprints(first, part.fingerprints)
 
     def encode(
         self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()

@@ -11,14 +11,16 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from itertools import groupby
 from operator import attrgetter
+from pickle import PickleBuffer
 from typing import Any, NamedTuple
 
 from mdsmix.errors import Unreachable
 from mdsmix.record import detail_of
 from mdsmix.sources.content import Content, Digests, check_unchanged
-from mdsmix.sources.format import BLANK, Block, Item
+from mdsmix.sources.format import BLANK, Block, Decoded, Decoder, Item
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Unit
 from mdsmix.storage import map_threads
@@ -72,6 +74,29 @@ class BadRecord(NamedTuple):
     "Values that explain the reason."
 
 
+class BatchContent(NamedTuple):
+    """The records of a batch, decoded or not, in a form that is quickly passed on to a process."""
+
+    records: Sequence[Any]
+    "The decoded records; empty if there are blocks."
+    blocks: Sequence[tuple[Decoder, Any]] = ()
+    "For each block its decoder, and its lines: a list, or one buffer with all lines."
+
+    def decode(self) -> tuple[list[Any], list[dict[int, str]]]:
+        """Return the records. Return also the faults of each block: index of a line that is not a
+        record -> reason code, as in `Decoded`.
+        """
+        records = [*self.records]
+        faults_of_blocks = list[dict[int, str]]()
+        for decode, lines in self.blocks:
+            if not isinstance(lines, list):
+                lines = BytesIO(lines).readlines()
+            block_records, faults = decode(lines)
+            records += block_records
+            faults_of_blocks.append(faults)
+        return records, faults_of_blocks
+
+
 class _BatchBlock(NamedTuple):
     """A block of a batch, and which of the block's items (lines, rows) are records."""
 
@@ -92,8 +117,6 @@ class RecordBatch:
 
     window: int
     "The number of the window in the work unit."
-    records: list[Any] = field(default_factory=list)
-    "The decoded values of the records."
     count: int = 0
     """Number of lines or rows, including blank ones. The next split of the file continues to count
     from here.
@@ -102,7 +125,78 @@ class RecordBatch:
     "Uncompressed bytes."
     unseen: Counter[str] = field(default_factory=Counter)
     "Field that a format did not read -> number of records that may have a value in it."
+    _records: list[Any] = field(default_factory=list)
+    _length: int = 0
+    "The number of records of the blocks in `_blocks`."
     _blocks: list[_BatchBlock] = field(default_factory=list)
+    _undecoded: list[Block] = field(default_factory=list)
+    "Further blocks, which are not decoded yet."
+
+    @property
+    def records(self) -> list[Any]:
+        """The decoded values of the records. They are decoded at the first call."""
+        self._decode()
+        return self._records
+
+    @property
+    def length(self) -> int:
+        """The number of records."""
+        self._decode()
+        return self._length
+
+    def _decode(self) -> None:
+        """Decode the blocks that are not decoded yet."""
+        undecoded = self._undecoded
+        self._undecoded = []
+        for block in undecoded:
+            records, faults = block.decode()
+            self._records += records
+            self._add_decoded(block, faults)
+
+    def content(self) -> BatchContent:
+        """Return the records in a form that is quickly passed to another process: lines that are
+        not decoded yet if possible, so that the other process decodes them.
+        """
+        if not self._undecoded or any(not b.decoder or b.items for b in self._undecoded):
+            return BatchContent(self.records)
+        blocks = list[tuple[Decoder, Any]]()
+        for block in self._undecoded:
+            assert block.decoder
+            lines = block.raws if block.whole is None else PickleBuffer(block.whole)
+            blocks.append((block.decoder, lines))
+        return BatchContent(records=(), blocks=blocks)
+
+    @property
+    def first_item(self) -> Item:
+        """The first item (a line, a row) of the batch; it need not be a record."""
+        blocks = [batch_block.block for batch_block in self._blocks] + self._undecoded
+        return blocks[0].origin(0)
+
+    def note_faults(self, faults_of_blocks: Sequence[Mapping[int, str]]) -> None:
+        """Note which lines are not records, after another process has decoded the `content`.
+
+        Args:
+            faults_of_blocks: as `BatchContent.decode` returns them; empty if this process has
+                decoded the records itself.
+        """
+        if faults_of_blocks:
+            for block, faults in zip(self._undecoded, faults_of_blocks, strict=True):
+                self._add_decoded(block, faults)
+            self._undecoded = []
+
+    def _add_decoded(self, block: Block, faults: Mapping[int, str]) -> None:
+        """Add a block to the decoded ones.
+
+        Args:
+            block: the block.
+            faults: index of an item that is not a record -> reason code, as in `Decoded`.
+        """
+        # The indexes of the items that are good records.
+        items: Sequence[int] = range(block.count)
+        if faults:
+            items = [index for index in items if index not in faults]
+        self._blocks.append(_BatchBlock(self._length, block, items, faults))
+        self._length += len(items)
 
     @property
     def bad(self) -> Iterator[BadRecord]:
@@ -111,6 +205,7 @@ class RecordBatch:
         Each BadRecord is created only when the caller asks for the next one, because a file may
         consist of bad records alone.
         """
+        self._decode()
         for number, batch_block in enumerate(self._blocks):
             for index, reason in batch_block.faults.items():
                 if reason != BLANK:
@@ -144,6 +239,7 @@ class RecordBatch:
         Example: the first records of three blocks have the positions 0, 5 and 9; position 7 is in
         block 1.
         """
+        self._decode()
         return bisect_right(self._blocks, position, key=lambda block: block.first) - 1
 
     def origin(self, position: int) -> Item:
@@ -158,31 +254,34 @@ class RecordBatch:
 
     def _add(self, block: Block, limit: int | None) -> int:
         """Add the block to the batch. Return how many records were added, good and bad ones
-        together.
+        together; 0 without a limit, since the block is not decoded yet then.
 
         Args:
             limit: the most records to add, good and bad ones together; None: all of the block.
         """
-        records, faults = block.decode()
-        # The indexes of the items (lines, rows) that are not blank.
-        filled: Sequence[int] = range(block.count)
-        if faults:
-            filled = [index for index in filled if faults.get(index) != BLANK]
-        if limit is not None and limit < len(filled):
-            # Add only the items up to the last one within the limit.
-            items_to_add = filled[limit - 1] + 1
-            return self._add(block.first(items_to_add), None)
-        # The indexes of the items that are good records.
-        items = filled
-        if faults:
-            items = [index for index in filled if index not in faults]
-        self._blocks.append(_BatchBlock(len(self.records), block, items, faults))
-        self.records += records
+        added = 0
+        decoded: Decoded | None = None
+        if limit is not None:
+            # The indexes of the items (lines, rows) that are not blank.
+            decoded = block.decode()
+            _, faults = decoded
+            filled = [index for index in range(block.count) if faults.get(index) != BLANK]
+            added = min(limit, len(filled))
+            if added < len(filled):
+                # Add only the items up to the last one within the limit.
+                block = block.first(filled[limit - 1] + 1)
+                decoded = None
+        if decoded:
+            records, faults = decoded
+            self._records += records
+            self._add_decoded(block, faults)
+        else:
+            self._undecoded.append(block)
         self.count += block.count
         self.size += block.size
         # Add the number of the block's records to the count of each field that it did not read.
         self.unseen.update(dict.fromkeys(block.unseen, block.count))
-        return len(filled)
+        return added
 
 
 def read_batches(

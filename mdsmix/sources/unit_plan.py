@@ -113,6 +113,20 @@ def estimate_size(files: Iterable[SourceFile]) -> int:
     return int(_weights(list(files)).sum())
 
 
+def estimate_unit_size(unit: Unit) -> int:
+    """Return about how many uncompressed bytes a unit reads. No file is opened."""
+    size = 0
+    for file in unit.files:
+        size += file.stat.size * format_of(file).size_factor
+    if unit.end is None and not unit.start:
+        return size
+    # The unit is a split of one file.
+    if format_of(unit.files[0]).ordinals == "byte":
+        end = size if unit.end is None else min(size, unit.end)
+        return end - unit.start
+    return min(size, unit.window_bytes)
+
+
 def describe_unit(unit: Unit) -> str:
     """Return the unit as messages name it: `a.jsonl from byte 100663296 on`, or
     `a.jsonl and 7 files more`.

@@ -1,0 +1,203 @@
+"""Shares the batches of a work unit among its worker and the worker's assistants.
+
+The worker reads the batches (about 4 MB of records each). It sends some to assistants, encodes the
+others itself, and gets all back in their order. All that depends on the order of records happens in
+the worker. So the stored bytes do not depend on who has encoded a batch.
+
+Each assistant has two batches, so that it need not wait until the worker has finished one of its
+own. If an assistant leaves or dies, the worker encodes that assistant's batches itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+from mdsmix.engines.tasks import SIGN_OF_LIFE, ActiveRecords, Assistant, Part, Reporter
+from mdsmix.kinds.membership import Membership
+from mdsmix.kinds.read_records import EncodedPart, RecordReader
+from mdsmix.sources import RecordBatch
+from mdsmix.sources.record_batches import BatchContent
+
+MOST_UNANSWERED = 2
+"How many batches an assistant has at a time."
+
+
+class EncodedPiece(NamedTuple):
+    """Some records of a batch, encoded."""
+
+    positions: range
+    "The positions of the records in the batch."
+    part: EncodedPart
+
+
+class BatchToEncode(NamedTuple):
+    """A batch in the form in which an assistant gets it."""
+
+    content: BatchContent
+    membership: Membership
+    "Decides which records of the batch are in the stream."
+
+
+class EncodedBatch(NamedTuple):
+    """The answer of an assistant."""
+
+    part: EncodedPart
+    length: int
+    "The number of records."
+    faults: list[dict[int, str]]
+    "The faults of each block, as `BatchContent.decode` returns them."
+
+
+def encode_batch(reading: RecordReader, batch: BatchToEncode) -> EncodedBatch:
+    """Encode a batch in an assistant.
+
+    Args:
+        reading: reads and encodes the records of the stream.
+        batch: the batch.
+    """
+    records, faults = batch.content.decode()
+    part = reading.encode_part(records, batch.membership)
+    return EncodedBatch(part, len(records), faults)
+
+
+def describe_batch(batch: RecordBatch) -> ActiveRecords:
+    """Describe a batch for messages. Its lines or rows count as records, since it need not be
+    decoded.
+    """
+    first = batch.first_item
+    return ActiveRecords(
+        file=first.file,
+        ordinal=first.ordinal,
+        where=first.where,
+        length=first.length,
+        records=batch.count,
+        size=batch.size,
+    )
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A batch that is not returned yet, since it or an earlier one is with an assistant."""
+
+    batch: RecordBatch
+    membership: Membership
+    assistant: Assistant | None = None
+    "The assistant that encodes the batch; None: the worker has encoded it."
+    pieces: Sequence[EncodedPiece] = ()
+    "The result, if the worker has encoded the batch."
+
+
+class SharedBatches:
+    """Encodes the batches of one window (a slice of a work unit), with the help of assistants."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        encode_here: Callable[[RecordBatch, Membership], Iterator[EncodedPiece]],
+        assistants: list[Assistant],
+        reporter: Reporter,
+    ) -> None:
+        """Start at the first batch of the window.
+
+        Args:
+            membership: decides which records of the window are in the stream.
+            encode_here: encodes a batch in this process, piece by piece. It gets the object which
+                decides about the records of this batch.
+            assistants: the assistants of the work unit. Those that the engine sends are added.
+            reporter: the connection to the engine.
+        """
+        self._membership = membership
+        self._encode_here = encode_here
+        self._assistants = assistants
+        self._reporter = reporter
+        self._pending = deque[_Pending]()
+        self._records_begun = 0
+        "The number of records in the batches so far, if duplicates are dropped."
+
+    def encode(
+        self, batches: Iterable[RecordBatch]
+    ) -> Iterator[tuple[RecordBatch, Iterable[EncodedPiece]]]:
+        """Yield each batch with its encoded pieces, in the order of the batches. The pieces may be
+        encoded while they are iterated, so they must be taken before the next batch.
+        """
+        for batch in batches:
+            self._reporter.wait_for_room()
+            self._assistants += self._reporter.take_assistants()
+            membership = self._select_records(batch)
+            assistant = self._find_free_assistant()
+            if assistant:
+                content = BatchToEncode(batch.content(), membership)
+                assistant.send(Part(describe_batch(batch), content))
+                self._pending.append(_Pending(batch, membership, assistant))
+            elif self._pending:
+                pieces = [*self._encode_here(batch, membership)]
+                self._pending.append(_Pending(batch, membership, pieces=pieces))
+            else:
+                yield batch, self._encode_here(batch, membership)
+            del batch  # otherwise it stays in memory while the next one is read
+            # Each pending batch keeps its source in memory: wait if an assistant is very slow.
+            most_pending = 2 * MOST_UNANSWERED * (1 + len(self._assistants))
+            while self._pending and (self._is_first_done() or len(self._pending) > most_pending):
+                yield self._take_first()
+        while self._pending:
+            if not self._is_first_done():
+                self._encode_last()
+            yield self._take_first()
+
+    def _select_records(self, batch: RecordBatch) -> Membership:
+        """Return the object which decides which records of the next batch are in the stream.
+
+        The flags of duplicates are those of the batch, so its first record must be known. Then this
+        process decodes all batches, to count their records.
+        """
+        if not len(self._membership.duplicates):
+            return self._membership.for_part(0, 0)
+        first = self._records_begun
+        self._records_begun += batch.length
+        return self._membership.for_part(first, batch.length)
+
+    def _find_free_assistant(self) -> Assistant | None:
+        """Return the assistant with the fewest batches; None if each has MOST_UNANSWERED."""
+        self._assistants[:] = [each for each in self._assistants if not each.has_left]
+        fewest = min(self._assistants, key=attrgetter("unanswered"), default=None)
+        return fewest if fewest and fewest.unanswered < MOST_UNANSWERED else None
+
+    def _is_first_done(self) -> bool:
+        """Return whether the first pending batch can be taken without waiting."""
+        assistant = self._pending[0].assistant
+        return assistant is None or assistant.has_answer()
+
+    def _take_first(self) -> tuple[RecordBatch, Iterable[EncodedPiece]]:
+        """Remove the first pending batch, and return it with its encoded pieces. If an assistant
+        encodes it, wait for the answer.
+
+        Raises the exception that the batch has raised in the assistant.
+        """
+        first = self._pending.popleft()
+        batch = first.batch
+        if not first.assistant:
+            return batch, first.pieces
+        while not first.assistant.has_answer(SIGN_OF_LIFE):
+            self._reporter.on_records(None)
+        answer: EncodedBatch | None = first.assistant.receive()
+        if answer is None:
+            return batch, self._encode_here(batch, first.membership)
+        batch.note_faults(answer.faults)
+        pieces = [EncodedPiece(range(answer.length), answer.part)]
+        return batch, pieces if answer.length else []
+
+    def _encode_last(self) -> None:
+        """Encode a batch that an assistant has not begun yet, since the worker has no other batch:
+        take back the last batch of an assistant that has two. If none has two, do nothing.
+        """
+        for pending in reversed(self._pending):
+            assistant = pending.assistant
+            if assistant and assistant.unanswered == MOST_UNANSWERED:
+                assistant.take_back()
+                pending.assistant = None
+                pending.pieces = [*self._encode_here(pending.batch, pending.membership)]
+                return
