@@ -18,6 +18,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -273,7 +274,7 @@ def test_workers_take_turns_if_memory_is_tight(monkeypatch: pytest.MonkeyPatch) 
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert engine.peak > 200_000_000
     pauses = list[bool]()
-    engine.workers = [SimpleNamespace(pause=pauses.append, shared_bytes=0)] * 3  # type: ignore[list-item]
+    engine.workers = [Mock(pause=pauses.append, shared_bytes=0)] * 3
     monkeypatch.setattr(MemoryBudget, "allowed_workers", lambda budget, workers: 2)
     engine._assign_tasks()
     assert pauses == [False, False, True]
