@@ -25,7 +25,15 @@ from mdsmix.kinds import stored_pieces
 from mdsmix.report.conversions import conversion_table
 from mdsmix.report.inspection import card_rows, length_rows
 from mdsmix.report.progress import Bar, PlainLines, watching
-from mdsmix.report.show import NamedValues, show
+from mdsmix.report.show import (
+    TERMINAL_VARIABLES,
+    Heading,
+    Item,
+    NamedValues,
+    SampleText,
+    Title,
+    show,
+)
 from mdsmix.report.shown_samples import Segment, make_segments, sample_runs, shorten
 from mdsmix.shards.counts import Records, Totals, count_by_length
 from mdsmix.shards.index import make_index
@@ -51,6 +59,34 @@ def printed(item: Any, width: int, is_terminal: bool = True) -> list[str]:
     terminal = Console(file=out, width=width, force_terminal=is_terminal, color_system=None)
     show(item, console=terminal)
     return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+
+def test_a_pipe_gets_the_lines_that_rich_prints(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in TERMINAL_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    wide = Table(
+        columns=(Column("流", "text"), Column("size", "size")),
+        rows=[("语料库", 1_300_000), ("[bold]x\x1b[0m", 5)],
+        notes=["  a note that :smile: no terminal folds " * 9],
+    )
+    items: list[Item] = [
+        TABLE,
+        wide,
+        Heading("error mask-missing [web]", "bold red"),
+        NamedValues([("name", "a/" * 90), ("日本", "two\nlines")]),
+        Title("a title"),
+        SampleText([("text [x]\n\n" * 30, "text"), ("<eos>", "control")]),
+        "",
+        "  a sentence " * 30,
+    ]
+    expected = io.StringIO()
+    show(*items, console=Console(file=expected, highlight=False))
+    for to_stderr in (False, True):
+        show(*items, err=to_stderr)
+        out, err = capsys.readouterr()
+        assert (err if to_stderr else out) == expected.getvalue()
 
 
 def test_programs_get_raw_values_and_people_get_them_spelled() -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import signal
 import sys
@@ -193,7 +192,7 @@ def _start_cluster(folder: str, workers: int | None) -> None:
     # Without a token in the environment, Ray writes one into the home folder, or does not start. It
     # reads the token only once in a process, so later clusters use the same token.
     if not any(map(os.environ.get, TOKENS)):
-        os.environ[TOKENS[0]] = secrets.token_hex(32)
+        os.environ[TOKENS[0]] = os.urandom(32).hex()
     try:
         ray.init(
             address="local",

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.interrupts import delay_signals
-from mdsmix.processor.loaded import LoadedProcessor
+
+if TYPE_CHECKING:  # 3 ms to import, and few commands start a server
+    import socket
 
 SERVER_BYTES = 730 << 20
 """Memory of the server: 730 MB with transformers 4.57 and torch 2.15, for any number of
@@ -49,6 +49,8 @@ def share_server() -> Iterator[None]:
     if _is_running():
         yield
         return
+    from tempfile import TemporaryDirectory
+
     with TemporaryDirectory(prefix="mdsmix-", dir=SOCKET_PARENT) as folder:
         path = f"{folder}/socket"
         with ExitStack() as at_end:
@@ -60,6 +62,8 @@ def share_server() -> Iterator[None]:
 
 def _start_server(path: str) -> subprocess.Popen[bytes]:
     """Start the server with a socket at `path`, and return its process."""
+    import socket
+
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()  # from here on questions wait for an answer
@@ -181,6 +185,10 @@ def try_to_answer(answer: Callable[[Any], Any], question: Any) -> tuple[Any, str
 
 def serve_at_stdin() -> None:
     """Serve at the socket that is this process's stdin."""
+    import socket
+
+    from mdsmix.processor.loaded import LoadedProcessor
+
     open_processor_once = cache(LoadedProcessor)
 
     def answer(question: Any) -> Any:

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cached_property, partial
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -306,7 +305,7 @@ def _package_versions(name: FunctionName) -> list[str]:
     return [xxhash.xxh128_hexdigest(file.read_bytes()) for file in paths if file.is_file()]
 
 
-class _LocalModules(MetaPathFinder):
+class _LocalModules:
     """Finds the modules of functions in their folders, for Python's `import`. It is asked before
     Python looks anywhere else.
     """

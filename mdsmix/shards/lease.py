@@ -26,7 +26,6 @@ interrupted publication, and the next conversion completes it.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import threading
 import time
@@ -271,7 +270,7 @@ def _take_lease(file: Location, say: Say) -> Lease:
         host=socket.gethostname(),
         pid=os.getpid(),
         since=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        token=secrets.token_hex(8),
+        token=os.urandom(8).hex(),
     )
     folder = file.parent.parent
     if not file.try_conditions():

@@ -13,7 +13,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -211,7 +210,7 @@ class LocalPath(Location):
         flushed to the disk.
         """
         self._make_folder()
-        temporary = Path(f"{self.path}.{secrets.token_hex(8)}.tmp")
+        temporary = Path(f"{self.path}.{os.urandom(8).hex()}.tmp")
         try:
             yield temporary
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
@@ -22,8 +21,13 @@ def map_threads(request: Callable[[T], R], items: Iterable[T]) -> list[R]:
     If requests fail, the error of the first of these items is raised, and requests that have not
     begun are dropped.
     """
+    all_items = list(items)
+    if len(all_items) < 2:
+        return [request(item) for item in all_items]
+    from concurrent.futures import ThreadPoolExecutor  # 3.5 ms, and one stream needs no threads
+
     with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(request, items))
+        return list(pool.map(request, all_items))
 
 
 def map_in_batches(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
