@@ -448,7 +448,7 @@ def _render(
         paths: name of a phase, or None for one mix -> the file of its YAML, or None.
         out: the file that the user named for the YAML.
     """
-    from mdsmix.mix.check import describe_verdict, run_checks
+    from mdsmix.mix.check import run_checks
     from mdsmix.mix.lock_check import lock_path, make_lock
     from mdsmix.mix.render.phase_keys import refuse_overwriting
     from mdsmix.mix.render.render import (
@@ -456,7 +456,6 @@ def _render(
         list_remarks,
         refuse_recipe,
         render_recipe,
-        require_writable,
         validate_with_foundry,
         write_yaml,
     )
@@ -469,13 +468,8 @@ def _render(
             "--drop-evals removes evaluations from the config of --into, and there is none: name "
             "the config, or remove the evaluation streams from the recipe."
         )
-    # Refuse an output file that cannot be written before anything is read.
-    targets = [target for target in (out, *paths.values()) if target]
     locks = {name: lock_path(target) if target else None for name, target in paths.items()}
-    for file in filter(None, (*targets, *locks.values())):
-        require_writable(file)
-    for target in targets:
-        refuse_recipe(target, "--out" if out else "--into")
+    _refuse_targets([out, *paths.values()], list(locks.values()), "--out" if out else "--into")
     refuse_recipe(into or "", "--into")
     phases = render_recipe(
         recipe,
@@ -492,11 +486,7 @@ def _render(
     # Refuse mixes that may not be trained.
     all_checked = [CheckedMix(run_checks(phase.mix), phase.mix) for phase in phases]
     for checked in all_checked:
-        if checked.is_refused:
-            verdict = describe_verdict(checked.mix, checked)
-            raise MixRefused(
-                f"{_name_phase(checked.mix)}{verdict}; nothing was rendered.", checked=checked
-            )
+        _refuse_untrainable(checked)
 
     # Let LLM-Foundry draw batches, if that is asked for.
     rendered = dict[str | None, RenderedYaml]()
@@ -522,6 +512,37 @@ def _render(
         if result.lock:
             write_yaml(result.lock, make_lock(result.checked.mix).to_bytes().decode())
     return rendered
+
+
+def _refuse_targets(
+    targets: Sequence[str | None], locks: Sequence[str | None], option: str
+) -> None:
+    """Raise RecipeError if a file cannot be written, or is a recipe. Nothing is read before.
+
+    Args:
+        targets: the files of YAMLs; None for a YAML that is not written.
+        locks: the files of their locks; None if there is nothing to lock.
+        option: the option that names the files, for messages.
+    """
+    from mdsmix.mix.render.render import refuse_recipe, require_writable
+
+    for file in (*targets, *locks):
+        if file:
+            require_writable(file)
+    for target in targets:
+        if target:
+            refuse_recipe(target, option)
+
+
+def _refuse_untrainable(checked: CheckedMix) -> None:
+    """Raise MixRefused if a mix may not be trained."""
+    from mdsmix.mix.check import describe_verdict
+
+    if checked.is_refused:
+        verdict = describe_verdict(checked.mix, checked)
+        raise MixRefused(
+            f"{_name_phase(checked.mix)}{verdict}; nothing was rendered.", checked=checked
+        )
 
 
 def _name_phase(mix: Mix) -> str:

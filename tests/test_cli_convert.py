@@ -108,7 +108,7 @@ for command in ("convert --reencode", "check", "render-yaml"):
 def test_converting_checking_rendering_import_nothing_heavy(
     project: Project, corpus_folder: Path
 ) -> None:
-    """Neither the command nor its workers, whose imports are told on the same stderr."""
+    """Neither the command nor its workers, which list their imports on the same stderr."""
     project.write_source(GOOD)
     project.convert_ok()  # the tokenizer is known
     faq, chat = pairs(corpus_folder / "faq.jsonl"), chats(corpus_folder / "chat.jsonl")

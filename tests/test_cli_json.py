@@ -44,8 +44,8 @@ def error_of(answer: Answer) -> Any:
 
 @pytest.mark.parametrize("name", WITH_JSON)
 def test_every_command_gives_an_error_as_json(name: str, tmp_path: Path) -> None:
-    """A file that is missing, a file that is none of the expected ones, an unknown option, and a
-    missing argument.
+    """A missing file, a file of another sort than expected, an unknown option, and a missing
+    argument.
     """
     (odd := tmp_path / "odd.yaml").write_text("a: [")
     # `example` makes a folder, and cannot where a file is.

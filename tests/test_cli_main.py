@@ -75,9 +75,9 @@ def test_help_has_every_command_in_one_of_four_groups() -> None:
     assert any("credentials, permissions, clock" in line for line in lines)
 
 
-def test_a_file_that_is_no_recipe_is_told_what_it_is(tmp_path: Path) -> None:
-    """A file of data whatever the command: as YAML its first lines would be told, which nobody
-    meant.
+def test_a_message_names_what_a_file_is_if_it_is_not_a_recipe(tmp_path: Path) -> None:
+    """A file of data is recognised by every command. Otherwise the message would quote its first
+    lines as wrong YAML.
     """
     data = "is a data file, not a recipe: `mdsmix init"
     others = ("check", "plan", "report", "inspect", "verify", "quarantine", "preview")
@@ -129,7 +129,9 @@ def test_windows_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def with_stream(name: str, stream: Any, *arguments: str) -> tuple[Any, Any]:
-    """The exit code of the command with this standard stream, and what stands in its place then."""
+    """Run the command with this standard stream. Return its exit code, and what the attribute of
+    `sys` is afterwards.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["mdsmix", *arguments])
         patch.setattr(sys, name, stream)

@@ -32,9 +32,7 @@ COMMANDS = ("inspect", "verify", "gc", "quarantine")
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """Two streams that are converted, with a bad record each, and one of another tool, that lies
-    flat.
-    """
+    """Two converted streams with a bad record each, and one of another tool without a split."""
     project = Project(tmp_path_factory.mktemp("several"), tokenizer_folder, pytest.MonkeyPatch())
     streams: dict[str, Any] = {}
     for name, bad in (("a", [{"text": 5}]), ("b", [{"text": 5}, {"other": 1}])):
@@ -165,8 +163,8 @@ def test_an_unpublished_run_has_bad_records_and_a_sentence_tells_the_rest(docs: 
 
 
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r:smile:[bold]"
-"""Sets the window's title, clears the screen, turns red, changes the direction, begins the line
-anew.
+"""Sets the window's title, clears the screen, turns red, changes the direction, and returns to the
+beginning of the line.
 """
 
 

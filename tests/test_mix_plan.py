@@ -252,7 +252,7 @@ def test_a_remote_that_streaming_alone_reads_is_named_and_not_taken_for_a_folder
 
 DRAW = np.random.default_rng(5)
 CORPUS = [{"text": "word " * int(DRAW.integers(1, 9) * (1 + n // 400))} for n in range(1600)]
-"Documents of which the later ones are longer: what stands first is no sample of the rest."
+"Documents that become longer: the first ones are not typical of the others."
 
 
 def _surveyed(recipe: Path, name: str = "web", *overrides: str) -> tuple[Any, str]:

@@ -43,8 +43,13 @@ HALF = Fraction(1, 2)
 def make_share(
     samples: int, tokens: Fraction, trained: Fraction, written: Fraction | None
 ) -> StreamShare:
-    """Return the share of a stream with so many tokens a sample, of which `trained` (0 to 1) are
-    trained.
+    """Return the share of a stream.
+
+    Args:
+        samples: samples of the stream.
+        tokens: tokens of a sample.
+        trained: the share of these that is trained, 0 to 1.
+        written: the share that the recipe gives the stream.
     """
     return StreamShare(
         stream="",
@@ -368,8 +373,8 @@ REFUSED = {
     ),
     "web mute | count=loss_tokens": "mute must be 50% of an epoch's loss_tokens, and has none",
 }
-"""Streams, of which the second one's share is half unless a key sets it, and keys -> words of the
-message.
+"""Streams and keys of the recipe -> words of the message. The second stream has a share of one half
+unless a key sets it.
 """
 
 

@@ -1,5 +1,5 @@
-"""Results in a notebook: an element with a style of its own and no script, in which every name and
-text is text; and one element for the progress.
+"""Results in a notebook: an element with a style of its own and no script, whose names and texts
+cannot become markup; and one element for the progress.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def test_a_request_is_signed_as_by_microsofts_client(
 
 
 def test_a_range_is_signed() -> None:
-    """Microsoft's client sends x-ms-range instead, so it is no oracle here; Azurite is."""
+    """Microsoft's client sends x-ms-range instead, so Azurite is the oracle here."""
     account = Account("tests", f"https://{HOST}", "here", base64.b64decode(KEY))
     headers = {"x-ms-date": "now", "Range": "bytes=1-2"}
     text = azure_account._text_to_sign("GET", f"https://{HOST}/data/x", headers, account.name)
@@ -354,7 +354,7 @@ def test_an_error_is_one_sentence_and_only_temporary_ones_are_tried_again(
 
 
 class Answer:
-    """An answer with this body, of which `raw` reads as urllib3 does."""
+    """An answer with this body. Its `raw` reads as urllib3 does."""
 
     status_code = 200
 

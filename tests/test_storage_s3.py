@@ -249,7 +249,7 @@ def test_a_store_that_refuses_the_headers_keeps_no_conditions(
 def test_the_trial_of_a_dead_endpoint_is_given_up_soon(
     clock: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Looking up the endpoint's address is no answer of the store."""
+    """To look up the endpoint's address does not count as an answer of the store."""
     monkeypatch.setattr(s3_conditions, "_keeps", {})
     with pytest.raises(Unreachable, match="nothing answers there"):
         locate("s3://b/x").try_conditions()

@@ -105,6 +105,7 @@ def init(
     from mdsmix.report.show import show
     from mdsmix.tokenizer.decoder import open_decoder
 
+    # Refuse wrong options before anything is read.
     amount = BUDGET.fullmatch(budget) if budget else None
     misuse = _misuse(files, dataset_info, mixture, budget, amount)
     if misuse:
@@ -115,7 +116,11 @@ def init(
             raise RecipeError(
                 f"{out} exists already: pass --replace to overwrite it, or name another file."
             )
-    folder = Path.cwd() if not out or "://" in out else Path(out).absolute().parent
+
+    # Recognise the files, and write the recipe.
+    folder = Path.cwd()
+    if out and "://" not in out:
+        folder = Path(out).absolute().parent
     begun = write_first_recipe(
         files or (),
         tokenizer,
@@ -134,6 +139,8 @@ def init(
             text = SCHEMA_COMMENT + text
             schema = write_schema_file(Path(out).parent)
         write_yaml(out, text)
+
+    # Show the first records, the notices and the next step.
     decoder = open_decoder(begun.tokenizer)
     if as_json:
         written = {"wrote": out, "schema": schema.message if schema else None}
@@ -146,11 +153,9 @@ def init(
     if schema:
         echo(schema.message, err=not schema.is_written)
     if out:
-        step = (
-            f"mdsmix convert {out}"
-            if begun.accepted
-            else "fix what its comments say about the streams"
-        )
+        step = "fix what its comments say about the streams"
+        if begun.accepted:
+            step = f"mdsmix convert {out}"
         echo(f"wrote {out}; next: {step}")
 
 

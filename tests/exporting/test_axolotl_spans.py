@@ -61,8 +61,8 @@ def strategy(tokenizer_folder: Path) -> Any:
 
 def draw_messages(rng: random.Random) -> list[dict[str, Any]]:
     """Return messages whose answers have no marks, a `train_detail` of whole words, or parts with
-    marks. axolotl does not train a token of which one character is in the range, so words of one
-    character have the mark of the word before them.
+    marks. axolotl does not train a token if only one of its characters is in the range, so words of
+    one character have the mark of the word before them.
     """
     messages = list[dict[str, Any]]()
     for number in range(rng.randint(1, 3)):

@@ -29,7 +29,7 @@ PYTHON = Path(__file__).resolve().parents[2] / ".venv-stores" / "bin" / "python"
 NAMED = os.environ.get("MDSMIX_TEST_STORE")
 GOOGLE = "fake-gcs-server"
 UNCONDITIONAL = [IGNORES, RACES, f"{GOOGLE}, {IGNORES}"]
-"Stores behind a proxy that drops conditions as some stores do: MinIO, and that of Google."
+"Stores that are reached through a proxy that drops conditions: MinIO, and Google's emulator."
 AZURE = "Azurite"
 PROTOCOLS = [GOOGLE, AZURE]
 "Stores of a protocol of their own."
@@ -131,7 +131,7 @@ def run_store(name: str, folder: Path) -> Iterator[Store]:
 
 
 def _behind_proxy(store: Store) -> Iterator[Store]:
-    """Yield the store, behind a proxy if its name ends with a fault of conditions."""
+    """Yield the store; through a proxy if its name ends with a fault of conditions."""
     fault = next((fault for fault in (IGNORES, RACES) if store.name.endswith(fault)), "")
     if not fault:
         yield store

@@ -40,7 +40,7 @@ def container(store: Store, root: Location) -> ContainerClient:
 
 @pytest.fixture
 def folder(root: Location, proxy: Proxy) -> Location:
-    """A folder of the container, behind the proxy."""
+    """A folder of the container, which is reached through the proxy."""
     return root / "a folder/ü"
 
 

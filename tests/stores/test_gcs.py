@@ -1,5 +1,5 @@
 """The protocol of Google: checksums of writes and reads, a request for each call, and training by
-Streaming on what was published. fake-gcs-server stands in for Google.
+Streaming on what was published. The server is fake-gcs-server, an emulator.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def test_a_paused_run_publishes_nothing_over_a_newer_one(root: Location, project
 def test_each_refusal_is_one_sentence(
     status: int, kind: type[Unreachable], words: str, hub: BucketHub, root: Location
 ) -> None:
-    """Whether the API refuses, or Xet, in which step ever."""
+    """The API or Xet may refuse, and in any step."""
     file = root / "a"
     file.write(b"1")
     message = rf"(?s)^cannot reach {root}(/a)? at {hub.endpoint}: [^\n]*{words}[^\n]*$"

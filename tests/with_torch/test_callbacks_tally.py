@@ -1,5 +1,5 @@
-"""The counter of streams equals a loop over single tokens, whatever the pieces in which it works on
-logits; and the stream ids of a loader are those of the rows.
+"""The counts of streams equal those of a loop over single tokens, whatever the size of the pieces
+of logits is; and the stream ids of a loader are those of the rows.
 """
 
 from __future__ import annotations

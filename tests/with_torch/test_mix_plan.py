@@ -271,8 +271,8 @@ WORLDS = (
 
 
 def test_steps_are_those_of_real_ranks(dataset: StreamingDataset, tmp_path: Path) -> None:
-    """Each rank's batches, as Streaming lays them out. A step that not all ranks have is none of
-    training.
+    """Each rank's batches, as Streaming lays them out. Training has only the steps that all ranks
+    have.
     """
     streams = {str(n): {"local": dataset.streams[i].local} for i, n in enumerate(SIZES)}
     for (method, nodes, ranks, batch), drop_last in itertools.product(WORLDS, (True, False)):

@@ -1,6 +1,4 @@
-"""Streams that Streaming's own writers leave behind: merged indexes, a first shard without
-samples.
-"""
+"""Streams as Streaming's own writers leave them: merged indexes, a first shard without samples."""
 
 from __future__ import annotations
 
