@@ -245,7 +245,7 @@ def test_of_two_writers_at_the_same_moment_the_one_that_is_overwritten_notices(
         return wait_first
 
     file = root / "a"
-    for name in ("_write_and_look", "fetch"):
+    for name in ("_write_and_verify", "fetch"):
         monkeypatch.setattr(HubBucketPath, name, wait_for_other(getattr(HubBucketPath, name)))
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(file.create, [b"one", b"two"]))
