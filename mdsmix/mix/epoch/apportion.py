@@ -409,7 +409,7 @@ def _refuse_large_budget(
         reader = "after the earlier phases this phase"
     maxima = list[str]()
     possible = Fraction(0)
-    fixed = Fraction(0)  # what the stream has whose passes are the budget
+    fixed = Fraction(0)  # size of the stream whose passes set the budget
     for share, count, size in zip(shares, unlimited, sizes, strict=True):
         if share.stream == budget.stream:
             fixed = count * size
@@ -418,7 +418,7 @@ def _refuse_large_budget(
             maxima.append(f"{share.stream} {float(share.max_samples * size):,.0f}")
     amount = possible
     if budget.stream:
-        # What the others must fill grows with the passes.
+        # A budget in passes: what the other streams must fill is in proportion to the passes.
         amount = budget.amount * possible / (_dot(unlimited, sizes) - fixed)
     remedy = "Raise max_repeat, or add data."
     largest = _round_down(budget, amount)
