@@ -83,9 +83,9 @@ def test_quietly_no_step_is_said_that_goes_well(project: Project) -> None:
     """
     project.patch.setenv("MDSMIX_CACHE", str(project.folder / "cache"))
     source = project.write_source(GOOD)
-    held = documents(source, split="validation")
+    held_out = documents(source, split="validation")
     project.configure(
-        streams={"web": documents(source, duplicates="drop"), "held": held}, max_seq_len=4
+        streams={"web": documents(source, duplicates="drop"), "held": held_out}, max_seq_len=4
     )
     for more in (["--part", "1/1"], ["--finish"], ["--budget", "40"]):
         assert project.convert("-q", *more) == Answer(0, "", "")

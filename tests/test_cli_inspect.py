@@ -51,11 +51,11 @@ def test_samples_are_text_with_trained_parts_and_control_tokens_marked(
         "chat": "⟨<|im_start|>⟩user\nWhich one?⟨<|im_end|>⟩\n⟨<|im_start|>⟩assistant\n⟦The red one.⟨<|im_end|>⟩\n⟧",
         "typed": " <|endoftext|> and \\u27e8x\\u27e9 :smile:⟨<|endoftext|>⟩⟧\n",
     }.items():
-        said = mdsmix("inspect", mix / name, "-n", 1)
-        assert shown in said.out, "no line break that is not in its text"
-        assert mdsmix("inspect", mix / name, "-n", 1, "--tokenizer", tokenizer_folder) == said
-    first, rest = json.loads(mdsmix("inspect", mix / "typed", "--json").out)["shown"][0]["sample"]
-    assert (first["control"], [rest["ids"][place] for place in rest["control"]]) == ([], [0])
+        answer = mdsmix("inspect", mix / name, "-n", 1)
+        assert shown in answer.out, "no line break that is not in its text"
+        assert mdsmix("inspect", mix / name, "-n", 1, "--tokenizer", tokenizer_folder) == answer
+    first, second = json.loads(mdsmix("inspect", mix / "typed", "--json").out)["shown"][0]["sample"]
+    assert (first["control"], [second["ids"][place] for place in second["control"]]) == ([], [0])
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     assert "\x1b[36m⟨<|im_start|>⟩\x1b[0muser\n" in mdsmix("inspect", mix / "chat", "-n", 1).out
@@ -63,17 +63,19 @@ def test_samples_are_text_with_trained_parts_and_control_tokens_marked(
 
 def test_a_stream_of_another_tool_is_shown_in_ids_and_too_few_are_said(tmp_path: Path) -> None:
     publish(tmp_path, CONCAT, [TOKEN_ROW] * 6, shards=2)
-    said = run_ok("inspect", tmp_path, "-n", 99).out
-    assert "all figures are the index's" in said
-    assert "5 ⟦6 0 7 8 9 10 0 ⟧" in said
-    assert "3 of 6 samples: only the first mebibyte of the first" in said
+    output = run_ok("inspect", tmp_path, "-n", 99).out
+    assert "all figures are the index's" in output
+    assert "5 ⟦6 0 7 8 9 10 0 ⟧" in output
+    assert "3 of 6 samples: only the first mebibyte of the first" in output
     assert " of 6 samples" not in mdsmix("inspect", tmp_path, "-n", 99, "--random").out
 
 
 def shown(*arguments: object) -> list[tuple[int, str]]:
     """The numbers of the samples that are shown, and what they hold."""
-    found = json.loads(mdsmix("inspect", *arguments, "--json").out)["shown"]
-    return [(one["number"], "".join(part["text"] for part in one["sample"])) for one in found]
+    shown_samples = json.loads(mdsmix("inspect", *arguments, "--json").out)["shown"]
+    return [
+        (one["number"], "".join(part["text"] for part in one["sample"])) for one in shown_samples
+    ]
 
 
 @pytest.fixture(scope="module", params=[None, "zstd"])
@@ -97,8 +99,11 @@ def test_samples_are_shown_by_number_longest_or_at_random_or_not(
     many: Path, tmp_path: Path
 ) -> None:
     """And then one sentence says why."""
-    found = shown(many, "--sample", 199, "--sample", 0)
-    assert [(n, text.split(".")[0]) for n, text in found] == [(199, "Number 199"), (0, "Number 0")]
+    shown_samples = shown(many, "--sample", 199, "--sample", 0)
+    assert [(n, text.split(".")[0]) for n, text in shown_samples] == [
+        (199, "Number 199"),
+        (0, "Number 0"),
+    ]
     assert [number for number, _ in shown(many, "--longest")] == [137]
     first = shown(many, "--random", "--seed", 5, "-n", 4)
     assert first == shown(many, "--seed", 5, "-n", 4)
@@ -111,7 +116,7 @@ def test_samples_are_shown_by_number_longest_or_at_random_or_not(
         shutil.copytree(many / "train", tmp_path / name)
     for shard in (tmp_path / "damaged").glob("[0-9a-f]*.mds*"):
         shard.write_bytes(b"\xff" * shard.stat().st_size)
-    for arguments, code, said in (
+    for arguments, code, words in (
         ((many, "--sample", 200), 2, "only 200 samples, and the first is 0"),
         ((many, "--longest", "--sample", 1), 2, "exclude each other"),
         ((tmp_path / "damaged",), 4, "is damaged"),
@@ -121,7 +126,7 @@ def test_samples_are_shown_by_number_longest_or_at_random_or_not(
     ):
         answer = mdsmix("inspect", *arguments)
         assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1)
-        assert said in answer.err
+        assert words in answer.err
 
 
 def test_images_are_shown_and_written_as_they_are(project: Project, seeing: Path) -> None:
@@ -129,14 +134,14 @@ def test_images_are_shown_and_written_as_they_are(project: Project, seeing: Path
     project.write_source([record(), record(*(f"img/{path.name}" for path in paths))])
     project.tokenizer = seeing
     project.configure(stream("a.jsonl"), max_seq_len=99).run()
-    said = mdsmix("inspect", project.train, "--images", out).out
+    output = mdsmix("inspect", project.train, "--images", out).out
     answer = json.loads(mdsmix("inspect", project.train, "--sample", "1", "--json").out)
     (shown,) = answer["shown"]
     for number, (image, path) in enumerate(zip(shown["images"], paths, strict=True)):
         size, kind = path.stat().st_size, ("JPEG", "PNG", "WebP")[number]
         assert image == {"height": 30, "width": 40, "bytes": size, "format": kind}
-        assert f"image {number}: 40 x 30 {kind}, {size:,} bytes\n" in said
+        assert f"image {number}: 40 x 30 {kind}, {size:,} bytes\n" in output
         assert (out / f"web-train-1-{number}.{kind.lower()}").read_bytes() == path.read_bytes()
-    assert said.endswith(f"wrote 3 images into {out}\n")
+    assert output.endswith(f"wrote 3 images into {out}\n")
     failed = mdsmix("inspect", project.train, "--images", project.recipe)
     assert (failed.code, "cannot write" in failed.err) == (4, True)

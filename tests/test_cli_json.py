@@ -122,8 +122,12 @@ def test_a_refused_mix_gives_its_findings_and_the_error(
 
 
 def test_an_interruption_and_a_defect_are_errors_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for by, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        monkeypatch.setattr(kinds, "open_recipe", lambda *_, by=by: signal.raise_signal(by))
+    for signal_number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        monkeypatch.setattr(
+            kinds,
+            "open_recipe",
+            lambda *_, signal_number=signal_number: signal.raise_signal(signal_number),
+        )
         answer = mdsmix("convert", "a.yaml", "--json")
         assert error_of(answer) == {
             "class": "Interrupted",

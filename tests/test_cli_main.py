@@ -81,7 +81,7 @@ def test_a_message_names_what_a_file_is_if_it_is_not_a_recipe(tmp_path: Path) ->
     """
     data = "is a data file, not a recipe: `mdsmix init"
     others = ("check", "plan", "report", "inspect", "verify", "quarantine", "preview")
-    for name, text, said in (
+    for name, text, words in (
         ("foundry.yaml", "model: {name: mpt}\ntrain_loader: {name: text}\n", "is a training YAML"),
         ("lines.jsonl", '{"text": "a"}\n{"text": "b"}\n', data),
         ("line.jsonl", '{"text": "a"}\n', data),
@@ -91,7 +91,7 @@ def test_a_message_names_what_a_file_is_if_it_is_not_a_recipe(tmp_path: Path) ->
         for command in ("convert", *(others if name == "lines.jsonl" else ())):
             answer = mdsmix(command, path)
             assert (answer.code, answer.out) == (2, ""), (command, name)
-            assert answer.err.startswith(f"error: {path} {said}"), (command, name)
+            assert answer.err.startswith(f"error: {path} {words}"), (command, name)
     # A training YAML is one whatever its name.
     answer = mdsmix("check", (tmp_path / "foundry.yaml").rename(tmp_path / "foundry.txt"))
     assert (answer.code, "a data file" in answer.err) == (3, False)
@@ -111,8 +111,12 @@ def test_an_error_has_its_exit_code_and_a_defect_says_so(monkeypatch: pytest.Mon
 
 
 def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for by, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        monkeypatch.setattr(kinds, "open_recipe", lambda *_, by=by: signal.raise_signal(by))
+    for signal_number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        monkeypatch.setattr(
+            kinds,
+            "open_recipe",
+            lambda *_, signal_number=signal_number: signal.raise_signal(signal_number),
+        )
         assert mdsmix("convert", "a.yaml") == Answer(code, "", f"{main.KEPT}\n")
     # While a command is imported it is no traceback either.
     assert raising(monkeypatch, KeyboardInterrupt()) == Answer(130, "", f"{main.KEPT}\n")
@@ -121,11 +125,11 @@ def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
 def test_windows_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no fcntl, so a run would end in a traceback."""
     monkeypatch.setattr(sys, "platform", "win32")
-    said = (
+    message = (
         "error: mdsmix runs on Linux and macOS, not on Windows itself: run it in WSL, where the "
         "same commands work.\n"
     )
-    assert mdsmix("convert", "recipe.yaml") == Answer(4, "", said)
+    assert mdsmix("convert", "recipe.yaml") == Answer(4, "", message)
 
 
 def with_stream(name: str, stream: Any, *arguments: str) -> tuple[Any, Any]:

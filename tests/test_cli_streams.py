@@ -55,9 +55,9 @@ def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path) -> None:
     def told(*arguments: object) -> Any:
         return json.loads(mdsmix(*arguments, "--json").out)
 
-    at = recipe.parent / "out/a"
+    folder = recipe.parent / "out/a"
     a, b = json.loads(recipe.with_name("convert.json").read_text())["rows"]
-    tokens = manifest_of(at / "train").totals.tokens
+    tokens = manifest_of(folder / "train").totals.tokens
     assert (a["stream"], a["read"], a["tokens"]) == ("a", 21, tokens)
     assert b["reasons"] == {
         "filtered": {},
@@ -65,23 +65,23 @@ def test_programs_get_the_figures_that_a_person_is_shown(recipe: Path) -> None:
     }
     assert told("convert", recipe)["rows"][0]["state"].startswith("up to date")
     assert told("convert", recipe, "--dry-run")["plan"]
-    card = told("inspect", at)
+    card = told("inspect", folder)
     assert card["manifest"]["totals"]["samples"] == card["samples"] > 0
     assert (card["shown"][0]["sample"][-1]["trained"], card["is_whole"]) == (True, True)
-    assert told("verify", at)["faults"] == []
-    assert told("repair", at, "--recipe", recipe)["units"] == 0
-    assert told("gc", at, "--older-than", "0s")["garbage"] == []
-    assert told("check", at)["may_be_mixed"] is True
+    assert told("verify", folder)["faults"] == []
+    assert told("repair", folder, "--recipe", recipe)["units"] == 0
+    assert told("gc", folder, "--older-than", "0s")["garbage"] == []
+    assert told("check", folder)["may_be_mixed"] is True
 
 
 def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_none(recipe: Path) -> None:
     home = recipe.parent
-    made = [str(home / "out" / name / "train") for name in "ab"]
+    urls = [str(home / "out" / name / "train") for name in "ab"]
     some = [home / "nowhere", home / "out/b", home / "neither"]
     for command in COMMANDS:
         code, streams, err = asked(command, recipe)
         assert (code, err) == (0, "")
-        places = made + [str(home / "theirs")] * (command != "gc")
+        places = urls + [str(home / "theirs")] * (command != "gc")
         assert [stream["stream"] for stream in streams] == places
         assert all(place in mdsmix(command, recipe).out for place in places)
         moved = mdsmix(command, recipe, f"local={home / 'elsewhere'}")
@@ -129,8 +129,8 @@ def docs(project: Project) -> Project:
 def test_each_reason_has_its_count_and_its_first_records(docs: Project) -> None:
     for way in ("publish=replace", "publish=versioned"):
         docs.convert(way)
-        for at in (docs.train.parent, docs.train):
-            assert mdsmix("quarantine", at, "-n", 1) == Answer(
+        for folder in (docs.train.parent, docs.train):
+            assert mdsmix("quarantine", folder, "-n", 1) == Answer(
                 0,
                 f"{docs.train}: 4 bad records\n"
                 "\nnot_json: 2\n  docs.jsonl, line 3, offset 29, 7 bytes\n    no json\n"
@@ -152,14 +152,14 @@ def test_an_unpublished_run_has_bad_records_and_a_sentence_tells_the_rest(docs: 
     others = "; with other reasons: not_json: 2, field_not_text: 1, missing_field: 1"
     (kept,) = (hurt / "quarantine").iterdir()
     kept.write_bytes(kept.read_bytes()[:-9])
-    for arguments, code, said in (
+    for arguments, code, words in (
         ([good], 0, f"{good}: 0 bad records\n"),
         ([bad, "--reason", "no_json"], 0, f"{bad}: 0 bad records{others}\n"),
         ([docs.folder / "nowhere"], 4, "no published stream"),
         ([hurt], 4, "is damaged"),
     ):
         answer = mdsmix("quarantine", *arguments)
-        assert (answer.code, said in answer.out + answer.err) == (code, True), answer.err
+        assert (answer.code, words in answer.out + answer.err) == (code, True), answer.err
 
 
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r:smile:[bold]"
@@ -228,8 +228,8 @@ def test_no_command_hands_on_what_steers_a_terminal(hostile: Path) -> None:
 
 
 def test_colours_are_our_own(hostile: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    said = dict.fromkeys(("message", "why", "fix"), HOSTILE)
-    finding = Finding(id="x", severity="note", streams=("a\nnote fine",), **said)
+    hostile_texts = dict.fromkeys(("message", "why", "fix"), HOSTILE)
+    finding = Finding(id="x", severity="note", streams=("a\nnote fine",), **hostile_texts)
     for is_terminal in (False, True):
         monkeypatch.setattr("sys.stdout.isatty", lambda answer=is_terminal: answer)
         print_findings([finding])

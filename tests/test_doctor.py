@@ -32,9 +32,9 @@ def diagnose(recipe: Path, *overrides: str) -> dict[str, diagnoses.Diagnosis]:
 
 def test_without_a_problem_no_file_is_left_over(recipe: Path, tmp_path: Path) -> None:
     files_before = read_files(tmp_path)
-    found = diagnose(recipe)
-    assert set(found) >= {"versions", "memory", "tokenizer", "source of web", "disk"}
-    assert "problem" not in {diagnosis.state for diagnosis in found.values()}
+    diagnoses = diagnose(recipe)
+    assert set(diagnoses) >= {"versions", "memory", "tokenizer", "source of web", "disk"}
+    assert "problem" not in {diagnosis.state for diagnosis in diagnoses.values()}
     assert read_files(tmp_path) == files_before
     assert not (tmp_path / "new").exists()
 
@@ -65,11 +65,11 @@ def test_missing_credentials_are_a_problem_of_everything_in_the_store(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     other = "streams.old={kind: pretraining, source: {path: s3://bucket/old.jsonl, text: text}}"
-    found = diagnose(recipe, "remote=s3://bucket/mix", other)
-    problems = {what: each.message for what, each in found.items() if each.state == "problem"}
+    diagnoses = diagnose(recipe, "remote=s3://bucket/mix", other)
+    problems = {what: each.message for what, each in diagnoses.items() if each.state == "problem"}
     assert set(problems) == {"store", "source of old", "target s3://bucket/mix"}
     assert all("no credentials were found" in message for message in problems.values())
-    assert found["source of web"].state == "ok", "files on the disk can still be read"
+    assert diagnoses["source of web"].state == "ok", "files on the disk can still be read"
 
 
 def test_little_memory_or_disk_is_a_warning(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

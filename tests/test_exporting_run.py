@@ -303,9 +303,9 @@ def test_an_export_that_replaces_another_stream_says_so(
     (second,) = export(faq, out).streams
     (third,) = export(faq, out).streams
     (fourth,) = export(publish_rows(tmp_path / "moved" / "faq", ROWS[1:]), out).streams
-    said = f"files of an export of chat/train were replaced in {out}"
+    note = f"files of an export of chat/train were replaced in {out}"
     replacements = [list_replacements(outcome) for outcome in (first, second, third, fourth)]
-    assert replacements == [[], [said], [], []]
+    assert replacements == [[], [note], [], []]
 
 
 def test_a_journal_without_the_name_of_its_stream_is_read(tmp_path: Path) -> None:

@@ -88,11 +88,11 @@ def test_lines_are_read_one_by_one(texts: list[str]) -> None:
         values += alone
         if fault:
             faults[index] = fault[0]
-    found, found_faults = decode_lines(lines)
-    assert repr(found) == repr(values)
+    records, found_faults = decode_lines(lines)
+    assert repr(records) == repr(values)
     assert found_faults == faults
     readable = [text for index, text in enumerate(texts) if index not in faults]
-    assert repr(found) == repr([json.loads(text) for text in readable])
+    assert repr(records) == repr([json.loads(text) for text in readable])
 
 
 @pytest.mark.parametrize("text", ["1e400", "[-1e999]", "1" * 5000, '{"a": 1e400, "b": 1}'])
@@ -100,24 +100,24 @@ def test_a_number_that_python_cannot_represent_is_refused(tmp_path: Path, text: 
     with pytest.raises(UnreadableNumber):
         read_json(text)
     for name, content in (("a.jsonl", f"1\n{text}\n2"), ("a.json", f"[1, {text}, 2]")):
-        found = read_file(tmp_path, name, content.encode())
-        assert all_records(found) == [1, 2]
-        assert [reason for reason, _ in bad_items(found)] == ["unreadable_value"]
+        records = read_file(tmp_path, name, content.encode())
+        assert all_records(records) == [1, 2]
+        assert [reason for reason, _ in bad_items(records)] == ["unreadable_value"]
 
 
 def test_every_format_with_json_keeps_large_numbers(tmp_path: Path) -> None:
-    said = [{"n": {"wei": number, "text": "1" * 30}, "t": f"{number}"} for number in LARGE]
-    lines = "\n".join(map(json.dumps, said)).encode()
-    table, members = encode_table(said, ","), []
-    for number, record in enumerate(said):
+    values = [{"n": {"wei": number, "text": "1" * 30}, "t": f"{number}"} for number in LARGE]
+    lines = "\n".join(map(json.dumps, values)).encode()
+    table, members = encode_table(values, ","), []
+    for number, record in enumerate(values):
         members.append((f"{number}.n", json.dumps(record["n"]).encode()))
-    files = {"a.jsonl": lines, "a.json": json.dumps(said).encode(), "a.csv": table}
+    files = {"a.jsonl": lines, "a.json": json.dumps(values).encode(), "a.csv": table}
     for name, content in files.items():
-        assert repr(all_records(read_file(tmp_path, name, content, parsed=("n",)))) == repr(said)
-    found = all_records(read_file(tmp_path, "a.tar", make_tar(members), parsed=("n",)))
-    assert [record["n"] for record in found] == [record["n"] for record in said]
-    stream = write_records(tmp_path, "mds", said)
-    assert all_records(read_file(stream.parent, stream.name)) == said
+        assert repr(all_records(read_file(tmp_path, name, content, parsed=("n",)))) == repr(values)
+    records = all_records(read_file(tmp_path, "a.tar", make_tar(members), parsed=("n",)))
+    assert [record["n"] for record in records] == [record["n"] for record in values]
+    stream = write_records(tmp_path, "mds", values)
+    assert all_records(read_file(stream.parent, stream.name)) == values
 
 
 @pytest.mark.parametrize("number", LARGE)
@@ -135,13 +135,13 @@ def test_tools_and_calls_have_numbers_as_transformers_prints_them(number: int) -
             ]
             raw = json.dumps({"messages": messages, "tools": given_tools})
             fields = {"messages": "messages", "tools": "tools"}
-            found = SHAPES["openai"].read(read_json(raw), fields)
-            assert isinstance(found, RichConversation)
-            assert found.tools is not None
-            printed = json.dumps([found.messages, found.tools], ensure_ascii=False)
+            record = SHAPES["openai"].read(read_json(raw), fields)
+            assert isinstance(record, RichConversation)
+            assert record.tools is not None
+            printed = json.dumps([record.messages, record.tools], ensure_ascii=False)
             assert printed.replace("\\", "").count(str(number)) == 2
             other = raw.replace(str(number), str(number + 1))
-            assert canonical(found) != canonical(SHAPES["openai"].read(read_json(other), fields))
+            assert canonical(record) != canonical(SHAPES["openai"].read(read_json(other), fields))
 
 
 def test_a_condition_compares_large_numbers_exactly() -> None:

@@ -152,9 +152,9 @@ def test_memory_does_not_grow_with_a_mix(tmp_path: Path, monkeypatch: pytest.Mon
     def peak(out: str) -> int:
         tracemalloc.start()
         mix(recipe, "mix.a.repeat=8", out=out)
-        most = tracemalloc.get_traced_memory()[1]
+        peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return most
+        return peak
 
     # Python's table of interned strings, 8 MB late in a long test run, may double in one of the
     # two, never in both.
@@ -179,8 +179,8 @@ def test_totals_count_only_drawn_samples(tmp_path: Path) -> None:
 
 
 def test_manifest_record_and_table_count_the_draws_of_each_stream(two: Path) -> None:
-    told = output_of(two, "mix.a.repeat=0.5", "--seed", 9)
-    rows = [" ".join(line.split()) for line in told.splitlines()]
+    output = output_of(two, "mix.a.repeat=0.5", "--seed", 9)
+    rows = [" ".join(line.split()) for line in output.splitlines()]
     assert "a 300 repeat 0.5 150 42.9% 1,200 42.9%" in rows
     assert "b 200 all 200 57.1% 1,600 57.1%" in rows
     assert "all 500 350 100.0% 2,800 100.0%" in rows
@@ -225,24 +225,24 @@ def test_the_refusal_of_different_streams_names_the_remedy(tmp_path: Path) -> No
     publish(tmp_path / "chat", TURNS, [hand.TURNS_ROW] * 20, card=chat)
     publish(tmp_path / "web", hand.SPLIT, [hand.SPLIT_ROW] * 20, card={})
     publish(tmp_path / "all", PAIR, [hand.PAIR_ROW], card=faq | {"target_prompts": "all"})
-    for names, said in (
+    for names, words in (
         ("faq chat", "columns: compact gives conversations the columns of pairs"),
         ("web faq", "or mix them while training"),
         ("faq all", "all has target_prompts: all, but faq has target_prompts: none"),
     ):
         recipe = write_mix(tmp_path, *names.split(), target_prompts="all", **FINETUNING)
-        refused(3, said, recipe)
+        refused(3, words, recipe)
 
 
 def test_streams_that_cannot_be_mixed_are_refused(two: Path) -> None:
-    for columns, card, weights, said in (
+    for columns, card, weights, words in (
         ({"tokens": "ndarray:uint16"}, {}, (), "all samples of a mix must have the same columns"),
         (CONCAT, {"tokenizer": replace(CARD, hash="b" * 32)}, (), "error tokenizer-differs [b]"),
         (CONCAT, {}, ("mix.a.repeat=0", "mix.b.repeat=0"), "draw no sample of any stream"),
         (CONCAT, {}, ("mix.a.repeat=0.001",), "weights-zero"),
     ):
         publish(two.parent / "b", columns, concat_rows(20), card=card)
-        refused(3, said, two, *weights)
+        refused(3, words, two, *weights)
     bad = two.parent / "a/train/shard.00002.mds"
     bad.write_bytes(bad.read_bytes()[:-1] + b"!")
     refused(4, f"the shard {bad} is damaged: its xxh128 is", two)
@@ -252,9 +252,9 @@ def test_streams_that_cannot_be_mixed_are_refused(two: Path) -> None:
 
 def test_a_stream_of_the_recipe_is_never_replaced_and_others_with_replace(two: Path) -> None:
     (two.parent / "sourced").symlink_to(two.parent / "a")
-    before, said = read_files(two.parent / "a"), "is the folder of the recipe's stream a"
+    before, message = read_files(two.parent / "a"), "is the folder of the recipe's stream a"
     for place in ("a", "a/train", "sourced"):
-        refused(2, said, two, out=place)
+        refused(2, message, two, out=place)
     assert read_files(two.parent / "a") == before
     other = publish(two.parent / "other", CONCAT, concat_rows(3), card={})
     refused(2, "`mdsmix mix` did not make", two, out="other")

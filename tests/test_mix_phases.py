@@ -255,10 +255,10 @@ def test_each_phase_gets_a_yaml_and_a_lock(home: Path, tmp_path: Path) -> None:
     locked = lock["loaders"]["train_loader"]["streams"]
     assert {stream["name"]: stream["drawn"] for stream in locked} == {"web": 50, "books": 50}
     run_ok("check", "--lock", tmp_path / "train.anneal.yaml")
-    kept = (tmp_path / "train.main.yaml.mix.lock").rename(tmp_path / "kept")
+    moved_lock = (tmp_path / "train.main.yaml.mix.lock").rename(tmp_path / "kept")
     unlocked = command("check", "--lock", tmp_path / "train.main.yaml")
     assert f"`mdsmix render-yaml RECIPE phase=main -o {tmp_path}/train.main.yaml`" in unlocked.err
-    kept.rename(tmp_path / "train.main.yaml.mix.lock")
+    moved_lock.rename(tmp_path / "train.main.yaml.mix.lock")
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     run_ok("render-yaml", write(home), "--into", tmp_path / "base.yaml", "-o", out)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
@@ -432,8 +432,8 @@ def test_a_recipe_with_overrides_may_be_a_pipe(home: Path) -> None:
 def test_an_offline_mix_draws_unseen_samples_first(home: Path, tmp_path: Path) -> None:
     """Three phases of 40 of the 100 books: 40, 40, and the last 20 with 20 of the first."""
     thirds = {name: {"budget": "40 samples", "mix": {"books": "100%"}} for name in ("a", "b", "c")}
-    rest = {"budget": "9 samples", "mix": {"web": "100%"}}
-    path = write(home, {**thirds, "d": rest})
+    other_keys = {"budget": "9 samples", "mix": {"web": "100%"}}
+    path = write(home, {**thirds, "d": other_keys})
     drawn = dict[str, list[bytes]]()
     for name in thirds:
         printed = run_ok("mix", path, f"phase={name}", "--out", tmp_path / name).err

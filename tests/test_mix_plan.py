@@ -121,8 +121,8 @@ def test_the_cache_limit_fits_the_disk_and_the_workers(tmp_path: Path) -> None:
         ("1kb", {"dataset": {"cache_limit": "2gb"}}, "2gb", ""),
         ("1kb", {"stream": alone}, None, "only copy"),
     ):
-        found = {s.key: s for s in _plan(_yaml(tmp_path, **settings), disk=disk).settings}
-        limit = found["cache_limit"]
+        by_key = {s.key: s for s in _plan(_yaml(tmp_path, **settings), disk=disk).settings}
+        limit = by_key["cache_limit"]
         assert (limit.use, why in limit.why) == (use, True)
 
 
@@ -278,16 +278,18 @@ def test_a_survey_comes_near_what_is_counted(project: Project) -> None:
     recipe = project.configure(max_seq_len=64, streams=streams).recipe
     run_recipe(recipe, only=["web", "b", "packed"])
     for name in streams:
-        published, said = _surveyed(recipe, name)
-        looked_at = re.search(r"([\d,]+) records? at (\d+) places? of its source w\w+ read", said)
-        assert looked_at, said
+        published, sentence = _surveyed(recipe, name)
+        looked_at = re.search(
+            r"([\d,]+) records? at (\d+) places? of its source w\w+ read", sentence
+        )
+        assert looked_at, sentence
         assert int(looked_at[1].replace(",", "")) < len(CORPUS) / 2
         assert 10 < int(looked_at[2]) <= unit_plan.MOST_SPLITS
         converted = project.out / f"{'b' if name == 'arrow' else name}/train"
         true = manifest_of(converted).totals
         for key in ("samples", "tokens", "loss_tokens"):
-            found = getattr(published.manifest.totals, key)
-            assert found == pytest.approx(getattr(true, key), rel=0.2), (name, key)
+            counted = getattr(published.manifest.totals, key)
+            assert counted == pytest.approx(getattr(true, key), rel=0.2), (name, key)
     stored, _ = _stored(converted)
     assert published.index.bytes == pytest.approx(stored, rel=0.15)
     packed, _ = _surveyed(recipe, "b", "compression=zstd")
@@ -338,15 +340,15 @@ def test_a_stream_of_which_nothing_becomes_a_sample_is_refused(project: Project)
 
 def test_the_command_shows_what_its_json_says(project: Project) -> None:
     project.write_source(CORPUS)
-    asked = ("plan", project.recipe, "--gpus", 2, "--batch", 4, "--tokens-per-second", 100)
-    told, tree = run_ok(*asked), orjson.loads(run_ok(*asked, "--json").out)
+    command = ("plan", project.recipe, "--gpus", 2, "--batch", 4, "--tokens-per-second", 100)
+    output, tree = run_ok(*command), orjson.loads(run_ok(*command, "--json").out)
     assert "epoch.tokens" in tree["estimated"]
-    assert f"~{tree['epoch']['tokens']:,.0f}" in told.out
-    assert max(len(line) for line in told.out.splitlines() if line.startswith("  web ")) <= 80
+    assert f"~{tree['epoch']['tokens']:,.0f}" in output.out
+    assert max(len(line) for line in output.out.splitlines() if line.startswith("  web ")) <= 80
     assert {each["key"] for each in tree["settings"]} == {"cache_limit", "num_canonical_nodes"}
-    assert "~ estimated" in told.out
+    assert "~ estimated" in output.out
     assert mdsmix("plan", project.recipe, "--batch", 4, "--nodes", 0).code == 2
     bad = _yaml(project.folder, stream={"repeat": 1, "choose": 2})
-    told = mdsmix("plan", bad, "--gpus", 1)
-    assert (told.code, "weights-scheme" in told.err) == (3, True)
-    assert "nothing was planned" in told.err
+    output = mdsmix("plan", bad, "--gpus", 1)
+    assert (output.code, "weights-scheme" in output.err) == (3, True)
+    assert "nothing was planned" in output.err

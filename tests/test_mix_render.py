@@ -90,7 +90,7 @@ NO_WORKERS = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": F
 def test_a_recipe_renders_to_this_file_which_passes_the_checks(home: Path) -> None:
     web = {"local": f"{home}/mix/web", "split": "train", "repeat": 0.5}
     chat = {"local": f"{home}/mix/chat", "split": "train"}
-    held = {"local": f"{home}/mix/held", "split": "val"}
+    held_out = {"local": f"{home}/mix/held", "split": "val"}
     train_dataset = {
         "streams": {"web": web, "chat": chat},
         "max_seq_len": LINK,
@@ -98,7 +98,12 @@ def test_a_recipe_renders_to_this_file_which_passes_the_checks(home: Path) -> No
         "shuffle": True,
         "packing_ratio": 2.0,
     }
-    eval_dataset = {"streams": {"held": held}, "max_seq_len": LINK, **POLICIES, "shuffle": False}
+    eval_dataset = {
+        "streams": {"held": held_out},
+        "max_seq_len": LINK,
+        **POLICIES,
+        "shuffle": False,
+    }
     train = {"name": "finetuning", "dataset": train_dataset, "drop_last": True}
     evaluation = {
         "label": "held",
@@ -125,11 +130,14 @@ def test_the_mdsmix_loader_is_rendered_for_training_and_evaluation(home: Path) -
     mix, text = render(home, streams=streams, mix={}, train_loader=loader)
     assert {f.id for f in run_checks(mix)} == {"changed-accepted"}
     train = resolve(text)["train_loader"]
-    held = resolve(text)["eval_loader"][0]
+    evaluation = resolve(text)["eval_loader"][0]
     assert (train["name"], train["accept_changed"]) == ("mdsmix", True)
-    assert (held["name"], "accept_changed" in held) == ("mdsmix", False)
-    assert train["dataset"]["eos_token_id"] == held["dataset"]["eos_token_id"] == 0
-    assert (held["dataset"]["shuffle"], "epoch_size" in held["dataset"]) == (False, False)
+    assert (evaluation["name"], "accept_changed" in evaluation) == ("mdsmix", False)
+    assert train["dataset"]["eos_token_id"] == evaluation["dataset"]["eos_token_id"] == 0
+    assert (evaluation["dataset"]["shuffle"], "epoch_size" in evaluation["dataset"]) == (
+        False,
+        False,
+    )
 
 
 def test_a_section_names_the_folders_where_a_stream_is_read_and_cached(home: Path) -> None:
@@ -218,8 +226,8 @@ def test_into_keeps_comments_and_keys_that_the_recipe_does_not_set(home: Path) -
     workers = {"num_workers": 4, "prefetch_factor": 16, "timeout": 0}
     assert config["train_loader"] == {"name": "finetuning", "drop_last": True} | workers
     assert list(dataset.pop("streams")) == ["web", "chat"]
-    (held,) = config["eval_loader"]
-    assert held | {"num_workers": 4, "prefetch_factor": 16, "drop_last": False} == held
+    (evaluation,) = config["eval_loader"]
+    assert evaluation | {"num_workers": 4, "prefetch_factor": 16, "drop_last": False} == evaluation
     assert dataset == KEPT_DATASET | POLICIES | {"max_seq_len": LENGTH, "packing_ratio": 2.0}
     file_of_its_own = resolve(render(home, **packed)[1])
     assert config["tokenizer"] == file_of_its_own["tokenizer"]
@@ -308,8 +316,8 @@ def test_an_epoch_with_few_samples_gets_a_batch_and_no_workers(home: Path) -> No
             tree = resolve(text)
             del tree["train_loader"]["dataset"]
             assert tree["train_loader"] == {"name": "finetuning", **keys}, batch
-            (held,) = tree["eval_loader"]
-            assert held | workers | {"drop_last": False} == held
+            (evaluation,) = tree["eval_loader"]
+            assert evaluation | workers | {"drop_last": False} == evaluation
             assert not is_refused(run_checks(mix)), batch
 
 

@@ -119,27 +119,27 @@ def test_what_max_repeat_leaves_over_goes_to_the_others_in_proportion(
     shares = tuple(
         replace(share, max_passes=limit) for share, limit in zip(mix, limits, strict=False)
     )
-    most = sum(share.max_samples * share.budget_units for share in shares)
-    budget = Budget(amount=amount * most / 10**12, unit="tokens")  # always possible
-    asked = compute_ideal_samples(shares, budget)
-    drawn = limit_passes(shares, asked, budget, "tokens")
+    possible = sum(share.max_samples * share.budget_units for share in shares)
+    budget = Budget(amount=amount * possible / 10**12, unit="tokens")  # always possible
+    unlimited = compute_ideal_samples(shares, budget)
+    drawn = limit_passes(shares, unlimited, budget, "tokens")
     tokens = [count * share.budget_units for count, share in zip(drawn, shares, strict=True)]
     assert sum(tokens) == budget.amount
     factors = list[Fraction]()
-    for share, count, before in zip(shares, drawn, asked, strict=True):
+    for share, count, before in zip(shares, drawn, unlimited, strict=True):
         assert count <= share.max_samples
         if count < share.max_samples:
             factors.append(count / before)
     assert len(set(factors)) <= 1
     largest = max(factors, default=Fraction(1))
-    for share, count, before in zip(shares, drawn, asked, strict=True):
+    for share, count, before in zip(shares, drawn, unlimited, strict=True):
         if count == share.max_samples:
             assert before * largest >= count, "a stream at its limit would get more without it"
     with pytest.raises(MixRefused, match="the streams are too small for a budget of"):
         limit_passes(
             shares,
-            compute_ideal_samples(shares, replace(budget, amount=most + 1)),
-            replace(budget, amount=most + 1),
+            compute_ideal_samples(shares, replace(budget, amount=possible + 1)),
+            replace(budget, amount=possible + 1),
             "tokens",
         )
 
@@ -151,15 +151,17 @@ def test_equal_shares_under_max_repeat_are_unimax() -> None:
     sizes = [30, 1000, 7, 250, 4000]
     budget, epochs = 6000, 3
     expected = dict[int, Fraction]()
-    left = Fraction(budget)
+    remaining = Fraction(budget)
     for done, size in enumerate(sorted(sizes)):
-        expected[size] = min(left / (len(sizes) - done), Fraction(epochs * size))
-        left -= expected[size]
+        expected[size] = min(remaining / (len(sizes) - done), Fraction(epochs * size))
+        remaining -= expected[size]
     streams = [make_share(size, Fraction(1), Fraction(1), Fraction(1)) for size in sizes]
     shares = set_target_shares([replace(share, max_passes=Fraction(epochs)) for share in streams])
     asked_for = Budget(amount=Fraction(budget), unit="tokens")
-    asked = compute_ideal_samples(shares, asked_for)
-    assert limit_passes(shares, asked, asked_for, "tokens") == [expected[size] for size in sizes]
+    unlimited = compute_ideal_samples(shares, asked_for)
+    assert limit_passes(shares, unlimited, asked_for, "tokens") == [
+        expected[size] for size in sizes
+    ]
     assert expected[7] == 21
     assert expected[4000] == Fraction(6000 - 21 - 90 - 750) / 2 == expected[1000]
 
@@ -175,9 +177,9 @@ def test_a_stream_whose_passes_are_the_budget_keeps_them() -> None:
     ]
     shares = set_target_shares(streams)
     budget = Budget(amount=Fraction(2), stream="a")
-    asked = compute_ideal_samples(shares, budget)
-    assert asked == [200, 200, 200]
-    assert limit_passes(shares, asked, budget, "tokens") == [200, 80, 320]
+    unlimited = compute_ideal_samples(shares, budget)
+    assert unlimited == [200, 200, 200]
+    assert limit_passes(shares, unlimited, budget, "tokens") == [200, 80, 320]
 
 
 @FEW

@@ -90,22 +90,22 @@ def test_the_page_says_what_the_commands_say(recipe: Path, page: Page) -> None:
         assert (float(value) if value else None) == plan[part][key], name
         assert text.startswith("~") == (name in plan["estimated"]), name
     check = as_json("check", recipe)
-    said = [finding[key] for finding in check["findings"] for key in ("id", "message")]
-    assert said, "a test without a finding shows none"
-    said += [f"{row[key]:.2%}" for row in check["shares"]["rows"] for key in ("asked", "reached")]
+    texts = [finding[key] for finding in check["findings"] for key in ("id", "message")]
+    assert texts, "a test without a finding shows none"
+    texts += [f"{row[key]:.2%}" for row in check["shares"]["rows"] for key in ("asked", "reached")]
     last = mdsmix("check", recipe).out.splitlines()[-1]
     assert last.startswith("shard contents not read")
     manifests = [found["manifest"] for found in as_json("inspect", recipe)["streams"]]
     for records in (manifest["records"] for manifest in manifests):
         dropped, bad = (sum(records[of].values()) for of in ("filtered", "quarantined"))
-        said.append(
+        texts.append(
             f"{records['read']:,} read = {records['written']:,} written + {dropped:,} filtered + "
             f"{bad:,} quarantined"
         )
     for code, reason in as_json("quarantine", recipe)["streams"][0]["reasons"].items():
-        said += [f"{code}: {reason['count']}", f"line {reason['records'][0]['line']}"]
+        texts += [f"{code}: {reason['count']}", f"line {reason['records'][0]['line']}"]
     # Words between backticks are code on the page.
-    words = [text.replace("`", "") for text in (*said, last)]
+    words = [text.replace("`", "") for text in (*texts, last)]
     assert [text for text in words if text not in page.text] == []
     assert "<code>mdsmix check --deep</code>" in page.html
 
@@ -140,8 +140,8 @@ def test_words_between_backticks_are_code(text: str, html: str) -> None:
 
 
 def test_samples_are_those_of_inspect_by_token_and_stay_text(recipe: Path, page: Page) -> None:
-    found = as_json("inspect", recipe, "--random", "--seed", 0, "-n", 5)["streams"]
-    expected = [(s["stream"].split("/")[-2], each) for s in found for each in s["shown"]]
+    inspected = as_json("inspect", recipe, "--random", "--seed", 0, "-n", 5)["streams"]
+    expected = [(s["stream"].split("/")[-2], each) for s in inspected for each in s["shown"]]
     assert [s.stream for s in page.samples] == [name for name, _ in expected]
     for sample, (_, each) in zip(page.samples, expected, strict=True):
         assert f"sample {each['number']:,}" in sample.heading
@@ -167,14 +167,14 @@ def decoder(tokenizer_folder: Path) -> Any:
 @given(st.text(max_size=40).filter(lambda text: BROKEN not in text))
 def test_spans_are_the_text_and_all_its_tokens(decoder: Any, text: str) -> None:
     ids = decoder.model.encode(text, add_special_tokens=False).ids
-    found = list(cut_into_spans(Segment(ids, False), decoder))
-    assert [token for span in found for token in span.ids] == ids
+    spans = list(cut_into_spans(Segment(ids, False), decoder))
+    assert [token for span in spans for token in span.ids] == ids
     if not any(token in decoder.control for token in ids):
-        assert all(span.form != "bytes" for span in found), "every character of a text is whole"
-        kept = (c if c.isprintable() or c in "\n\t\xa0\u3000" else ascii(c)[1:-1] for c in text)
-        said = "".join(span.text for span in found)
+        assert all(span.form != "bytes" for span in spans), "every character of a text is whole"
+        escaped = (c if c.isprintable() or c in "\n\t\xa0\u3000" else ascii(c)[1:-1] for c in text)
+        shown = "".join(span.text for span in spans)
         joiners = str.maketrans({"\u200c": "\\u200c", "\u200d": "\\u200d"})
-        assert said.translate(joiners) == "".join(kept), "a joiner alone is named"
+        assert shown.translate(joiners) == "".join(escaped), "a joiner alone is named"
 
 
 def test_images_are_thumbnails_and_damaged_ones_a_sentence(project: Project, seeing: Path) -> None:
@@ -194,8 +194,8 @@ def test_images_are_thumbnails_and_damaged_ones_a_sentence(project: Project, see
     asked = (3 * 37 % 256, 3 * 91 % 256, 128)
     assert max(abs(a - b) for a, b in zip(pixel, asked, strict=True)) < 12, "its own colours"
     for damaged in (data[: len(data) // 2], b"<svg onload=alert(1)>", b""):
-        made = make_thumbnail(Picture(400, 600, damaged))
-        assert (made.data, "; not shown: " in made.caption) == ("", True)
+        thumbnail = make_thumbnail(Picture(400, 600, damaged))
+        assert (thumbnail.data, "; not shown: " in thumbnail.caption) == ("", True)
     project.patch.setattr("mdsmix.report.page.sample_browser.MOST_PIXELS", 600 * 400 - 1)
     assert "image_too_large" in make_thumbnail(Picture(400, 600, data)).caption
 
@@ -234,30 +234,30 @@ def test_missing_and_damaged_streams_are_reported_and_the_rest_is_shown(tmp_path
 def test_a_recipe_is_planned_however_much_of_it_is_converted(project: Project) -> None:
     project.write_source(f"Number {n} of them." for n in range(50))
     project.write_source([""], "b.jsonl")
-    made = {name: documents("a.jsonl", layout="document") for name in "ab"}
-    recipe, out = project.configure(streams=made).recipe, project.folder / "r.html"
+    streams = {name: documents("a.jsonl", layout="document") for name in "ab"}
+    recipe, out = project.configure(streams=streams).recipe, project.folder / "r.html"
     page, answer = report(recipe, *NUMBERS, out=out, code=4)
     tokens = as_json("plan", recipe, *NUMBERS)["epoch"]["tokens"]
     assert float(page.figures["epoch.tokens"][0]) == tokens
-    said = (
+    message = (
         f"error: these streams are not published: a at {project.out}/a/train; b at "
         f"{project.out}/b/train. Run `mdsmix convert` on this recipe first."
     )
-    assert answer.err.startswith(said)
+    assert answer.err.startswith(message)
     for command in ("check", "render-yaml"):
-        assert mdsmix(command, recipe) == Answer(4, "", f"{said}\n")
+        assert mdsmix(command, recipe) == Answer(4, "", f"{message}\n")
     assert "Nothing is published yet." in page.text
     project.convert_ok("--limit", 3, "--only", "a")
     for command in ("check", "render-yaml"):
         answer = mdsmix(command, recipe)
         assert answer.code == 4
-        start, _, rest = answer.err.partition(", without --limit; ")
-        assert start == said.removesuffix(".")
+        start, _, hint = answer.err.partition(", without --limit; ")
+        assert start == message.removesuffix(".")
         looks = f"`mdsmix check {project.out}/a/limit-3`"
-        assert rest == f"to check what --limit converted, run {looks}.\n"
+        assert hint == f"to check what --limit converted, run {looks}.\n"
     assert mdsmix("check", project.out / "a/limit-3").code == 0
-    made["b"] = documents("b.jsonl", layout="document")
-    project.configure(streams=made).convert_ok("--only", "a")
+    streams["b"] = documents("b.jsonl", layout="document")
+    project.configure(streams=streams).convert_ok("--only", "a")
     page, _ = report(recipe, *NUMBERS, "-n", 2, out=out, code=4)
     assert [sample.stream for sample in page.samples] == ["a", "a"]
     assert "1 of these records become no sample" in page.text, "a stream that comes to nothing"
@@ -279,7 +279,7 @@ def test_the_page_of_another_mix_stays(tmp_path: Path, monkeypatch: pytest.Monke
 def test_one_sentence_says_why_there_is_no_page(tmp_path: Path) -> None:
     """An output that cannot be written is refused before streams are read."""
     project, page = publish(tmp_path / "web", CONCAT, [TOKEN_ROW] * 5, card={}), tmp_path / "r.html"
-    for arguments, out, code, said in (
+    for arguments, out, code, words in (
         ([tmp_path / "gone"], page, 4, "contains no published stream"),
         ([tmp_path / "a.yaml", "x=1"], page, 2, "a.yaml: no such file"),
         ([], page, 2, "Usage"),
@@ -289,5 +289,5 @@ def test_one_sentence_says_why_there_is_no_page(tmp_path: Path) -> None:
         ([project], Path("/proc/r.html"), 4, "/proc/r.html"),
     ):
         answer = mdsmix("report", *arguments, "--no-preview", "-o", out)
-        assert (answer.code, said in answer.err) == (code, True), answer.err
+        assert (answer.code, words in answer.err) == (code, True), answer.err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["web"]

@@ -90,10 +90,10 @@ def test_a_pipe_gets_the_lines_that_rich_prints(
 
 
 def test_programs_get_raw_values_and_people_get_them_spelled() -> None:
-    found = table_to_json(TABLE)
+    tree = table_to_json(TABLE)
     keys = ("stream", "tokens", "share_of_tokens", "seconds")
-    assert [tuple(row[key] for key in keys) for row in found["rows"]] == TABLE.rows
-    assert (found["total"]["tokens"], found["notes"]) == (5, TABLE.notes)
+    assert [tuple(row[key] for key in keys) for row in tree["rows"]] == TABLE.rows
+    assert (tree["total"]["tokens"], tree["notes"]) == (5, TABLE.notes)
     head, _, first, second, *_, total, note = printed(TABLE, 100)
     assert [" ".join(line.split()) for line in (head, first, second, total)] == [
         "stream tokens share seconds",
@@ -192,14 +192,14 @@ def test_trained_tokens_are_bracketed_and_control_tokens_apart() -> None:
 
 def test_a_long_sample_keeps_its_ends() -> None:
     pieces = [([*range(3)], False), ([*range(3, 8)], True), ([8, 9], False)]
-    for most in (2, 4, 8, 10, 99):
-        found = shorten(make_segments(pieces), most)
-        kept = [token for part in found for token in part.ids]
-        ends = [*range(most // 2), *range(10 - most // 2, 10)]
-        assert kept == ([*range(10)] if most >= 10 else ends)
-        assert sum(part.gap for part in found) == max(0, 10 - most)
-        trained = [token for part in found if part.is_trained for token in part.ids]
-        assert trained == [token for token in kept if 3 <= token < 8]
+    for limit in (2, 4, 8, 10, 99):
+        segments = shorten(make_segments(pieces), limit)
+        tokens = [token for part in segments for token in part.ids]
+        ends = [*range(limit // 2), *range(10 - limit // 2, 10)]
+        assert tokens == ([*range(10)] if limit >= 10 else ends)
+        assert sum(part.gap for part in segments) == max(0, 10 - limit)
+        trained = [token for part in segments if part.is_trained for token in part.ids]
+        assert trained == [token for token in tokens if 3 <= token < 8]
 
 
 def outcome(name: str, records: Records | None = None, **changes: Any) -> Outcome:
@@ -207,9 +207,9 @@ def outcome(name: str, records: Records | None = None, **changes: Any) -> Outcom
     card = {"totals": totals, "records": records} | changes.pop("encoding", {})
     manifest = make_manifest(CONCAT, [TOKEN_ROW] * 3, make_index([]), **card)
     manifest = replace(manifest, parts=[UnitShards(key="k", shards=2, samples=3)])
-    told = {"target": f"/mix/{name}/train", "bytes": 1_000, "units": 4, "reused": 0}
-    told |= {"new_tokens": 24_000, "seconds": 0.5}
-    return Outcome(stream=name, manifest=manifest, **told | changes)
+    fields = {"target": f"/mix/{name}/train", "bytes": 1_000, "units": 4, "reused": 0}
+    fields |= {"new_tokens": 24_000, "seconds": 0.5}
+    return Outcome(stream=name, manifest=manifest, **fields | changes)
 
 
 def summed(*outcomes: Outcome) -> list[str]:
@@ -250,12 +250,12 @@ def test_each_sentence_is_there_with_its_counts_and_warns_where_they_are_many() 
         ("filtered", "duplicate", 50, ""),
     ):
         records = Records(read=100, written=100 - count, **{kind: {reason: count}})
-        said = "\n".join(summed(outcome("web", records)))
-        assert ("WARNING" in said, warned in said) == (bool(warned), True), (reason, count)
+        text = "\n".join(summed(outcome("web", records)))
+        assert ("WARNING" in text, warned in text) == (bool(warned), True), (reason, count)
     for rule in ("reject", "last"):
         records = Records(read=9, quarantined={"not_prefix_stable": 9})
-        said = "\n".join(summed(outcome("chat", records, encoding={"rewritten_history": rule})))
-        assert ("rewritten_history: last" in said) == (rule == "reject")
+        text = "\n".join(summed(outcome("chat", records, encoding={"rewritten_history": rule})))
+        assert ("rewritten_history: last" in text) == (rule == "reject")
 
 
 def test_a_reader_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -303,8 +303,8 @@ def test_a_log_gets_a_line_each_half_minute(capsys: Any, monkeypatch: pytest.Mon
     sentences = [sentence for _, _, sentence in parts]
     first = [f"web: {n}%, 0.8 MB/s, 0.50 M tokens/s, about 1 min left" for n in (30, 60)]
     assert sentences[:2] == first
-    rest = [sentence.partition("%, ")[0] for sentence in sentences[2:]]
-    assert rest == [f"4 streams, now {done}" for done in ("web: 0", "web: 60", "docs: 90")]
+    beginnings = [sentence.partition("%, ")[0] for sentence in sentences[2:]]
+    assert beginnings == [f"4 streams, now {done}" for done in ("web: 0", "web: 60", "docs: 90")]
 
 
 def test_a_bar_for_all_streams_with_the_name_of_the_present_one_and_a_rate() -> None:

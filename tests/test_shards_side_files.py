@@ -61,9 +61,9 @@ def test_commands_read_the_names_of_sources_only_if_they_need_them(project: Proj
     fetched = list[str]()
     real_fetch = LocalPath.fetch
 
-    def fetch(self: LocalPath, most: int = 1 << 62) -> object:
+    def fetch(self: LocalPath, limit: int = 1 << 62) -> object:
         fetched.append(self.name)
-        return real_fetch(self, most)
+        return real_fetch(self, limit)
 
     project.patch.setattr(LocalPath, "fetch", fetch)
     run_ok("inspect", "--json", project.recipe)
@@ -73,11 +73,11 @@ def test_commands_read_the_names_of_sources_only_if_they_need_them(project: Proj
     # `check` needs the names, since the formats of the sources decide whether rows are outdated;
     # `render-yaml` also compares a recipe's sources with those that were converted.
     lists = sorted(path.name for path in Path(project.train).glob("*.sources.zst"))
-    for command, target, most in (("check", project.train, 1), ("render-yaml", project.recipe, 2)):
+    for command, target, limit in (("check", project.train, 1), ("render-yaml", project.recipe, 2)):
         fetched.clear()
         run_ok(command, target)
         reads_of_lists = Counter(name for name in fetched if name in lists)
-        assert max(reads_of_lists.values()) <= most
+        assert max(reads_of_lists.values()) <= limit
 
 
 def test_a_damaged_list_is_noticed_and_made_again_by_repair_or_a_conversion(

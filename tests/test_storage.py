@@ -33,9 +33,9 @@ from tests.minio import S3_SETTINGS
 def test_a_store_is_listed_with_the_scheme_of_its_class() -> None:
     """Each class is also found by a URL of its scheme, not hidden by a store before it."""
     for store in STORES:
-        found = find_store(f"{store.scheme}bucket/key")
-        assert found is store.import_class()
-        assert found.scheme == store.scheme
+        store_class = find_store(f"{store.scheme}bucket/key")
+        assert store_class is store.import_class()
+        assert store_class.scheme == store.scheme
 
 
 def test_a_written_file_is_read_completely_and_in_parts(tmp_path: Path) -> None:

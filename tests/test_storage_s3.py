@@ -109,10 +109,10 @@ def test_a_store_that_stays_away_is_given_up_in_bounded_time(clock: Waiting) -> 
     """
     assert clock.ask_in_vain(REFUSED)[0] < 4
     assert clock.ask_in_vain(SILENT, 30)[0] < 31
-    for error, work, most in ((REFUSED, 0, 91), (SILENT, 30, 151)):
+    for error, work, limit in ((REFUSED, 0, 91), (SILENT, 30, 151)):
         ask_s3("s3://b/x", lambda client: None)
         seconds, message = clock.ask_in_vain(error, work)
-        assert 90 <= seconds < most
+        assert 90 <= seconds < limit
         assert re.match(TRIED, message)
         assert clock.ask_in_vain(SLOW_DOWN)[0] < 4
 

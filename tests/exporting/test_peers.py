@@ -148,19 +148,19 @@ def test_megatron_bridge_trains_the_same_tokens(
     )
     assert len(dataset) == len(expected)
     trained = 0
-    for number, wanted in enumerate(expected):
+    for number, expected_row in enumerate(expected):
         item = dataset[number]
         starts = item["seq_boundaries"][:-1]
         dataset.validate_row(number, item["input_ids"], item["loss_mask"], starts)
         batch = dataset.collate_fn([item])
-        inputs, targets, mask, positions = _predictions(wanted)
+        inputs, targets, mask, positions = _predictions(expected_row)
         size = len(inputs)
         assert batch["tokens"][0, :size].tolist() == inputs
         assert batch["labels"][0, :size].tolist() == targets
         assert batch["loss_mask"][0, :size].tolist() == mask
         assert not batch["loss_mask"][0, size:].any()
         assert batch["position_ids"][0, :size].tolist() == positions
-        edges = np.cumsum([0, *(length - 1 for length in wanted.lengths)])
+        edges = np.cumsum([0, *(length - 1 for length in expected_row.lengths)])
         assert batch["cu_seqlens_q"][0, : len(edges)].tolist() == edges.tolist()
         trained += int(batch["loss_mask"].sum())
     assert trained == streams.manifest(name).totals.loss_tokens
@@ -363,7 +363,7 @@ def test_trl_tokenizes_conversations_with_labels_alike(
     from datasets import Dataset
     from trl import KTOTrainer
 
-    asked = [
+    prompts = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Who?"},
         {"role": "assistant", "content": "Ann."},
@@ -371,7 +371,7 @@ def test_trl_tokenizes_conversations_with_labels_alike(
     ]
     records = [
         {
-            "prompt": asked[-length:],
+            "prompt": prompts[-length:],
             "completion": [{"role": "assistant", "content": text}],
             "label": label,
         }
@@ -434,9 +434,9 @@ def test_trl_trains_exported_unpaired_preferences(
     theirs = [collate([trainer.train_dataset[n] for n in range(i, min(i + SIZE, len(rows)))]) for i in starts]  # fmt: skip
     ours = list(mdsmix.build_loader(config, SIZE))
     assert len(ours) == len(theirs) > 3
-    for batch, wanted in zip(ours, theirs, strict=True):
-        assert batch.keys() == wanted.keys()
-        for key, values in wanted.items():
+    for batch, their_batch in zip(ours, theirs, strict=True):
+        assert batch.keys() == their_batch.keys()
+        for key, values in their_batch.items():
             assert batch[key].dtype == values.dtype, key
             assert torch.equal(batch[key], values), key
 
@@ -476,12 +476,17 @@ def test_litdata_reads_the_same_rows(
     samples = list(read_litdata(exported["litdata", name]))
     expected = streams.rows(name)
     assert len(samples) == len(expected)
-    for sample, wanted in zip(samples, expected, strict=True):
+    for sample, expected_sample in zip(samples, expected, strict=True):
         assert sample["labels"].dtype == torch.int64
         keys: Sequence[str] = ("input_ids", "labels")
-        assert [sample.pop(key).tolist() for key in keys] == [wanted.ids, wanted.labels]
+        assert [sample.pop(key).tolist() for key in keys] == [
+            expected_sample.ids,
+            expected_sample.labels,
+        ]
         if name in PACKED:
-            positions = [position for length in wanted.lengths for position in range(length)]
+            positions = [
+                position for length in expected_sample.lengths for position in range(length)
+            ]
             assert sample.pop("position_ids").tolist() == positions
         assert sample == {}
 

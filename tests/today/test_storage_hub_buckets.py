@@ -165,8 +165,8 @@ def test_a_folder_has_no_files_of_folders_whose_names_only_begin_alike(
         assert list(root.folders()) == ["logs", "logs_old"]
         assert [name for name, _ in root.list()] == ["logs.json", "x"]
         assert list((root / "log").list()) == list((root / "none").list(recursive=True)) == []
-    found = [file.url for file, _ in (root / "logs*/**").expand()]
-    assert found == [f"{ROOT}/{name}" for name in ("logs/a", "logs/b/c", "logs/z", "logs_old/d")]
+    urls = [file.url for file, _ in (root / "logs*/**").expand()]
+    assert urls == [f"{ROOT}/{name}" for name in ("logs/a", "logs/b/c", "logs/z", "logs_old/d")]
     assert (root / "logs").stat() is None
 
 
@@ -397,10 +397,10 @@ def test_doctor_tries_the_bucket_and_warns_that_it_has_no_conditions(
     project.write_source(TEXTS)
     project.configure(remote=f"{ROOT}/mix")
     answer = mdsmix("doctor", project.recipe)
-    said = answer.out + answer.err
-    assert f"hub {hub.endpoint}, login from HF_TOKEN" in said
-    assert "listing, writing, reading, copying and deleting work" in said
-    assert "does not support conditional writes" in said
+    output = answer.out + answer.err
+    assert f"hub {hub.endpoint}, login from HF_TOKEN" in output
+    assert "listing, writing, reading, copying and deleting work" in output
+    assert "does not support conditional writes" in output
     assert read_location(ROOT) == {}
     refuse(hub, 403, "/batch")
     answer = mdsmix("doctor", project.recipe)

@@ -44,20 +44,20 @@ def count_by_loop(batch: Any, logits: torch.Tensor, stream_at: Any, first: int) 
         stream_at: (row, position) -> number of the stream.
         first: positions from a label to the logits that predict it, backwards.
     """
-    found = [[0, 0, 0.0] for _ in NAMES]
+    totals = [[0, 0, 0.0] for _ in NAMES]
     for row in range(ROWS):
         for place in range(LENGTH):
             label = int(batch["labels"][row, place])
             if batch["attention_mask"][row, place]:
-                found[stream_at(row, place)][0] += 1
+                totals[stream_at(row, place)][0] += 1
             if "decoder_attention_mask" in batch:
-                found[stream_at(row, place)][0] += int(label != -100)
+                totals[stream_at(row, place)][0] += int(label != -100)
             if label == -100 or place < first:
                 continue
             scores = [math.exp(score) for score in logits[row, place - first].tolist()]
-            found[stream_at(row, place)][1] += 1
-            found[stream_at(row, place)][2] -= math.log(scores[label] / sum(scores))
-    return found
+            totals[stream_at(row, place)][1] += 1
+            totals[stream_at(row, place)][2] -= math.log(scores[label] / sum(scores))
+    return totals
 
 
 @pytest.mark.parametrize("logits_at_a_time", [1, 40, 1 << 19])
@@ -156,7 +156,7 @@ def test_a_loader_gives_the_stream_of_each_row(tmp_path: Path, workers: int) -> 
     loader = build_loader(config(mixed, "mdsmix", **keys), 4, ids=IDS)
     assert all(take_stream_keys(batch) is None for batch in loader)
     loader.add_stream_ids()
-    found = [0, 0]
+    counts = [0, 0]
     for batch in loader:
         taken = take_stream_keys(batch)
         assert taken is not None
@@ -166,5 +166,5 @@ def test_a_loader_gives_the_stream_of_each_row(tmp_path: Path, workers: int) -> 
         is_chat = (batch["input_ids"] >= 1000).any(dim=1).long()
         assert taken.ids.tolist() == is_chat.tolist()
         for stream in taken.ids.tolist():
-            found[stream] += 1
-    assert found == [20, 15]
+            counts[stream] += 1
+    assert counts == [20, 15]

@@ -49,13 +49,13 @@ def test_a_parquet_row_is_the_row_of_the_loader(
     assert len(actual) == len(expected) > 10
     is_masked = any(label == -100 for row in expected for label in row.labels[1:])
     assert is_masked == (name not in ("concat", "document"))
-    for row, wanted in zip(actual, expected, strict=True):
-        assert row.pop("input_ids") == wanted.ids
-        assert row.pop("labels") == wanted.labels
-        assert row.pop("attention_mask") == [1] * len(wanted.ids)
-        positions = [position for length in wanted.lengths for position in range(length)]
+    for row, expected_row in zip(actual, expected, strict=True):
+        assert row.pop("input_ids") == expected_row.ids
+        assert row.pop("labels") == expected_row.labels
+        assert row.pop("attention_mask") == [1] * len(expected_row.ids)
+        positions = [position for length in expected_row.lengths for position in range(length)]
         assert row.pop("position_ids") == positions
-        assert row == ({"seq_lengths": wanted.lengths} if name in PACKED else {})
+        assert row == ({"seq_lengths": expected_row.lengths} if name in PACKED else {})
 
 
 def split_documents(row: Row) -> list[list[int]]:
@@ -85,11 +85,11 @@ def test_a_mask_of_megatron_bridge_is_at_the_token_before(
     run_ok("export", streams.url(name), "--to", "megatron-bridge", "-o", tmp_path / "out", "-q")
     expected = streams.rows(name)
     actual = read_parquet(tmp_path / "out")
-    for row, wanted in zip(actual, expected, strict=True):
-        mask = [int(label != -100) for label in wanted.labels]
-        starts = np.cumsum([0, *wanted.lengths[:-1]]).tolist()
+    for row, expected_row in zip(actual, expected, strict=True):
+        mask = [int(label != -100) for label in expected_row.labels]
+        starts = np.cumsum([0, *expected_row.lengths[:-1]]).tolist()
         assert row == {
-            "input_ids": wanted.ids,
+            "input_ids": expected_row.ids,
             "loss_mask": [*mask[1:], 0],
             "seq_start_id": starts,
         }

@@ -205,8 +205,10 @@ def test_every_sample_is_there(tmp_path: Path) -> None:
     for number, (compression, each) in enumerate(itertools.product(packings, hashes)):
         folder = tmp_path / str(number)
         shard = write(folder, compression=compression, hashes=each)
-        found = list(decode_samples(shard, read_all_samples(locate(folder), shard)))
-        assert [(s["id"], s["n"], len(s["text"])) for s in found] == [(i, i, i) for i in range(20)]
+        samples = list(decode_samples(shard, read_all_samples(locate(folder), shard)))
+        assert [(s["id"], s["n"], len(s["text"])) for s in samples] == [
+            (i, i, i) for i in range(20)
+        ]
         if not compression:
             unknown = dataclasses.replace(shard.raw_data, hashes={"shake_128": "ab"})
             again = dataclasses.replace(shard, raw_data=unknown)
@@ -228,10 +230,10 @@ VALUES: list[tuple[str, Any]] = [
 
 def test_what_streaming_encodes_is_decoded() -> None:
     for encoding, value in VALUES:
-        found = find_codec(encoding).decode(mds_encode(encoding, value))
-        assert np.array_equal(found, value), encoding
+        decoded = find_codec(encoding).decode(mds_encode(encoding, value))
+        assert np.array_equal(decoded, value), encoding
         if isinstance(value, np.ndarray):
-            assert (found.dtype, found.shape) == (value.dtype, value.shape)
+            assert (decoded.dtype, decoded.shape) == (value.dtype, value.shape)
 
 
 def test_a_shard_that_contradicts_its_index_is_damaged(tmp_path: Path) -> None:

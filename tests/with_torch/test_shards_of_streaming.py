@@ -65,9 +65,9 @@ def test_a_merged_index_is_one_source(merged: Path) -> None:
     (unit,) = sources.plan_units(find_files([str(merged)], merged.parent))
     records = [record for batch in sources.read_batches(unit) for record in batch.records]
     assert len(records) == 10
-    said = []
-    found = find_data([str(merged)], merged.parent, said)
-    assert [Path(file.location.url) for file in found] == [merged / "index.json"]
+    notices = []
+    files = find_data([str(merged)], merged.parent, notices)
+    assert [Path(file.location.url) for file in files] == [merged / "index.json"]
 
 
 def test_first_samples_are_those_of_the_first_shard_that_has_any(tmp_path: Path) -> None:
