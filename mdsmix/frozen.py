@@ -110,7 +110,9 @@ def _compile_init(cls: type[Any]) -> Callable[..., None]:
 
 
 def _list_compared(value: Any) -> tuple[Any, ...]:
-    """Return the values by which an object is compared and hashed."""
+    """Return the values of an object that are compared and hashed: those of its fields, unless a
+    field has `compare=False`.
+    """
     return tuple([getattr(value, name) for name in value.__compared_fields__])
 
 
@@ -139,8 +141,8 @@ def _hash(self: Any) -> int:
 
 
 def _is_fixed(value: Any, name: str) -> bool:
-    """Return whether an attribute cannot be set: in a subclass that is no dataclass itself only
-    fields cannot.
+    """Return whether an attribute cannot be set. In a dataclass that is every attribute; in a
+    subclass that is not itself a dataclass, only the fields.
     """
     return "__dataclass_fields__" in type(value).__dict__ or name in value.__dataclass_fields__
 

@@ -349,7 +349,7 @@ def test_a_url_names_a_bucket() -> None:
         ("gs:///key", "does not name a bucket"),
         ("gs://b*/key", "does not name a bucket"),
         ("gs://Bucket/key", "names the bucket Bucket, but names of buckets have only lower-case"),
-        ("gs://bucket/../key", "which means no folder in a store"),
+        ("gs://bucket/../key", "which is not a folder in a store"),
         ("gcs://bucket/key", "did you mean gs://bucket/key?"),
         ("GS://bucket/key", "did you mean gs://bucket/key?"),
     ):

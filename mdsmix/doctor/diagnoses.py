@@ -317,7 +317,7 @@ def _diagnose_clock(target: Location, skew: float) -> Diagnosis:
     """Return whether this machine's clock and the target's agree.
 
     Args:
-        skew: seconds by which this machine's clock is ahead.
+        skew: how many seconds this machine's clock is ahead of the target's.
     """
     return warn_if(
         abs(skew) > MOST_SKEW,

@@ -337,11 +337,11 @@ def refuse_dots(url: str) -> None:
     """Raise RecipeError if a part of a URL's path is `.` or `..`. Some clients of stores take `..`
     for the folder above, which may be in another bucket, and others for a name.
     """
-    for part in url.partition("://")[2].split("/"):
-        if part in (".", ".."):
+    for name in url.partition("://")[2].split("/"):
+        if name in (".", ".."):
             raise RecipeError(
-                f"{url} has the part {part}, which means no folder in a store: write the URL "
-                f"without {part}"
+                f"{url} has the part {name}, which is not a folder in a store: write the URL "
+                f"without {name}"
             )
 
 
