@@ -97,6 +97,27 @@ REFUSED = {
 }
 
 
+def test_a_pattern_does_not_match_what_datasets_left_in_a_folder(tmp_path: Path) -> None:
+    """These are the names that datasets 5.2 gives a data set that was saved in 2 files and then in
+    one, and the result of `map` on it. In other folders all files are data.
+    """
+    own = "saved/data-00000-of-00001.arrow"
+    left = ("saved/data-00001-of-00002.arrow", "saved/cache-19323327954c7f40.arrow")
+    state = {"_data_files": [{"filename": Path(own).name}], "_split": None}
+    make(tmp_path, own, "plain/cache-1.arrow")
+    (tmp_path / "saved/state.json").write_text(json.dumps(state))
+    for pattern in ("saved/*.arrow", "**/*.arrow", "saved"):
+        assert own in [file.name for file in find_files([pattern], tmp_path)]
+    for name in left:
+        make(tmp_path, name)
+        for pattern in ("saved/*.arrow", "**/*.arrow"):
+            with pytest.raises(RecipeError, match=rf"matches {Path(name).name}, which .* not have"):
+                find_files([pattern], tmp_path)
+        assert [file.name for file in find_files(["saved"], tmp_path)] == [own]
+        assert find_files([name], tmp_path), "a file that is named itself is meant"
+        (tmp_path / name).unlink()
+
+
 def test_a_path_that_names_no_source_says_why(tmp_path: Path) -> None:
     make(tmp_path, "data/a.csv", "other/a.xlsx", "other/a.zip.gz", "other/a.jl", "\udcff.jsonl")
     for path, expected in REFUSED.items():

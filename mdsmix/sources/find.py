@@ -125,6 +125,9 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
     if not matches and not in_folder:
         raise _no_match_error(path, location)
 
+    if has_pattern(path):
+        _refuse_unlisted(path, matches)
+
     # Check that each file can be used.
     folder = name_of(location, base)
     files = list[SourceFile]()
@@ -146,6 +149,36 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
             )
         files.append(file)
     return files
+
+
+def _refuse_unlisted(path: str, matches: FoundFiles) -> None:
+    """Raise RecipeError if a pattern matches an Arrow file in a folder of `save_to_disk` that does
+    not belong to the data set. `datasets` leaves the files of an earlier data set there, and writes
+    the results of `map` and `filter` next to the data, so the records would be read twice.
+
+    Args:
+        path: the pattern, as in the recipe.
+        matches: the files that it matches.
+    """
+    by_folder = dict[str, list[Location]]()
+    for match, _ in matches:
+        if match.name.endswith(".arrow"):
+            by_folder.setdefault(match.parent.url, []).append(match)
+    for files in by_folder.values():
+        folder = files[0].parent
+        fetched = (folder / STATE).fetch()
+        if fetched is None:
+            continue
+        listed = set[str]()
+        with suppress(ValueError, TypeError, KeyError):
+            listed = {entry["filename"] for entry in orjson.loads(fetched[1])["_data_files"]}
+        others = [file.name for file in files if listed and file.name not in listed]
+        if others:
+            raise RecipeError(
+                f"the source {path} matches {join_names(others)}, which the data set in {folder} "
+                f"does not have ({STATE}): datasets left it there, as an earlier version or a "
+                f"cache. Name the folder, {folder}, in source.path"
+            )
 
 
 def name_of(location: Location, base: str | os.PathLike[str]) -> str:
