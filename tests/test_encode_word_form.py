@@ -20,7 +20,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Model
 
 from mdsmix.encode import backends, word_form
-from mdsmix.encode.backends import Fastokens, Reference, make_hard_strings
+from mdsmix.encode.backends import Fastokens, Reference, make_hard_strings, open_backend
 from mdsmix.encode.word_form import MARK, CharacterParts, make_word_form
 from mdsmix.ragged import Ragged
 from mdsmix.tokenizer.card import Tokenizer
@@ -316,3 +316,29 @@ def test_a_word_form_is_kept_and_made_again_if_damaged(
     kept.write_bytes(content[:1000])
     assert to_lists(Fastokens(tokenizer).encode(LINES, True)) == expected
     assert kept.read_bytes() == content
+
+
+def test_a_word_form_is_made_before_a_backend_is_opened(
+    open_setting: Callable[[str], Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is free before that of both backends is needed. A tokenizer whose word form cannot
+    be made is left to the reference.
+    """
+    monkeypatch.setattr(backends, "cache_folder", lambda: tmp_path)
+    kept_when_opened = list[bool]()
+
+    class LookingReference(Reference):
+        def __init__(self, tokenizer: Tokenizer) -> None:
+            kept_when_opened.append(any(tmp_path.glob("backends/*")))
+            super().__init__(tokenizer)
+
+    def fail(content: bytes) -> bytes:
+        raise KeyError("vocab")
+
+    monkeypatch.setattr(backends, "Reference", LookingReference)
+    tokenizer = open_setting("words")
+    assert open_backend(tokenizer).label.startswith("fastokens")
+    monkeypatch.setattr(word_form, "make_word_form", fail)
+    other = replace(tokenizer, hash="another")
+    assert open_backend(other).label.startswith("tokenizers")
+    assert kept_when_opened == [True, True]
