@@ -102,9 +102,10 @@ def describe_tokenizer(
         files[GENERATION_CONFIG] = json.dumps({"eos_token_id": stop_ids})
     special_ids = {key: fields[key] for key in ("bos_id", "eos_id", "pad_id")}
     # Only a tokenizer without arguments is compared with its file.
+    model_hash = hash_model(tree)
     class_changes = ""
-    if not kwargs and not (file_hash and file_hash == hash_model(tree)):
-        class_changes = _describe_class_changes(name, tokenizer, tree)
+    if not kwargs and file_hash != model_hash:
+        class_changes = _describe_class_changes(name, tokenizer, model_hash, file_hash)
     return fields | {
         "hash": hash_content(tree, special_ids),
         "files": files,
@@ -130,14 +131,15 @@ def _refuse_empty(tokenizer: Any, ids: dict[str, int]) -> None:
         )
 
 
-def _describe_class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> str:
+def _describe_class_changes(name: str, tokenizer: Any, model_hash: str, file_hash: str) -> str:
     """Return a sentence with an example if the tokenizer's class gives other ids than its
     tokenizer.json. Return "" if the ids are the same or there is no such file.
 
     Args:
         name: the tokenizer's folder, file or hub name.
         tokenizer: the tokenizer that the class makes of the file.
-        tree: the JSON of that tokenizer, to compare with the file.
+        model_hash: the `hash_model` of that tokenizer.
+        file_hash: the different hash of the file; "" if it is not known.
     """
     if os.path.isfile(name):  # a tokenizer.json alone names no class
         return ""
@@ -146,9 +148,10 @@ def _describe_class_changes(name: str, tokenizer: Any, tree: dict[str, Any]) -> 
         return ""
     content = Path(path).read_bytes()
     # If a file's settings cannot be compared, the ids of probes decide.
-    with suppress(ValueError, KeyError, TypeError):
-        if hash_model(orjson.loads(content)) == hash_model(tree):
-            return ""
+    if not file_hash:
+        with suppress(ValueError, KeyError, TypeError):
+            if hash_model(split_merges(orjson.loads(content))) == model_hash:
+                return ""
     from tokenizers import Tokenizer as Model
 
     model_of_file = Model.from_str(content.decode())
