@@ -323,7 +323,7 @@ def test_each_text_of_a_record_is_in_its_part(name: str) -> None:
             parts = find_parts(template, conversation, answer, prompt, response)
             assert [start for start, _, _ in parts[1:]] == [stop for _, stop, _ in parts[:-1]]
             assert (parts[0].start, parts[-1].stop) == (0, len(response))
-            assert all(a.part != b.part for a, b in pairwise(parts))
+            assert all(a.name != b.name for a, b in pairwise(parts))
             texts = texts_of(parts, response)
             message = messages[answer]
             content = message.get("content") or ""

@@ -76,7 +76,7 @@ def test_a_token_is_trained_if_a_character_of_it_is(byte_level: Tokenizer) -> No
         # The character of each byte of the text.
         character_of = [n for n, character in enumerate(text) for _ in character.encode()]
         weight_of = [r.weight for r in ranges for _ in range(r.start, r.stop)]
-        part_of = [r.part for r in ranges for _ in range(r.start, r.stop)]
+        part_of = [r.part_number for r in ranges for _ in range(r.start, r.stop)]
         end = 0
         for mark, token in zip(marks, bytes_of_tokens(reference, ids[1]), strict=True):
             start, end = end, end + len(token)

@@ -158,7 +158,7 @@ class OpenEnd(NamedTuple):
     """
 
     last_token: str
-    "The last special token that is printed with the answer; empty if there is none."
+    "The last special token that is printed with the answer; may be empty."
     next_token: str
     "The token that begins the next message; empty if it begins with ordinary text."
 
@@ -166,7 +166,7 @@ class OpenEnd(NamedTuple):
 def _make_notes_before_message(
     ends: Sequence[AnswerEnd], stops: Stops, encoding: Encoding, tokenizer: Tokenizer
 ) -> Iterator[EndNote]:
-    """Yield a note for each way in which an answer before another message ends without a stop
+    """Yield a note for each way that an answer before another message ends without a stop
     token.
 
     Args:

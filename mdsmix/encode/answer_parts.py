@@ -2,7 +2,7 @@
 answer itself. The recipe's `train_parts` decides which of them are trained.
 
 The parts are found by rendering the conversation once more. In the answer, each character that is
-not white space is replaced by a private character that stands for its part. If the template only
+not white space is replaced by the private character of its part. If the template only
 strips, splits and prints a part, both texts have the same length and are equal at all other places.
 This is compared, and so is each replaced character: it must be the character that the record has
 there. If a template does anything else with an answer, the two texts differ, and the record is
@@ -53,7 +53,7 @@ PARTS_REASONS = {
 _THOUGHT = "thought"
 "A text of a content before `</think>`, as long as it is not known whether a tag opens it."
 _PRIVATE = dict(zip((*PARTS, _THOUGHT), map(chr, range(0xF1E01, 0xF1E05)), strict=True))
-"Part -> the private character that stands for each of its characters."
+"Part -> the private character that replaces each of its characters."
 _FIRST_PRIVATE = ord(min(_PRIVATE.values()))
 _LAST_PRIVATE = ord(max(_PRIVATE.values()))
 _ANY_PRIVATE = re.compile(f"[{''.join(_PRIVATE.values())}]")
@@ -77,8 +77,8 @@ class PartRange(NamedTuple):
     start: int
     stop: int
     "The position after the last character."
-    part: str
-    "One of PARTS."
+    name: str
+    "The part: one of PARTS."
 
 
 def find_parts(
@@ -103,7 +103,10 @@ def find_parts(
         printed = [PartRange(len(response), len(response), "answer")]
     else:
         printed = _find_printed(template, conversation, answer, response)
-        printed = [_rename_by_opening(found, prompt + response[: found.start]) for found in printed]
+        printed = [
+            _rename_by_opening(text_range, prompt + response[: text_range.start])
+            for text_range in printed
+        ]
     return _close_gaps(printed, response)
 
 
@@ -120,7 +123,7 @@ def _has_only_text(message: Message) -> bool:
 def _find_printed(
     template: ChatTemplate, conversation: Conversation, answer: int, response: str
 ) -> list[PartRange]:
-    """Return the ranges of a response in which the template prints texts of the answer's message:
+    """Return the ranges of a response that the template prints from texts of the answer's message:
     from the first to the last character of each part, in the order of the response.
 
     Raises RecordRefused (parts_not_found) as `find_parts` does.
@@ -154,15 +157,15 @@ def _find_printed(
     positions = np.flatnonzero(is_private)
     ranges = _join_ranges(positions, shown[positions])
     # The texts of each part must be printed once and as a whole, or not at all.
-    for part, allowed in masked.texts.items():
-        of_part = positions[shown[positions] == ord(_PRIVATE[part])]
+    for part_name, allowed in masked.texts.items():
+        of_part = positions[shown[positions] == ord(_PRIVATE[part_name])]
         printed = _write_characters(expected[of_part])
         if printed not in ("", *allowed):
-            name = "reasoning" if part == _THOUGHT else part
+            name = "reasoning" if part_name == _THOUGHT else part_name
             _refuse_texts(
                 f"the template changes the {name}, or prints only a piece", max(allowed), printed
             )
-    if masked.has_calls and not any(found.part == "calls" for found in ranges):
+    if masked.has_calls and not any(text_range.name == "calls" for text_range in ranges):
         _refuse("the template prints neither the name nor the id of a call")
     return ranges
 
@@ -216,33 +219,33 @@ class _MaskedMessage:
             opening = pieces[number - 1] if number else THINK
             closing = pieces[number + 1] if number + 1 < len(pieces) else ""
             is_thought = (opening, closing) == (THINK, THINK_END)
-            part = _THOUGHT if is_thought else "answer"
-            texts[part] += _remove_space(piece)
-            yield _mask_text(piece, part)
-        for part, whole in texts.items():
-            self.texts[part].add(whole)
+            part_name = _THOUGHT if is_thought else "answer"
+            texts[part_name] += _remove_space(piece)
+            yield _mask_text(piece, part_name)
+        for part_name, whole in texts.items():
+            self.texts[part_name].add(whole)
 
 
-def _replace_texts(parts: Sequence[Mapping[str, Any]], text: str) -> Iterator[Mapping[str, Any]]:
+def _replace_texts(content: Sequence[Mapping[str, Any]], text: str) -> Iterator[Mapping[str, Any]]:
     """Yield the parts of a content, with another text of the same length in the place of all their
     texts.
     """
     start = 0
-    for part in parts:
-        if "text" in part:
-            stop = start + len(part["text"])
-            yield {**part, "text": text[start:stop]}
+    for item in content:
+        if "text" in item:
+            stop = start + len(item["text"])
+            yield {**item, "text": text[start:stop]}
             start = stop
         else:
-            yield part
+            yield item
 
 
-def _mask_text(text: str, part: str) -> str:
+def _mask_text(text: str, part_name: str) -> str:
     """Return a text with the private character of a part in the place of each character that is not
     white space. Tags of reasoning stay, since templates look for them.
     """
     pieces = _THINK_TAGS.split(text)  # every other piece is a tag
-    private = _PRIVATE[part]
+    private = _PRIVATE[part_name]
 
     def mask(word: re.Match[str]) -> str:
         return private * (word.end() - word.start())
@@ -270,7 +273,7 @@ def _mask_call(call: Mapping[str, Any]) -> Message:
 def _join_texts(content: Any) -> str:
     """Return the texts of a content, which is a string, a list of parts, or null."""
     if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content)
+        return "".join(item.get("text", "") for item in content)
     return content if isinstance(content, str) else ""
 
 
@@ -294,7 +297,7 @@ def _join_ranges(positions: NDArray[np.int64], numbers: NDArray[np.uint32]) -> l
     """
     if not len(positions):
         return []
-    names = {ord(character): part for part, character in _PRIVATE.items()}
+    names = {ord(character): name for name, character in _PRIVATE.items()}
     changes = np.flatnonzero(np.diff(numbers))
     firsts = [0, *(changes + 1).tolist()]
     lasts = [*changes.tolist(), len(positions) - 1]
@@ -304,23 +307,23 @@ def _join_ranges(positions: NDArray[np.int64], numbers: NDArray[np.uint32]) -> l
     ]
 
 
-def _rename_by_opening(found: PartRange, before: str) -> PartRange:
+def _rename_by_opening(text_range: PartRange, before: str) -> PartRange:
     """Return a range with the name of the part that the text before it opens.
 
     The text before `</think>` is reasoning if a tag opens it: an answer may write about tags. A
     content that gpt-oss prints in its channel `analysis`, next to a call, is reasoning too.
 
     Args:
-        found: the range.
+        text_range: the range.
         before: the rendered text before the range.
     """
     before = before.rstrip()
-    if found.part == "answer" and before.endswith(ANALYSIS):
-        return found._replace(part="reasoning")
-    if found.part == _THOUGHT:
+    if text_range.name == "answer" and before.endswith(ANALYSIS):
+        return text_range._replace(name="reasoning")
+    if text_range.name == _THOUGHT:
         is_opened = before.endswith((THINK, ANALYSIS))
-        return found._replace(part="reasoning" if is_opened else "answer")
-    return found
+        return text_range._replace(name="reasoning" if is_opened else "answer")
+    return text_range
 
 
 def _close_gaps(printed: Sequence[PartRange], response: str) -> list[PartRange]:
@@ -334,40 +337,40 @@ def _close_gaps(printed: Sequence[PartRange], response: str) -> list[PartRange]:
     start = 0
     first = printed[0] if printed else PartRange(len(response), len(response), "answer")
     empty_thought = _EMPTY_THOUGHT.match(response)
-    if empty_thought and empty_thought.end() <= first.start and first.part != "reasoning":
+    if empty_thought and empty_thought.end() <= first.start and first.name != "reasoning":
         start = empty_thought.end()
         ranges.append(PartRange(0, start, "reasoning"))
-    for found, following in pairwise([*printed]):
-        stop = _find_border(found, following, response)
-        ranges.append(PartRange(start, stop, found.part))
+    for text_range, following in pairwise([*printed]):
+        stop = _find_border(text_range, following, response)
+        ranges.append(PartRange(start, stop, text_range.name))
         start = stop
     last = printed[-1] if printed else first
-    ranges.append(PartRange(start, len(response), last.part))
+    ranges.append(PartRange(start, len(response), last.name))
     # Join neighbours of the same part, and leave out empty ranges.
     joined = list[PartRange]()
-    for found in ranges:
-        if joined and joined[-1].part == found.part:
-            joined[-1] = joined[-1]._replace(stop=found.stop)
-        elif found.start < found.stop:
-            joined.append(found)
+    for text_range in ranges:
+        if joined and joined[-1].name == text_range.name:
+            joined[-1] = joined[-1]._replace(stop=text_range.stop)
+        elif text_range.start < text_range.stop:
+            joined.append(text_range)
     return joined
 
 
-def _find_border(found: PartRange, following: PartRange, response: str) -> int:
+def _find_border(text_range: PartRange, following: PartRange, response: str) -> int:
     """Return the position in the response at which a part ends and the next one begins.
 
     Args:
-        found: the range of the part's texts.
+        text_range: the range of the part's texts.
         following: the range of the next part's texts.
         response: the rendered response.
     """
-    if found.part == "calls":
+    if text_range.name == "calls":
         return following.start
-    if found.part == "reasoning":
-        closing = _TAG.search(response, found.stop, following.start)
+    if text_range.name == "reasoning":
+        closing = _TAG.search(response, text_range.stop, following.start)
         if closing:
             return closing.end()
-    return found.stop
+    return text_range.stop
 
 
 def list_parts(conversation: Conversation) -> set[str]:

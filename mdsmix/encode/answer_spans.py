@@ -2,8 +2,8 @@
 the chat template prints for the answer.
 
 A template may strip a content, cut its reasoning out, or print it between other texts. So the
-places are not computed, but proved: a character of Unicode's private use area, of which the
-conversation has none, is put at each end of a span, and the conversation is rendered again. The
+places are not computed, but proved: a character of Unicode's private use area that the
+conversation does not have is put at each end of a span, and the conversation is rendered again. The
 places are right if the text without these characters is the text that was rendered before, and
 each of them is in it once and in order.
 """
@@ -52,7 +52,7 @@ def weigh_responses(
         rows: the rows that `render` returned for it.
         render: returns the rows of a conversation.
     """
-    losses = conversation.losses or [None] * len(conversation.messages)
+    losses = conversation.losses or [None for _ in conversation.messages]
     edges = _EdgeFinder(conversation, rows, render).find()
     weighed = list[list[list[WeightedRange]]]()
     for row, answers in zip(rows, match_answers(conversation, rows), strict=True):
@@ -121,7 +121,7 @@ class _EdgeFinder:
         Raises RecordRefused (span_not_printed) if such a place is not found.
         """
         losses = self.conversation.losses or ()
-        wanted = dict[int, list[int]]()
+        offsets_of = dict[int, list[int]]()
         for answers in match_answers(self.conversation, self.rows):
             for answer in answers:
                 loss = losses[answer]
@@ -131,19 +131,26 @@ class _EdgeFinder:
                 if not isinstance(content, str):
                     raise RecordRefused("span_not_printed", why="the answer has images")
                 ends = {end for span in loss.spans for end in (span.start, span.end)}
-                wanted[answer] = sorted({len(content), *ends})
-        if not wanted:
+                offsets_of[answer] = sorted({len(content), *ends})
+        if not offsets_of:
             return {}
         # Usually all ends are found as they are, by one rendering; or the template strips contents.
         edges = self.prove(
-            {answer: {offset: offset for offset in offsets} for answer, offsets in wanted.items()}
+            {
+                answer: {offset: offset for offset in offsets}
+                for answer, offsets in offsets_of.items()
+            }
         )
         if edges is None:
-            edges = self.prove({answer: self.trim(answer, wanted[answer]) for answer in wanted})
+            edges = self.prove(
+                {answer: self.trim(answer, offsets_of[answer]) for answer in offsets_of}
+            )
         if edges is None:
-            edges = self.prove({answer: self.move(answer, wanted[answer]) for answer in wanted})
+            edges = self.prove(
+                {answer: self.move(answer, offsets_of[answer]) for answer in offsets_of}
+            )
         if edges is None:
-            raise RecordRefused("span_not_printed", message=min(wanted))
+            raise RecordRefused("span_not_printed", message=min(offsets_of))
         return edges
 
     def trim(self, answer: int, offsets: Sequence[int]) -> Edges:
@@ -176,9 +183,9 @@ class _EdgeFinder:
         for offset in offsets:
             space_end = len(content) - len(content[offset:].lstrip())
             space_start = len(content[:offset].rstrip())
-            for place in (offset, space_end, space_start):
-                if self.prove({answer: {offset: place}}):
-                    places[offset] = place
+            for candidate in (offset, space_end, space_start):
+                if self.prove({answer: {offset: candidate}}):
+                    places[offset] = candidate
                     break
             if offset not in places and not (offset == 0 and has_only_content):
                 raise RecordRefused("span_not_printed", message=answer, offset=offset)
@@ -201,9 +208,9 @@ class _EdgeFinder:
             content = messages[answer]["content"]
             pieces = list[str]()
             position = 0
-            for offset, place in place_of.items():
-                pieces += [content[position:place], characters[answer][offset]]
-                position = place
+            for offset, next_position in place_of.items():
+                pieces += [content[position:next_position], characters[answer][offset]]
+                position = next_position
             pieces.append(content[position:])
             messages[answer] = messages[answer] | {"content": "".join(pieces)}
         try:
@@ -224,10 +231,10 @@ class _EdgeFinder:
         ):
             for (_, response), answer in zip(row, answers, strict=True):
                 if answer in characters:
-                    found = _read_edges(response, characters[answer])
-                    if found is None:
+                    edges_of_answer = _read_edges(response, characters[answer])
+                    if edges_of_answer is None:
                         return None
-                    edges[answer] = found
+                    edges[answer] = edges_of_answer
         return edges
 
 

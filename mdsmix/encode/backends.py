@@ -527,8 +527,8 @@ def make_token_search(tokens: Iterable[str]) -> Callable[[str], bool]:
     only after the tokenizer's normalizer has changed the text, for example to lower case, is not
     found.
     """
-    known = sorted({*tokens} - {""})
-    groups = [[*group] for _, group in groupby(known, lambda token: token[:2])]
+    nonempty = sorted({*tokens} - {""})
+    groups = [[*group] for _, group in groupby(nonempty, lambda token: token[:2])]
     by_prefix = {os.path.commonprefix(group): group for group in groups}  # noqa: RUF071  (of strings)
 
     def contains_token(text: str) -> bool:

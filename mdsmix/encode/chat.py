@@ -266,7 +266,7 @@ class TemplateLayout(NamedTuple):
     sides: list[SideLayout]
     "The prompt and the response of each turn."
     contents: list[PrintedContent]
-    "The contents of all sides, in the order in which they are printed."
+    "The contents of all sides, in the order that they are printed in."
 
     def fill(self, contents: Sequence[Sequence[str]]) -> list[tuple[Turn, ...]]:
         """Return the turns of conversations.
@@ -275,7 +275,7 @@ class TemplateLayout(NamedTuple):
             contents: for each conversation the content of each message.
         """
         if not contents or not self.sides:
-            return [()] * len(contents)
+            return [() for _ in contents]
         messages = [*zip(*contents, strict=True)]  # first messages, second messages, ...
         # Every content as it is printed; `filling` is the range of these that one side contains.
         printed = [[*map(strip, messages[message])] for message, strip in self.contents]

@@ -50,7 +50,7 @@ class Encoded:
     """
     unread: Mapping[str, int] = field(default_factory=dict)
     """Name of a field that is not read, such as a key of messages that the chat template does not
-    print -> number of records in which the field has a value.
+    print -> number of records that have a value in the field.
     """
     placeholders: Mapping[str, int] = field(default_factory=dict)
     "Placeholder of a medium, such as <image> -> number of records whose texts contain it."

@@ -1,4 +1,4 @@
-"""Finds the forms in which a chat template takes tools, calls of tools, and images, by trying.
+"""Finds the forms that a chat template takes of tools, calls of tools, and images, by trying.
 
 Templates differ in three things:
 - The arguments of a call. Some templates take them only as an object, some only as text. Some
@@ -147,27 +147,27 @@ def find_forms(template: ChatTemplate) -> Forms:
     fewest = min((text.count("None") for text in without_fault.values()), default=0)
     good = [form for form, text in without_fault.items() if text.count("None") == fewest]
     # Of these, keep the forms that also work in earlier messages, and that the model writes too.
-    taken = _keep_printed_earlier(template, good)
-    taken = _keep_as_model_writes(taken, without_fault)
+    printed_forms = _keep_printed_earlier(template, good)
+    call_forms = _keep_as_model_writes(printed_forms, without_fault)
     # The error in the first form that was tried; empty if the template did not fail on it.
     first_error = next(rendering.error for rendering in tried.values())
     problem = first_error or "it prints no calls of tools as they are"
     # The other probes use the first form. They have no call if the template takes no form, since
     # it may print results nevertheless.
-    call = [_make_call(*form) for form in taken[:1]]
-    two_calls = [_make_call(*form, calls=2) for form in taken[:1]]
+    call = [_make_call(*form) for form in call_forms[:1]]
+    two_calls = [_make_call(*form, calls=2) for form in call_forms[:1]]
     # Both calls have the same text. If it is printed once, the template drops a call; if it is not
     # printed at all, the template fails.
     text_of_two = _render(template, _QUESTION, *two_calls).text
     text_of_result = _render(template, _QUESTION, *call, _RESULT, _ANSWER).text
     return Forms(
-        calls=tuple(taken),
+        calls=tuple(call_forms),
         prints_tools="probe_tool" in _render(template, _QUESTION, _ANSWER).text,
         prints_results="probe_result" in text_of_result,
-        prints_text_of_calls=any("probe_text" in without_fault[form] for form in taken),
+        prints_text_of_calls=any("probe_text" in without_fault[form] for form in call_forms),
         takes_several_calls=text_of_two.count("probe_value") != 1,
-        is_narrowed=taken != good,
-        problem="" if taken else problem,
+        is_narrowed=call_forms != good,
+        problem="" if call_forms else problem,
     )
 
 
@@ -383,7 +383,7 @@ def _make_call(arguments: str, content: str, calls: int = 1) -> Message:
     """
     function = {"name": "probe_tool", "arguments": ARGUMENTS[arguments]}
     call = {"id": _ID, "type": "function", "function": function}
-    return {"role": "assistant", **CONTENTS[content], "tool_calls": [call] * calls}
+    return {"role": "assistant", **CONTENTS[content], "tool_calls": [call for _ in range(calls)]}
 
 
 def _render(
@@ -519,7 +519,7 @@ def fit_images(template: ChatTemplate, token: str, conversation: Conversation) -
 
 @lru_cache(maxsize=16)
 def find_image_form(template: ChatTemplate, token: str) -> ImageForm:
-    """Return the first of IMAGE_FORMS in which the template prints the image token once for an
+    """Return the first of IMAGE_FORMS with which the template prints the image token once for an
     image, and each text once.
 
     The forms are tried on a conversation with a system message, then on the same conversation
@@ -548,11 +548,11 @@ def _fit_image_content(message: Message, form: ImageForm, token: str) -> Message
     Args:
         message: the message. Its content is a string, or a list of parts (texts and images).
         form: the form.
-        token: the string that stands for an image in the form `text`.
+        token: the string for an image in the form `text`.
     """
     content = message.get("content")
     if form == "text" and isinstance(content, list):
-        return message | {"content": "".join(part.get("text", token) for part in content)}
+        return message | {"content": "".join(piece.get("text", token) for piece in content)}
     if form == "parts" and isinstance(content, str) and content:
         return message | {"content": [{"type": "text", "text": content}]}
     return message

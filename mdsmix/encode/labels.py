@@ -86,24 +86,24 @@ class Turns:
     """
 
     @staticmethod
-    def concat(parts: Sequence[Turns]) -> Turns:
-        """Return the samples of all parts, in order. There is at least one part. If a part has
-        marks, the tokens of parts without marks get the weight 1.
+    def concat(groups: Sequence[Turns]) -> Turns:
+        """Return the samples of all groups, in order. There is at least one group. If a group has
+        marks, the tokens of groups without marks get the weight 1.
         """
         marks = None
-        with_marks = [part.marks for part in parts if part.marks is not None]
+        with_marks = [group.marks for group in groups if group.marks is not None]
         if with_marks:
             ones = np.zeros(1, with_marks[0].dtype)
             ones["weight"] = 1
             marks = np.concatenate(
                 [
-                    np.repeat(ones, len(part.ids.values)) if part.marks is None else part.marks
-                    for part in parts
+                    np.repeat(ones, len(group.ids.values)) if group.marks is None else group.marks
+                    for group in groups
                 ]
             )
         return Turns(
-            Ragged.concat([part.ids for part in parts]),
-            np.concatenate([part.counts for part in parts]),
+            Ragged.concat([group.ids for group in groups]),
+            np.concatenate([group.counts for group in groups]),
             marks,
         )
 
@@ -349,7 +349,7 @@ class Labels:
 
 def _find_last_trained(turns: Turns) -> Lengths:
     """Return int64 [n]: the number in `turns.ids` of the last response of each sample. If a sample
-    has marks, it is the last response of which they train a token, as in rows of turns
+    has marks, it is the last response with a token that they train, as in rows of turns
     (`split_answers`); if they train none, the last response.
     """
     last = turns.firsts[1:] - 1
@@ -391,8 +391,8 @@ def find_empty_sides(turns: Turns) -> NDArray[np.object_]:
 def move_stop_tokens(
     turns: Turns, stops: Sequence[int], leads: Sequence[Sequence[int]] = ()
 ) -> Turns:
-    """Return turns in which a stop token at the beginning of a prompt belongs to the response
-    before that prompt.
+    """Return turns with each stop token at the beginning of a prompt moved to the response before
+    that prompt.
 
     If the token of the next role, such as `<|user|>`, stops the model, the model must learn to
     write this token at the end of an answer. Only the boundary between response and prompt moves:

@@ -68,11 +68,11 @@ class Placeholder:
         """Keep the text that the placeholder prints."""
         self._text = text
 
-    def __add__(self, other: Any) -> Placeholder:
-        return Placeholder(self._text + _to_text(other))
+    def __add__(self, suffix: Any) -> Placeholder:
+        return Placeholder(self._text + _to_text(suffix))
 
-    def __radd__(self, other: Any) -> Placeholder:
-        return Placeholder(_to_text(other) + self._text)
+    def __radd__(self, prefix: Any) -> Placeholder:
+        return Placeholder(_to_text(prefix) + self._text)
 
     def strip(self) -> Placeholder:
         return Placeholder(self._text.strip())
@@ -80,8 +80,8 @@ class Placeholder:
     def __bool__(self) -> bool:
         return True
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Placeholder) or (isinstance(other, str) and other.strip()):
+    def __eq__(self, value: object) -> bool:
+        if isinstance(value, Placeholder) or (isinstance(value, str) and value.strip()):
             raise InspectedContent
         return False
 

@@ -94,7 +94,7 @@ def find_template_facts(encoding: Encoding, tokenizer: Tokenizer) -> TemplateFac
 
 
 def _recall(file: Path) -> TemplateFacts | None:
-    """Return the facts in a file of the cache; None if there is none, or if it is damaged."""
+    """Return the facts in a file of the cache; None if it is missing or damaged."""
     with suppress(OSError, ValueError, schema.Misfit):
         return schema.parse_mapping(TemplateFacts, json.loads(file.read_bytes()))
     return None

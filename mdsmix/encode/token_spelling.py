@@ -39,7 +39,7 @@ class TokenSpans(NamedTuple):
 
 
 class TokenSpelling:
-    """The bytes that each token of a tokenizer stands for."""
+    """The bytes that each token of a tokenizer spells."""
 
     def __init__(self, tokenizer_json: str) -> None:
         """Read the vocabulary and the added tokens of a tokenizer.json, at this path."""

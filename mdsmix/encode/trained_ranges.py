@@ -1,6 +1,6 @@
 """Splits answers into tokens that are trained and tokens that are not.
 
-LLM-Foundry trains a response as a whole or not at all. So an answer of which only a part is trained
+LLM-Foundry trains a response as a whole or not at all. So an answer that is only partly trained
 becomes several turns: its untrained tokens go to a prompt, its trained tokens to a response. The
 tokens of the row stay the same: an answer is tokenized as a whole, and cut between tokens.
 
@@ -25,6 +25,7 @@ from mdsmix.encode.answer_parts import PARTS
 from mdsmix.encode.answer_spans import WeightedRange
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.labels import USABLE, Flags, Lengths, Turns, find_empty_sides
+from mdsmix.encode.token_spelling import TokenSpans
 from mdsmix.ragged import Ragged
 
 MARK = np.dtype([("part", "u1"), ("weight", "<f4")])
@@ -52,7 +53,7 @@ class MarkedRange(NamedTuple):
     start: int
     stop: int
     "The position after the last character."
-    part: int
+    part_number: int
     "The part of the answer that these characters belong to: its place in PARTS, from 1."
     weight: float
     "0 if the characters are not trained, otherwise their loss weight, usually 1."
@@ -77,16 +78,17 @@ def multiply_weights(
     both weights. Both lists cover the response, in order and without gaps.
     """
     cut = list[MarkedRange]()
-    others = iter(weighed)
-    other = next(others, None)
-    for start, stop, part, weight in ranges:
-        while other and other.start < stop:
-            piece_start = max(start, other.start)
-            piece_stop = min(stop, other.stop)
-            cut.append(MarkedRange(piece_start, piece_stop, part, weight * other.weight))
-            if other.stop > stop:
+    remaining = iter(weighed)
+    factor = next(remaining, None)
+    for marked in ranges:
+        while factor and factor.start < marked.stop:
+            start = max(marked.start, factor.start)
+            stop = min(marked.stop, factor.stop)
+            weight = marked.weight * factor.weight
+            cut.append(MarkedRange(start, stop, marked.part_number, weight))
+            if factor.stop > marked.stop:
                 break
-            other = next(others, None)
+            factor = next(remaining, None)
     return cut
 
 
@@ -118,18 +120,18 @@ def mark_tokens(
     for number, ranges_of_one in enumerate(ranges):
         if len(ranges_of_one) > 1:
             divided.append(number)
-        for _, _, part, weight in ranges_of_one[:1]:
+        for first in ranges_of_one[:1]:  # an empty response has none
             # Response `number` is row 2 * number + 1.
             start, stop = ids.offsets[2 * number + 1 : 2 * number + 3]
-            marks[start:stop] = (part, weight)
+            marks[start:stop] = (first.part_number, first.weight)
+    marked = Turns(ids, turns.counts, marks)
     if divided:
-        _mark_divided(marks, turns, divided, responses, ranges, backend)
-    _extend_to_prompts(marks, ids)
-    return Turns(ids, turns.counts, marks)
+        _mark_divided(marked, divided, responses, ranges, backend)
+    _extend_to_prompts(marked)
+    return marked
 
 
 def _mark_divided(
-    marks: NDArray[Any],
     turns: Turns,
     divided: Sequence[int],
     responses: Sequence[str],
@@ -139,56 +141,77 @@ def _mark_divided(
     """Write the marks of responses with several ranges.
 
     Args:
-        marks: MARK [tokens], the marks of all tokens.
-        turns: the samples.
+        turns: the samples. Their marks are changed in place.
         divided: the numbers of these responses.
         responses: the text of each response.
         ranges: the ranges of each response.
         backend: the backend that has made the ids.
     """
-    ids = turns.ids.take(2 * np.array(divided) + 1)
+    assert turns.marks is not None
+    sides = 2 * np.array(divided) + 1
+    ids = turns.ids.take(sides)
     located = backend.locate([responses[number] for number in divided], ids)
     for row, number in enumerate(divided):
-        side = 2 * number + 1
         tokens = slice(*ids.offsets[row : row + 2])
-        stops = np.array([stop for _, stop, _, _ in ranges[number]])
-        parts = np.array([part for _, _, part, _ in ranges[number]])
-        weights = np.array([weight for _, _, _, weight in ranges[number]])
-        # The ranges of the first and of the last character of each token. A token without a
-        # character belongs to the range of the character after it.
-        first = np.searchsorted(stops, located.starts[tokens], "right")
-        last = np.searchsorted(stops, located.ends[tokens] - 1, "right")
-        first = np.minimum(first, len(stops) - 1)
-        last = np.clip(last, first, len(stops) - 1)
-        marked = marks[turns.ids.offsets[side] : turns.ids.offsets[side + 1]]
-        marked["part"] = parts[first]
-        marked["weight"] = weights[first]
-        # Few tokens have characters of several ranges.
-        for token in np.flatnonzero(last > first).tolist():
-            characters = range(located.starts[tokens][token], located.ends[tokens][token])
-            text = responses[number]
-            visible = [position for position in characters if not text[position].isspace()]
-            owners = np.searchsorted(stops, visible or [*characters], "right")
-            marked["part"][token] = parts[owners[0]]
-            marked["weight"][token] = weights[owners].max()
+        start, stop = turns.ids.offsets[sides[row] : sides[row] + 2]
+        _mark_response(
+            turns.marks[start:stop],
+            TokenSpans(located.starts[tokens], located.ends[tokens]),
+            responses[number],
+            ranges[number],
+        )
 
 
-def _extend_to_prompts(marks: NDArray[Any], ids: Ragged) -> None:
+def _mark_response(
+    marks: NDArray[Any], located: TokenSpans, text: str, ranges: Sequence[MarkedRange]
+) -> None:
+    """Write the marks of the tokens of a response.
+
+    Args:
+        marks: MARK [tokens]; changed in place.
+        located: the characters of each token.
+        text: the response.
+        ranges: its ranges.
+    """
+    stops = np.array([piece.stop for piece in ranges])
+    part_numbers = np.array([piece.part_number for piece in ranges])
+    weights = np.array([piece.weight for piece in ranges])
+    # The ranges of the first and of the last character of each token. A token without a character
+    # belongs to the range of the character after it.
+    last_range = len(ranges) - 1
+    first = np.searchsorted(stops, located.starts, "right")
+    first = np.minimum(first, last_range)
+    last = np.searchsorted(stops, located.ends - 1, "right")
+    last = np.clip(last, first, last_range)
+    marks["part"] = part_numbers[first]
+    marks["weight"] = weights[first]
+    # Few tokens have characters of several ranges.
+    for token in np.flatnonzero(last > first).tolist():
+        characters = [*range(located.starts[token], located.ends[token])]
+        visible = [position for position in characters if not text[position].isspace()]
+        owners = np.searchsorted(stops, visible or characters, "right")
+        marks["part"][token] = part_numbers[owners[0]]
+        marks["weight"][token] = weights[owners].max()
+
+
+def _extend_to_prompts(turns: Turns) -> None:
     """Give the tokens of each prompt the mark of the last token before it. If a stop token is later
     moved from a prompt to the answer before it, it then belongs to the last part of that answer.
 
     Args:
-        marks: MARK [tokens], the marks of all tokens.
-        ids: the ids of all prompts and responses.
+        turns: the samples. Their marks are changed in place.
     """
-    starts = ids.offsets[2:-1:2]  # of all prompts but the first
-    lengths = ids.lengths[2::2]
-    if len(marks):
-        # A sample's first prompt gets a mark of another sample. No token is moved out of it.
-        positions = np.arange(lengths.sum()) + np.repeat(
-            starts - np.cumsum(lengths) + lengths, lengths
-        )
-        marks[positions] = np.repeat(marks[np.maximum(starts - 1, 0)], lengths)
+    marks = turns.marks
+    if marks is None or not len(marks):
+        return
+    # Every other side is a prompt, from the first on. Nothing is before the first.
+    starts = turns.ids.offsets[2:-1:2]
+    lengths = turns.ids.lengths[2::2]
+    in_later_prompts = ~turns.in_responses
+    in_later_prompts[: turns.ids.lengths[0]] = False
+    # A sample's first prompt gets a mark of another sample. No token is moved out of it.
+    marks_before = marks[np.maximum(starts - 1, 0)]
+    marks[in_later_prompts] = np.repeat(marks_before, lengths)
 
 
 def count_parts(turns: Turns) -> dict[str, int]:
@@ -198,7 +221,7 @@ def count_parts(turns: Turns) -> dict[str, int]:
     if turns.marks is None:
         return {}
     counts = np.bincount(turns.marks["part"][turns.in_responses], minlength=len(PARTS) + 1)
-    return {part: int(count) for part, count in zip(PARTS, counts[1:], strict=True) if count}
+    return {name: int(count) for name, count in zip(PARTS, counts[1:], strict=True) if count}
 
 
 def count_untrained(turns: Turns) -> int:
@@ -233,7 +256,7 @@ class SplitAnswers(NamedTuple):
 
 
 def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswers:
-    """Return samples in which each response has only trained tokens, and each prompt only tokens
+    """Return samples whose responses have only trained tokens, and whose prompts have only tokens
     that are not trained.
 
     LLM-Foundry always trains the last response of a sample. So a sample ends with its last trained
@@ -250,7 +273,7 @@ def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswe
     samples = turns.samples
     is_trained = turns.response_weights > 0
     verdicts = find_empty_sides(turns)
-    kept = samples.lengths.copy()
+    kept_lengths = samples.lengths.copy()
     "The tokens of each sample that are not cut off."
     side_ends = turns.ids.offsets[1:]
     for row in np.flatnonzero(verdicts == USABLE).tolist():
@@ -268,40 +291,48 @@ def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswe
         elif not trains_all and pieces > 1:
             verdicts[row] = "split_answer"
         else:
-            kept[row] = end - start
+            kept_lengths[row] = end - start
     return SplitAnswers(
         turns=replace(
-            _join_runs(samples, is_trained, kept, verdicts == USABLE),
-            marks=Ragged(turns.marks, samples.offsets).first(kept).values,
+            _join_runs(samples, is_trained, kept_lengths, verdicts == USABLE),
+            marks=Ragged(turns.marks, samples.offsets).first(kept_lengths).values,
         ),
         verdicts=verdicts,
-        cut=samples.lengths - kept,
+        cut=samples.lengths - kept_lengths,
     )
 
 
-def _join_runs(samples: Ragged, is_trained: Flags, kept: Lengths, is_usable: Flags) -> Turns:
+def _join_runs(
+    samples: Ragged, is_trained: Flags, kept_lengths: Lengths, is_usable: Flags
+) -> Turns:
     """Return samples as turns: each run of untrained tokens is a prompt, each run of trained tokens
     a response. In the code a side is a prompt or a response.
 
     Args:
         samples: the tokens of each sample.
         is_trained: bool [tokens], whether each token is trained.
-        kept: int64 [n], how many of its first tokens each sample keeps.
+        kept_lengths: int64 [n], how many of its first tokens each sample keeps.
         is_usable: bool [n], whether each sample begins with an untrained token and keeps a trained
             token as its last one. Any other sample becomes one turn with an empty response.
     """
+    # Keep the first tokens of each sample. One that is not usable has no trained token.
     is_trained = is_trained & np.repeat(is_usable, samples.lengths)
-    flags = Ragged(is_trained, samples.offsets).first(kept)
-    rows = samples.first(kept)
-    tokens = flags.values
-    # A side begins where the flag changes, and at the first token of a sample.
-    begins = np.ones(len(tokens), bool)
-    begins[1:] = tokens[1:] != tokens[:-1]
-    begins[rows.offsets[:-1][rows.lengths > 0]] = True
-    sides_before = np.concatenate([[0], np.cumsum(begins)])[rows.offsets]
-    counts = np.diff(sides_before)  # sides of each sample
-    side_lengths = np.diff(np.append(np.flatnonzero(begins), len(tokens)))
-    # A sample that is not usable has one side, or none if it has no token: add empty sides.
-    missing = np.where(is_usable, 0, 2 - counts)
-    side_lengths = np.insert(side_lengths, np.repeat(sides_before[1:], missing), 0)
-    return Turns(Ragged.from_lengths(rows.values, side_lengths), (counts + missing) // 2)
+    kept_flags = Ragged(is_trained, samples.offsets).first(kept_lengths).values
+    tokens = samples.first(kept_lengths)
+    # A side begins where the flag changes, and at the first token of each sample.
+    begins_side = np.ones(len(kept_flags), bool)
+    begins_side[1:] = kept_flags[1:] != kept_flags[:-1]
+    first_tokens = tokens.offsets[:-1][tokens.lengths > 0]
+    begins_side[first_tokens] = True
+    # Count the sides of each sample, and the tokens of each side.
+    sides_before_token = np.concatenate([[0], np.cumsum(begins_side)])
+    sides_before_sample = sides_before_token[tokens.offsets]
+    sides = np.diff(sides_before_sample)
+    side_starts = np.flatnonzero(begins_side)
+    side_lengths = np.diff(np.append(side_starts, len(kept_flags)))
+    # A sample that is not usable has one side, or none if it has no token. Empty sides after it
+    # make it one turn.
+    missing = np.where(is_usable, 0, 2 - sides)
+    ends_of_missing = np.repeat(sides_before_sample[1:], missing)
+    side_lengths = np.insert(side_lengths, ends_of_missing, 0)
+    return Turns(Ragged.from_lengths(tokens.values, side_lengths), (sides + missing) // 2)

@@ -22,8 +22,8 @@ Why the ids are the same:
   added tokens, the normalizer of the word form does the same. If it does so only at the beginning
   of a text, then no normalizer can, since fastokens gives it pieces: `FirstSpace` prepends the
   space to the texts that do not begin with an added token.
-- **Cuts.** A text is cut between two characters only if no merge makes a token in which they are
-  neighbours. So no merge is lost, and the words of a text can be merged one by one.
+- **Cuts.** A text is cut between two characters only if they are neighbours in no token that a
+  merge makes. So no merge is lost, and the words of a text can be merged one by one.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def _make_byte_characters() -> str:
     """Return the characters that byte-level tokenizers write for the bytes 0 to 255: GPT-2's. Bytes
     that cannot be printed become the characters from U+0100 on.
     """
-    others = (byte for byte in range(256) if byte not in PRINTED)
+    unprinted = (byte for byte in range(256) if byte not in PRINTED)
     numbers = {byte: byte for byte in PRINTED}
-    numbers |= {byte: 0x100 + count for count, byte in enumerate(others)}
+    numbers |= {byte: 0x100 + count for count, byte in enumerate(unprinted)}
     return "".join(chr(numbers[byte]) for byte in range(256))
 
 
@@ -124,9 +124,9 @@ class CharacterParts(NamedTuple):
         # The first byte takes the place of the part. The others are inserted after it.
         values = values.copy()
         values[positions] = self.byte_ids[parts, 0]
-        more = self.sizes[parts] - 1
-        is_inserted = np.arange(2) < more[:, None]
-        expanded_at = np.repeat(positions, more)
+        inserted = self.sizes[parts] - 1
+        is_inserted = np.arange(2) < inserted[:, None]
+        expanded_at = np.repeat(positions, inserted)
         values = np.insert(values, expanded_at + 1, self.byte_ids[parts, 1:][is_inserted])
         return Ragged(values, rows.offsets + np.searchsorted(expanded_at, rows.offsets))
 
@@ -164,9 +164,9 @@ class FirstSpace(NamedTuple):
             return text
         # The first characters spare most texts the search: Mistral has 771 added tokens.
         if text[0] in self.beginnings:
-            found = max((t for t in self.added if text.startswith(t)), key=len, default=None)
+            token = max((t for t in self.added if text.startswith(t)), key=len, default=None)
             # The longest token counts, though it is special and is not matched.
-            if found is not None and (match_special or not self.added[found]):
+            if token is not None and (match_special or not self.added[token]):
                 return text
         return " " + text
 
@@ -224,7 +224,7 @@ def make_word_form(content: bytes) -> bytes | None:
 
 
 def make_cuts(merges: Iterable[Sequence[str]]) -> str | None:
-    """Return a regular expression whose matches are the words of a text in which marks are spaces.
+    """Return a regular expression whose matches are the words of a text with spaces for marks.
     Each character of a text is in a match. Return None if texts cannot be cut so.
 
     Texts are cut before spaces, between ASCII punctuation and other characters, and around
@@ -260,8 +260,8 @@ def make_cuts(merges: Iterable[Sequence[str]]) -> str | None:
     if openers:
         continues.append(f"(?<=[{_list(openers)}]) +{run}?")
     # `*+` never goes back, so that a long word takes no stack.
-    more = f"(?:{'|'.join(continues)})*+" if continues else ""
-    words = [f" *(?:{'|'.join(begins)}){more}", " +"]
+    continued = f"(?:{'|'.join(continues)})*+" if continues else ""
+    words = [f" *(?:{'|'.join(begins)}){continued}", " +"]
     if lone:
         words.append(f"[{_list(lone)}]+")
     return "|".join(words)

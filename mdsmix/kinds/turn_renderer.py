@@ -352,8 +352,8 @@ class TurnRenderer:
         """Return the characters of one part of an answer, such as its reasoning, with the number of
         the part and the loss weight that the recipe's `train_parts` gives it.
         """
-        number = PARTS.index(answer_part.part) + 1
-        weight = float(self.encoding.train_parts[answer_part.part])
+        number = PARTS.index(answer_part.name) + 1
+        weight = float(self.encoding.train_parts[answer_part.name])
         return MarkedRange(answer_part.start, answer_part.stop, number, weight)
 
     def unread_variables(self, conversation: Conversation) -> Iterator[str]:

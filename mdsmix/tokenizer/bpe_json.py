@@ -48,22 +48,22 @@ class BpeJson:
         merges = orjson.Fragment(self.merges)
         return self._with_model(vocab=orjson.loads(self.vocab), merges=merges)
 
-    def to_skeleton(self, ids: dict[str, int], kept: Collection[str]) -> str:
+    def to_skeleton(self, ids: dict[str, int], kept_tokens: Collection[str]) -> str:
         """Return the text of a small tokenizer.json with the same settings. Its vocabulary has only
         some tokens, with their ids, and it has no merges.
 
-        These tokens are kept: those in `kept`, each single character, so that any text that the
+        These tokens are kept: `kept_tokens`, each single character, so that any text that the
         vocabulary covers is encoded, and the token with the largest id.
 
         Args:
             ids: token -> id of the whole vocabulary.
-            kept: tokens that the small vocabulary must have.
+            kept_tokens: tokens that the small vocabulary must have.
         """
         largest = max(ids.values(), default=0)
         vocab = {
             token: number
             for token, number in ids.items()
-            if len(token) == 1 or number == largest or token in kept
+            if len(token) == 1 or number == largest or token in kept_tokens
         }
         return orjson.dumps(self._with_model(vocab=vocab, merges=[])).decode()
 
@@ -148,7 +148,7 @@ def join_pairs(tree: dict[str, Any]) -> bool:
 
 def find_joined(path: str) -> str:
     """Return the path of the file with joined merges (`join_merges`) next to a tokenizer.json. If
-    there is none, return the path of the tokenizer.json.
+    it is missing, return the path of the tokenizer.json.
     """
     joined = Path(path).with_name(JOINED)
     return str(joined) if joined.is_file() else path

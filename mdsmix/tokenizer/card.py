@@ -124,7 +124,7 @@ class Tokenizer:
 
     @property
     def chat_template_hash(self) -> str | None:
-        """The hash of `chat_template`. If there is no such template, the hash of `tool_template`;
+        """The hash of `chat_template`; if the tokenizer lacks it, the hash of `tool_template`;
         None if there is neither.
         """
         if self.chat_template is None:
@@ -142,7 +142,7 @@ class Tokenizer:
 
 
 def _hash_template(template: str | None) -> str | None:
-    """Return the xxh128 of a template's text; None if there is no template."""
+    """Return the xxh128 of a template's text; None for None."""
     return None if template is None else xxhash.xxh128_hexdigest(template.encode())
 
 

@@ -68,7 +68,7 @@ def describe_tokenizer(
         name: the tokenizer's folder, file or hub name.
         kwargs: arguments for AutoTokenizer.from_pretrained, from the recipe.
         file_hash: the `hash_model` of the folder's tokenizer.json; "" if it is not known.
-        joined: a file to read in place of the folder's tokenizer.json; None: there is none.
+        joined: a file to read in place of the folder's tokenizer.json, or None.
     """
     tokenizer, note = _load(name, kwargs, joined)
     release_freed_memory()  # reading Gemma 3 leaves 200 MB of it
@@ -133,7 +133,7 @@ def _refuse_empty(tokenizer: Any, ids: dict[str, int]) -> None:
 
 def _describe_class_changes(name: str, tokenizer: Any, model_hash: str, file_hash: str) -> str:
     """Return a sentence with an example if the tokenizer's class gives other ids than its
-    tokenizer.json. Return "" if the ids are the same or there is no such file.
+    tokenizer.json. Return "" if the ids are the same or the file is missing.
 
     Args:
         name: the tokenizer's folder, file or hub name.
@@ -170,7 +170,7 @@ def _describe_class_changes(name: str, tokenizer: Any, model_hash: str, file_has
 
 def _read_stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
     """Return the ids of `eos_token_id` in the generation_config.json that is in the tokenizer's
-    folder or hub repository; [] if there is no such file or key.
+    folder or hub repository; [] if the file or the key is missing.
 
     Args:
         name: the tokenizer's folder, file or hub name.
@@ -191,7 +191,7 @@ def _read_stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
 
 def _find_file(name: str, file: str, kwargs: dict[str, Any]) -> str | None:
     """Return the path of one of a tokenizer's files, in its folder or in the hub cache; None if
-    there is no such file.
+    it is missing.
 
     Args:
         name: the tokenizer's folder or hub name.
@@ -282,7 +282,7 @@ def _save_files(
         fields: the result of `_read_fields`; the saved tokenizer must have the same fields.
         content: the text of tokenizer.json.
         skeleton: the text of a tokenizer.json with the same settings and added tokens, and few
-            other tokens; empty if there is none.
+            other tokens; empty if the model is not BPE.
     """
     from tokenizers import Tokenizer as Model
 
@@ -388,7 +388,7 @@ def _load(name: str, kwargs: dict[str, Any], joined: Path | None = None) -> tupl
     Args:
         name: the tokenizer's folder, file or hub name.
         kwargs: arguments for AutoTokenizer.from_pretrained.
-        joined: a file to read in place of the folder's tokenizer.json; None: there is none.
+        joined: a file to read in place of the folder's tokenizer.json, or None.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -429,7 +429,7 @@ def _find_unread(tokenizer_class: type, kwargs: dict[str, Any]) -> list[str]:
     if tokenizer_class.__module__.startswith("transformers_modules."):
         return []
     classes = (AutoTokenizer, *tokenizer_class.__mro__[:-1])  # without `object`
-    modules = {inspect.getmodule(each) for each in classes}
+    modules = {inspect.getmodule(base) for base in classes}
     code = "".join(inspect.getsource(module) for module in modules if module)
     return [name for name in kwargs if not re.search(rf"\b{re.escape(name)}\b", code)]
 

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 IMPORT_UTILS = "transformers.utils.import_utils"
-"The module of transformers with the rules by which it reads its models."
+"The module of transformers that reads what its models export."
 FIRST_READ = ("auto/*.py", "*/tokenization_*.py")
 "Patterns of the modules in `models` that are read at first."
 EXPECTED = {
@@ -71,7 +71,7 @@ class _ImportUtilsFinder(MetaPathFinder):
         return spec
 
 
-class _Part(NamedTuple):
+class _ModelsPart(NamedTuple):
     """The structure of the folder `models` that was read at first."""
 
     structure: Structure
@@ -97,7 +97,7 @@ def _change_import_utils(import_utils: Any) -> None:
     define = import_utils.define_import_structure
     package_class = import_utils._LazyModule
     models = package / "models"
-    parts = list[_Part]()
+    parts = list[_ModelsPart]()
 
     def define_part(path: str | Path, *arguments: Any, **named_arguments: Any) -> Structure:
         """Return the structure of a folder: the whole, but only a part of that of `models`.
@@ -119,36 +119,40 @@ def _change_import_utils(import_utils: Any) -> None:
                     if not link.is_symlink():
                         link.symlink_to(module)
             structure = define(folder, *arguments, **named_arguments)
-        parts.append(_Part(structure, (path, *arguments), named_arguments))
+        parts.append(_ModelsPart(structure, (path, *arguments), named_arguments))
         return structure
 
     class LatePackage(package_class):  # type: ignore[misc, valid-type]
         """A package of transformers. If it was made from a part, it completes itself."""
 
+        _models_part: _ModelsPart | None = None
+
         def __init__(self, name: str, file: str, structure: Structure, **settings: Any) -> None:
             super().__init__(name, file, structure, **settings)
             self._first_arguments = (name, file)
             self._settings = settings
-            self._part = next((part for part in parts if part.structure is structure), None)
+            for models_part in parts:
+                if models_part.structure is structure:
+                    self._models_part = models_part
 
         def __getattr__(self, name: str) -> Any:
             # The original must not search a part for a name that it lacks: transformers 5 then
             # tries similar names.
-            if self._part and not name.startswith("_") and not self._has_name(name):
-                self._complete(self._part)
+            if self._models_part and not name.startswith("_") and not self._has_name(name):
+                self._complete(self._models_part)
             return super().__getattr__(name)
 
         def _has_name(self, name: str) -> bool:
-            known = (self._class_to_module, self._modules, self._objects)
-            return any(name in names for names in known)
+            tables = (self._class_to_module, self._modules, self._objects)
+            return any(name in table for table in tables)
 
-        def _complete(self, part: _Part) -> None:
+        def _complete(self, models_part: _ModelsPart) -> None:
             """Read all modules of `models`."""
-            structure = define(*part.arguments, **part.named_arguments)
-            for libraries, modules in part.structure.items():
+            structure = define(*models_part.arguments, **models_part.named_arguments)
+            for libraries, modules in models_part.structure.items():
                 structure.setdefault(libraries, {}).update(modules)
             super().__init__(*self._first_arguments, structure, **self._settings)
-            self._part = None
+            self._models_part = None
 
     import_utils.define_import_structure = define_part
     import_utils._LazyModule = LatePackage

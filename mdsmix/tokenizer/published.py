@@ -68,7 +68,7 @@ def card_file_name(folder: str) -> str:
 
 def read_card(home: Location) -> FolderCard | None:
     """Return the card (the JSON file that describes a published tokenizer or processor) in the
-    folder `home`. Return None if there is no card, or if it cannot be read or was written for a
+    folder `home`. Return None if the card is missing, or if it cannot be read or was written for a
     folder with another name.
     """
     answer = (home / card_file_name(home.name)).fetch()
@@ -122,7 +122,7 @@ def _hash_files(files: Mapping[str, bytes]) -> str:
 
 def fetch_folder(home: Location) -> Path | None:
     """Return a copy in the cache of the folder that was published at `home`. The folder is fetched
-    if the cache does not have it yet. Return None if there is no card at `home`.
+    if the cache does not have it yet. Return None if `home` has no card.
 
     Raises Unreachable if the files at `home` have changed since they were published.
     """
@@ -158,7 +158,7 @@ class PublishedTokenizer(NamedTuple):
     card: TokenizerCard
     "The tokenizer's card in the stream's manifest."
     root: Location
-    "The root of the mix, in which the tokenizer's folder is."
+    "The root of the mix, which contains the tokenizer's folder."
 
 
 def adopt_hash(tokenizer: Tokenizer, published: Iterable[PublishedTokenizer]) -> Tokenizer:
@@ -173,12 +173,12 @@ def adopt_hash(tokenizer: Tokenizer, published: Iterable[PublishedTokenizer]) ->
         tokenizer: the tokenizer, with its hash by today's rule.
         published: the tokenizers of published streams.
     """
-    by_hash = {other.card.hash: other for other in published}
+    by_hash = {candidate.card.hash: candidate for candidate in published}
     if tokenizer.hash in by_hash:
         return tokenizer
-    for other in by_hash.values():
-        if find_current_hash(other) == tokenizer.hash:
-            return replace(tokenizer, hash=other.card.hash)
+    for candidate in by_hash.values():
+        if find_current_hash(candidate) == tokenizer.hash:
+            return replace(tokenizer, hash=candidate.card.hash)
     return tokenizer
 
 

@@ -63,7 +63,7 @@ def open_snapshot(
     pretrained: Pretrained, name: str, kwargs: Mapping[str, Any], say: Say | None
 ) -> Path:
     """Return the folder of a snapshot: a copy of a tokenizer or processor in the cache, with its
-    files and a description of it, card.json. If there is no snapshot yet, it is made now.
+    files and a description of it, card.json. A snapshot that is missing is made now.
 
     The description is written last, so a folder with a card.json is complete.
     Raises Unreachable if transformers cannot load `name`.

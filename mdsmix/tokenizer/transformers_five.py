@@ -98,7 +98,7 @@ def is_known_class(name: str) -> bool:
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     names = (name, f"{name}Fast", name.removesuffix("Fast"))
-    return any(tokenizer_class_from_name(each) is not None for each in names)
+    return any(tokenizer_class_from_name(candidate) is not None for candidate in names)
 
 
 def make_readable(folder: Path) -> None:
@@ -128,8 +128,8 @@ def add_named_templates(tokenizer: Any, folder: Path) -> None:
 
 
 def is_saved_by_five(folder: str) -> bool:
-    """Return whether this is a folder in which transformers 5 saved a tokenizer in a form that
-    transformers 4 cannot open. Return False for a hub name.
+    """Return whether transformers 5 saved a tokenizer in this folder, in a form that transformers 4
+    cannot open. Return False for a hub name.
     """
     return os.path.isdir(folder) and TOKENIZER_CONFIG in _convert_for_four(Path(folder))
 
