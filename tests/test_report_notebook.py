@@ -15,6 +15,7 @@ import pytest
 
 import mdsmix
 from mdsmix.report import notebook, progress
+from mdsmix.report.drawings import RibbonPart
 from mdsmix.report.progress import NotebookBar, watching
 from mdsmix.report.show import Heading, NamedValues, SampleText, Title
 from tests.converting import Project, documents
@@ -81,7 +82,7 @@ def test_hostile_items_are_text_in_the_element() -> None:
         f"  - {HOSTILE}",
         NamedValues([(HOSTILE, HOSTILE)]),
         SampleText([("⟦", "mark"), (HOSTILE, "text"), (f"⟨{HOSTILE}⟩", "control"), ("⟧", "mark")]),
-        notebook.Ribbon(HOSTILE, [(HOSTILE, "s0", 1.0)]),
+        notebook.Ribbon(HOSTILE, [RibbonPart(HOSTILE, "s0", 1.0)]),
         notebook.Table(columns=[notebook.Column(HOSTILE, "text")], rows=[(HOSTILE,)], notes=[HOSTILE]),
         HOSTILE,
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from mdsmix.mix.check import (
 )
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.mix.streams.mix import Mix
-from mdsmix.report.drawings import Ribbon, choose_colours
+from mdsmix.report.drawings import Ribbon, RibbonPart, choose_colours
 from mdsmix.report.result import Result
 from mdsmix.report.show import Heading, Item, group_findings
 from mdsmix.table import Table, Tree, table_to_json
@@ -56,7 +56,10 @@ class CheckedMix(list[Finding], Result):
         shares = self.mix.shares
         if shares:
             colours = choose_colours(share.stream for share in shares.streams)
-            parts = [(s.stream, colours[s.stream], float(s.reached)) for s in shares.streams]
+            parts = list[RibbonPart]()
+            for share in shares.streams:
+                css = colours[share.stream]
+                parts.append(RibbonPart(share.stream, css, float(share.reached)))
             yield Ribbon(f"reached shares of an epoch's {shares.count}", parts)
         for item in self.items():
             if item != self.verdict:

@@ -20,7 +20,7 @@ from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.messages import format_percent, join_counts, join_names, plural
-from mdsmix.report.drawings import Ribbon, choose_colours, make_records_ribbon
+from mdsmix.report.drawings import Ribbon, RibbonPart, choose_colours, make_records_ribbon
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item
 from mdsmix.report.trained_tokens import list_untrained_tokens, trained_tokens
@@ -116,9 +116,9 @@ class Conversion(Result):
         parts = []
         for outcome in self.streams:
             tokens = trained_tokens(outcome.manifest)
-            parts.append((outcome.stream, colours[outcome.stream], tokens))
+            parts.append(RibbonPart(outcome.stream, colours[outcome.stream], tokens))
         drawn = list[Item | Ribbon](self.items())
-        if any(tokens for _, _, tokens in parts):
+        if any(part.amount for part in parts):
             drawn.append(Ribbon("tokens", parts))
         for outcome in self.streams:
             records = outcome.manifest.records

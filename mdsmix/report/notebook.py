@@ -150,9 +150,10 @@ def _draw_ribbon(ribbon: Ribbon) -> Markup:
     """Return a bar that is divided into shares, with its key below."""
     shares = []
     keys = []
-    for label, css, _, width in ribbon.rects:
-        shares.append(SHARE.format(css, width, make_printable(label)))
-        keys.append(KEY.format(css, make_printable(label)))
+    for rect in ribbon.rects:
+        label = make_printable(rect.label)
+        shares.append(SHARE.format(rect.css, rect.width, label))
+        keys.append(KEY.format(rect.css, label))
     return RIBBON.format(make_printable(ribbon.label), _join(shares), _join(keys))
 
 

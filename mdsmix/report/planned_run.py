@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from mdsmix.messages import plural
 from mdsmix.mix.plan.plan import Plan, list_figures
-from mdsmix.report.drawings import Ribbon, choose_colours
+from mdsmix.report.drawings import Ribbon, RibbonPart, choose_colours
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item, NamedValues
 from mdsmix.table import Column, Estimate, Table, Tree, format_cell, is_known
@@ -64,8 +64,9 @@ def make_mix_ribbons(plan: Plan, colours: Mapping[str, str]) -> Iterator[Ribbon]
     for key, label in MEASURES:
         parts = []
         for stream in plan.streams:
-            parts.append((stream.stream, colours[stream.stream], getattr(stream, key)))
-        total = sum(count for _, _, count in parts)
+            count = getattr(stream, key)
+            parts.append(RibbonPart(stream.stream, colours[stream.stream], count))
+        total = sum(part.amount for part in parts)
         if is_known(total) and total:
             yield Ribbon(f"{label} of an epoch", parts)
 
@@ -77,9 +78,9 @@ def make_step_ribbon(plan: Plan) -> Iterator[Ribbon]:
         tokens = min(step.tokens, step.positions)
         trained = min(step.trained, tokens)
         parts = (
-            ("trained tokens", "trained", trained),
-            ("other tokens", "read", tokens - trained),
-            ("padding", "padding", step.positions - tokens),
+            RibbonPart("trained tokens", "trained", trained),
+            RibbonPart("other tokens", "read", tokens - trained),
+            RibbonPart("padding", "padding", step.positions - tokens),
         )
         yield Ribbon("the positions of a step", parts)
 

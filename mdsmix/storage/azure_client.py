@@ -33,7 +33,7 @@ from mdsmix.storage.azure_account import (
 )
 from mdsmix.storage.azure_errors import AzureError, AzureErrors
 from mdsmix.storage.location import Stat
-from mdsmix.storage.retries import retry
+from mdsmix.storage.retries import Connection, retry
 
 T = TypeVar("T")
 Headers = Mapping[str, str]
@@ -124,9 +124,9 @@ def ask_azure(url: str, request: Callable[[Client], T]) -> T:
     Raises Unreachable if the request fails for good.
     """
 
-    def connect() -> tuple[Client, str]:
+    def connect() -> Connection:
         client = _client_for(account_name(url))
-        return client, client.account.endpoint
+        return Connection(client, client.account.endpoint)
 
     return retry(url, _ERRORS, connect, request)
 

@@ -37,7 +37,7 @@ from mdsmix.storage.gcs_errors import (
     read_endpoint,
 )
 from mdsmix.storage.location import Bytes, Stat
-from mdsmix.storage.retries import retry
+from mdsmix.storage.retries import Connection, retry
 
 T = TypeVar("T")
 Answer = dict[str, Any]
@@ -146,9 +146,9 @@ def ask_google(url: str, request: Callable[[Session], T]) -> T:
     Raises Unreachable if the request fails for good.
     """
 
-    def connect() -> tuple[Session, str]:
+    def connect() -> Connection:
         session = open_session(url)
-        return session, session.endpoint
+        return Connection(session, session.endpoint)
 
     return retry(url, _ERRORS, connect, request)
 

@@ -27,7 +27,7 @@ from mdsmix.storage.bucket import BucketPath
 from mdsmix.storage.hub_errors import HUB_ERRORS, find_endpoint, show_hub_endpoint
 from mdsmix.storage.location import CHANGED, NO_LIMIT, Bytes, Entries, Location, Stat, refuse_dots
 from mdsmix.storage.object_reader import make_random_reader
-from mdsmix.storage.retries import retry
+from mdsmix.storage.retries import Connection, retry
 
 T = TypeVar("T")
 
@@ -304,9 +304,8 @@ def _import_utils() -> Any:
     return utils
 
 
-def _connect() -> tuple[Any, str]:
-    """Return (client, address of the hub)."""
-    return _make_api(), find_endpoint()
+def _connect() -> Connection:
+    return Connection(_make_api(), find_endpoint())
 
 
 def _make_stat(file: Any) -> Stat:

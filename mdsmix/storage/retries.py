@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mdsmix.storage.notices import show_notice
 from mdsmix.storage.store_errors import StoreErrors
@@ -42,6 +42,14 @@ _waited_for: set[str] = set()
 "Endpoints whose wait was shown since they last answered."
 
 
+class Connection(NamedTuple):
+    """A store's client, and where the store is."""
+
+    client: Any
+    endpoint: str
+    "The address of the store."
+
+
 def show_wait(endpoint: str, sentence: str) -> None:
     """Show the sentence once for all requests that wait for this endpoint."""
     if endpoint not in _waited_for:
@@ -52,7 +60,7 @@ def show_wait(endpoint: str, sentence: str) -> None:
 def retry(
     url: str,
     errors: StoreErrors,
-    connect: Callable[[], tuple[Any, str]],
+    connect: Callable[[], Connection],
     request: Callable[[Any], T],
 ) -> T:
     """Send a request to a store, and return its result. Temporary failures are retried.
@@ -60,7 +68,7 @@ def retry(
     Args:
         url: what error messages name.
         errors: what the errors of the store's client mean.
-        connect: called before each try; returns (client, address of the store).
+        connect: called before each try; returns the client to use.
         request: called at each try with the client; returns the result.
 
     Raises Unreachable if the request fails for good.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import Stat
-from mdsmix.storage.retries import retry
+from mdsmix.storage.retries import Connection, retry
 from mdsmix.storage.s3_errors import Answer, S3Errors, error_code, show_s3_endpoint
 
 T = TypeVar("T")
@@ -41,9 +41,9 @@ def ask_s3(url: str, request: Callable[[Any], T]) -> T:
     Raises Unreachable if the request fails for good.
     """
 
-    def connect() -> tuple[Any, str]:
+    def connect() -> Connection:
         client = _client_for(url)
-        return client, client.meta.endpoint_url
+        return Connection(client, client.meta.endpoint_url)
 
     return retry(url, _ERRORS, connect, request)
 

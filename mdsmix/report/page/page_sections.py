@@ -10,7 +10,7 @@ from mdsmix.frozen import frozen
 from mdsmix.messages import join_names, plural
 from mdsmix.mix.check import describe_coverage
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
-from mdsmix.report.drawings import Ribbon, make_records_ribbon
+from mdsmix.report.drawings import Ribbon, RibbonPart, make_records_ribbon
 from mdsmix.report.inspection import (
     make_lengths_table,
     show_bad_records,
@@ -201,6 +201,6 @@ def _batches(page: Gathered) -> Items:
     for steps, *shares in windows_table(page.preview).rows:
         parts = []
         for name, share in zip(names, shares, strict=True):
-            parts.append((name, page.colours[name], share))
+            parts.append(RibbonPart(name, page.colours[name], share))
         yield Ribbon(f"steps {steps}" if " to " in steps else f"step {steps}", parts)
     yield from show_preview(page.preview, page.decoder, with_ids=False)
