@@ -55,36 +55,44 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(folder: Path, mix: str = "whole", **dataset: Any) -> dict[str, Any]:
+    """Return a training config of the three streams, weighted as one of MIXES."""
     streams = {n: {"local": str(folder / n), **w} for n, w in MIXES[mix].items()}
     return config(streams, "text", **{"shuffle": True, **dataset})
 
 
-def laid_out(made: dict[str, Any], cluster: Machines, state: Any = None) -> list[Any]:
-    """Lists [step][rank] of sample ids."""
+def lay_out(config: dict[str, Any], cluster: Machines, state: Any = None) -> list[Any]:
+    """Return the sample ids that a preview lays out: lists [step][rank]."""
     layout = EpochLayout(
-        read_settings(made), make_mix(made, "test").train.streams, cluster, cluster.rows
+        read_settings(config), make_mix(config, "test").train.streams, cluster, cluster.rows
     )
-    entered = {"epoch": 0, "sample_in_epoch": 0, **(state or {})}
-    at = entered.pop("epoch"), entered.pop("sample_in_epoch")
-    layout.apply_state(**entered)
-    return [[own[own != NO_SAMPLE].tolist() for own in step] for step in layout.draw_steps(*at)]
+    keys = {"epoch": 0, "sample_in_epoch": 0, **(state or {})}
+    epoch = keys.pop("epoch")
+    sample = keys.pop("sample_in_epoch")
+    layout.apply_state(**keys)
+    steps = list[Any]()
+    for step in layout.draw_steps(epoch, sample):
+        steps.append([rank_ids[rank_ids != NO_SAMPLE].tolist() for rank_ids in step])
+    return steps
 
 
-def batches(made: dict[str, Any], cluster: Machines, rank: int, state: Any = None) -> list[Any]:
-    """What a real loader gives one device of a cluster."""
-    loader = build_loader(made, cluster.rows, ids=IDS)
+def load_batches(
+    config: dict[str, Any], cluster: Machines, rank: int, state: Any = None
+) -> list[Any]:
+    """Return the sample ids of each batch that a real loader gives to one device of a cluster."""
+    loader = build_loader(config, cluster.rows, ids=IDS)
     loader.dataset._parallel_rank_world = World(cluster.nodes, cluster.gpus, 1, rank)
     loader.dataset.length = -(-loader.dataset.epoch_size // cluster.ranks)
     if state:
         loader.load_state_dict(state)
-    found = [first_tokens([batch]) for batch in loader]
+    ids_of_batches = [first_tokens([batch]) for batch in loader]
     del loader
     gc.collect()
-    return found
+    return ids_of_batches
 
 
-def real(made: dict[str, Any], cluster: Machines, *state: Mapping[str, Any]) -> list[Any]:
-    devices = [batches(made, cluster, rank, *state) for rank in range(cluster.ranks)]
+def load_steps(config: dict[str, Any], cluster: Machines, *state: Mapping[str, Any]) -> list[Any]:
+    """Return the sample ids that real loaders give to all devices: lists [step][rank]."""
+    devices = [load_batches(config, cluster, rank, *state) for rank in range(cluster.ranks)]
     # Under device_per_stream a device may come out of batches before another.
     return [list(step) for step in zip_longest(*devices, fillvalue=[])]
 
@@ -103,39 +111,43 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("keys", CASES, ids=str)
 def test_steps_are_what_a_real_dataset_yields(folder: Path, keys: dict[str, Any]) -> None:
     cluster = Machines(gpus=2, batch=24)
-    made = settings(folder, **keys)
-    found = laid_out(made, cluster)
-    assert found == real(made, cluster)
-    assert laid_out(settings(folder, keys["mix"]), cluster) != found, "these keys shape the order"
+    config = settings(folder, **keys)
+    steps = lay_out(config, cluster)
+    assert steps == load_steps(config, cluster)
+    without_keys = lay_out(settings(folder, keys["mix"]), cluster)
+    assert without_keys != steps, "these keys shape the order"
 
 
 @pytest.mark.parametrize(("method", "batch"), [("random", 48), ("device_per_stream", 16)])
 def test_two_nodes_of_four_devices_with_workers(folder: Path, method: str, batch: int) -> None:
     cluster = Machines(nodes=2, gpus=4, workers=3, batch=batch)
-    made = settings(folder, "repeat", batching_method=method, num_workers=3, shuffle_block_size=64)
-    found = laid_out(made, cluster)
-    assert len(found) >= 5
-    assert [b for step in found if (b := step[6])] == batches(made, cluster, 6)
+    config = settings(
+        folder, "repeat", batching_method=method, num_workers=3, shuffle_block_size=64
+    )
+    steps = lay_out(config, cluster)
+    assert len(steps) >= 5
+    batches_of_rank = [step[6] for step in steps if step[6]]
+    assert batches_of_rank == load_batches(config, cluster, 6)
 
 
 def test_a_state_of_other_devices_is_entered_as_streaming_enters_it(folder: Path) -> None:
     # Three nodes share the canonical nodes of two by no whole number: the order is laid out for the
     # two, then shared out.
     cluster = Machines(nodes=3, batch=48)
-    made = settings(folder, "repeat")
+    config = settings(folder, "repeat")
     state = {"epoch": 4, "sample_in_epoch": 96, "num_canonical_nodes": 2, "shuffle_seed": 3}
     state["initial_physical_nodes"] = 2
-    rest = laid_out(made, cluster, state)
-    assert rest == real(made, cluster, state)
-    assert rest != laid_out(made, cluster)[2:]
+    steps = lay_out(config, cluster, state)
+    assert steps == load_steps(config, cluster, state)
+    assert steps != lay_out(config, cluster)[2:]
 
 
-def test_what_streaming_refuses_is_told(folder: Path) -> None:
+def test_a_refusal_of_streaming_is_a_recipe_error(folder: Path) -> None:
     with pytest.raises(RecipeError, match="does not have an adequate number"):
-        laid_out(settings(folder, batching_method="per_stream"), Machines(batch=400))
+        lay_out(settings(folder, batching_method="per_stream"), Machines(batch=400))
 
 
-RANK = """
+RANK = '''
 import json, os, sys
 from itertools import islice
 import torch.distributed as dist
@@ -144,35 +156,38 @@ from mdsmix.load import TokenIds, build_loader
 config, packed = json.loads(sys.argv[1])
 dist.init_process_group("gloo")
 
-def first(batch):
+def list_sample_ids(batch):
     return batch["input_ids"][:, 0].tolist()
 
-def held(batch):
+def count(batch):
+    """Return tokens, trained tokens, and the samples that are packed into each row."""
     trained = int((batch["labels"][:, 1:] != -100).sum())
     documents = (batch["sequence_id"].amax(dim=1) + 1).tolist()
     return [int(batch["attention_mask"].sum()), trained, documents]
 
-def of_all(look, batches):
-    every = [None] * dist.get_world_size()
-    dist.all_gather_object(every, [look(batch) for batch in batches])
-    return every
+def gather(describe, batches):
+    """Return the descriptions of the batches of all processes."""
+    descriptions = [None] * dist.get_world_size()
+    dist.all_gather_object(descriptions, [describe(batch) for batch in batches])
+    return descriptions
 
-def stopped(config, look):
+def run_twice(config, describe):
+    """Read a whole epoch, and an epoch that is stopped after three batches and resumed."""
     ids = TokenIds(eos=0, pad=1)
-    whole = of_all(look, build_loader(config, 4, ids=ids))
+    whole = gather(describe, build_loader(config, 4, ids=ids))
     stopped = build_loader(config, 4, ids=ids)
     batches = iter(stopped)
-    before = of_all(look, islice(batches, 3))
+    before = gather(describe, islice(batches, 3))
     state = json.loads(json.dumps(stopped.state_dict()))
     del stopped, batches
     resumed = build_loader(config, 4, ids=ids)
     resumed.load_state_dict(state)
-    return {"whole": whole, "before": before, "after": of_all(look, resumed), "state": state}
+    return {"whole": whole, "before": before, "after": gather(describe, resumed), "state": state}
 
-print(json.dumps([stopped(config, first), stopped(packed, held)]))
+print(json.dumps([run_twice(config, list_sample_ids), run_twice(packed, count)]))
 dist.barrier()
 dist.destroy_process_group()
-"""
+'''
 
 
 def test_two_processes_share_streams(
@@ -185,30 +200,35 @@ def test_two_processes_share_streams(
         write_stream(tmp_path / name, PAIR, map(pair, range(count)), size_limit=900)
     packing = config(pairs, shuffle=True, packing_ratio=2.6)
     argument = json.dumps([plain, packing])
-    ended = [each.wait() for each in ranks(programs, RANK, argument)]
-    assert [each.returncode for each in ended] == [0, 0], ended
-    answer, held = json.loads(ended[0].stdout.splitlines()[-1])
-    whole, before, after = answer["whole"], answer["before"], answer["after"]
-    assert answer["state"]["sample_in_epoch"] == 3 * 2 * 4
+    processes = [process.wait() for process in ranks(programs, RANK, argument)]
+    assert [process.returncode for process in processes] == [0, 0], processes
+    sample_ids, counts = json.loads(processes[0].stdout.splitlines()[-1])
+    # The two processes read different halves of an epoch, and go on after a stop.
+    whole = sample_ids["whole"]
+    assert sample_ids["state"]["sample_in_epoch"] == 3 * 2 * 4
     for rank in (0, 1):
         assert [len(batch) for batch in whole[rank]] == [4] * (sum(SIZES.values()) // 2 // 4)
-        assert before[rank] + after[rank] == whole[rank]
+        assert sample_ids["before"][rank] + sample_ids["after"][rank] == whole[rank]
     assert whole[0] != whole[1]
-    for part, state in (("whole", None), ("after", answer["state"])):
-        wanted = [list(step) for step in zip(*answer[part], strict=True)]
-        found = previewed(plain, len(wanted), state)
-        assert [[list(rank.ids) for rank in step.ranks] for step in found] == wanted
-    for part, state in (("whole", None), ("after", held["state"])):
-        made = previewed(packing, len(held[part][0]), state)
-        for step, (one, other) in zip(made, zip(*held[part], strict=True), strict=True):
+    # A preview shows the same samples in each step.
+    for run, state in (("whole", None), ("after", sample_ids["state"])):
+        expected = [list(step) for step in zip(*sample_ids[run], strict=True)]
+        steps = preview_two_processes(plain, len(expected), state)
+        assert [[list(rank.ids) for rank in step.ranks] for step in steps] == expected
+    # A preview counts the same tokens and samples in packed rows.
+    for run, state in (("whole", None), ("after", counts["state"])):
+        steps = preview_two_processes(packing, len(counts[run][0]), state)
+        for step, (first, second) in zip(steps, zip(*counts[run], strict=True), strict=True):
             assert step.counts is not None
             samples, tokens, trained = step.counts.sum(axis=0)
-            assert (tokens, trained) == (one[0] + other[0], one[1] + other[1])
-            assert samples == sum(one[2] + other[2])
+            assert (tokens, trained) == (first[0] + second[0], first[1] + second[1])
+            assert samples == sum(first[2] + second[2])
 
 
-def previewed(settings: dict[str, Any], steps: int, state: dict[str, Any] | None) -> Sequence[Step]:
-    """What a preview says of these two processes."""
-    told = state or {"epoch": 0, "sample_in_epoch": 0}
-    entered = EpochState(**{k: told[k] for k in EpochState.__dataclass_fields__ if k in told})
-    return preview_of(settings, 8, gpus=2, steps=steps, state=entered).steps
+def preview_two_processes(
+    settings: dict[str, Any], steps: int, state: dict[str, Any] | None
+) -> Sequence[Step]:
+    """Return the steps that a preview of these two processes shows."""
+    keys = state or {"epoch": 0, "sample_in_epoch": 0}
+    start = EpochState(**{k: keys[k] for k in EpochState.__dataclass_fields__ if k in keys})
+    return preview_of(settings, 8, gpus=2, steps=steps, state=start).steps
