@@ -57,24 +57,24 @@ def encode_json(records: Records) -> bytes:
 
 
 def encode_table(records: Records, delimiter: str) -> bytes:
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL)
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, delimiter=delimiter, quoting=csv.QUOTE_ALL)
     names = list(records[0])
     writer.writerow(names)
     for record in records:
         writer.writerow([cell_text(record[name]) for name in names])
-    return out.getvalue().encode()
+    return buffer.getvalue().encode()
 
 
 def make_tar(members: Iterable[tuple[str, bytes]], mode: Any = "w", **settings: Any) -> bytes:
     """Return an archive of these members: name and content."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode, **settings) as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode, **settings) as archive:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
+    return buffer.getvalue()
 
 
 def encode_tar(records: Iterable[Record], mode: Any = "w") -> bytes:
@@ -89,16 +89,16 @@ def encode_tar(records: Iterable[Record], mode: Any = "w") -> bytes:
 
 def encode_arrow(records: Records, open_writer: Callable[..., Any]) -> bytes:
     table = pa.Table.from_pylist(list(records))
-    out = io.BytesIO()
-    with open_writer(out, table.schema) as writer:
+    buffer = io.BytesIO()
+    with open_writer(buffer, table.schema) as writer:
         writer.write_table(table, max_chunksize=3)
-    return out.getvalue()
+    return buffer.getvalue()
 
 
 def encode_parquet(records: Records) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(list(records)), out, row_group_size=3)
-    return out.getvalue()
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(list(records)), buffer, row_group_size=3)
+    return buffer.getvalue()
 
 
 def write_mds(folder: Path, records: Records) -> Path:

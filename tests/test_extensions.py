@@ -102,7 +102,7 @@ def test_a_kind_is_one_class_and_one_line_and_so_is_a_codec(converted: Path) -> 
     """And a shape that no kind of that word reads is refused."""
     split = converted.parent / "out/quiz/train"
     assert read_token_rows(split) == [[5, 5], [3, 5]]
-    assert [each["score"] for each in read_samples(split)] == [Decimal("5.50"), Decimal("3.50")]
+    assert [sample["score"] for sample in read_samples(split)] == [Decimal("5.50"), Decimal("3.50")]
     answer = mdsmix("convert", converted, "streams.quiz.kind=pretraining")
     assert (answer.code, "is length; pretraining reads text" in answer.err) == (2, True)
 
@@ -184,8 +184,8 @@ def test_its_codec_decodes_and_what_cannot_be_imported_is_told(
 
 @dataclass
 class Elsewhere(Engine, Reporter):
-    """Tasks arrive as bytes, in a drawn order, where the only tokenizer is the one beside the
-    streams.
+    """An engine on another machine: tasks arrive as bytes, in a drawn order, and the only tokenizer
+    there is the one next to the streams.
     """
 
     cache: Path
@@ -206,15 +206,20 @@ def test_an_engine_is_one_class(tmp_path: Path, tokenizer_folder: Path, monkeypa
     set_window_size(monkeypatch, 600)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "cache"))
     texts = [{"text": f"Document {n}. " * 5, "prompt": "?", "response": str(n)} for n in range(99)]
-    source, out = write_jsonl(tmp_path / "a.jsonl", texts), tmp_path / "out"
+    source, target = write_jsonl(tmp_path / "a.jsonl", texts), tmp_path / "out"
     streams = {"web": documents(source), "faq": pairs(source)}
     mix = {"faq": {"repeat": 2}}
     recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams, max_seq_len=64, mix=mix)
     engine = Elsewhere(tmp_path / "cache")
-    found = list(convert(open_recipe(recipe), Options(), RecordingWatcher(), engine))
-    assert min(outcome.done for outcome in found) > 5
+    outcomes = list(convert(open_recipe(recipe), Options(), RecordingWatcher(), engine))
+    assert min(outcome.done for outcome in outcomes) > 5
     run_recipe(recipe, f"local={tmp_path / 'other'}")
-    assert read_files(out) == read_files(tmp_path / "other"), "equal to the local engine's"
+    assert read_files(target) == read_files(tmp_path / "other"), "equal to the local engine's"
     rendered = ("render-yaml", recipe, "-o", tmp_path / "t.yaml", "train_loader.num_workers=0")
-    for command in (("check", recipe), ("inspect", out / "web"), ("verify", out / "faq"), rendered):
+    for command in (
+        ("check", recipe),
+        ("inspect", target / "web"),
+        ("verify", target / "faq"),
+        rendered,
+    ):
         run_ok(*command)

@@ -110,11 +110,11 @@ def test_few_bytes_of_images_are_kept_in_memory(
     stored = [path.read_bytes() for path in paths]
     monkeypatch.setattr(reader, "KEEP_BYTES", len(stored[0]) + len(stored[1]))
     images = read(tmp_path, *(path.name for path in paths))
-    kept = [image.data for image in images]
-    assert kept[0] == stored[0]
-    assert sum(map(len, filter(None, kept))) <= reader.KEEP_BYTES
+    contents = [image.data for image in images]
+    assert contents[0] == stored[0]
+    assert sum(map(len, filter(None, contents))) <= reader.KEEP_BYTES
     assert [image.content for image in images] == stored
-    again = kept.index(None)
+    again = contents.index(None)
     paths[again].write_bytes(drawing(seed=77))
     with pytest.raises(Unreachable, match="was changed"):
         _ = images[again].content

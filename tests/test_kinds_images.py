@@ -77,11 +77,11 @@ def test_a_template_gets_images_in_the_form_that_it_prints(
         images = {"token": token} if token else None
         recipe = recipe_of(tmp_path, folder, record("img/0.jpg"), record(), images=images)
         run_recipe(recipe, f"local={tmp_path}/of-{name}")
-        out = tmp_path / f"of-{name}/see/train"
-        with_image, plain = (text_of(sample, folder) for sample in read_samples(out))
+        stream = tmp_path / f"of-{name}/see/train"
+        with_image, plain = (text_of(sample, folder) for sample in read_samples(stream))
         assert with_image.startswith(question)
         assert plain.startswith(("USER: What is it? ", f"{chatml}What is it?"))
-        assert manifest_of(out).encoding.images["token"] == (token or "<image>")
+        assert manifest_of(stream).encoding.images["token"] == (token or "<image>")
     answer = mdsmix("convert", recipe_of(tmp_path, tokenizer_folder, record("img/0.jpg")))
     assert (answer.code, "declares no image_token" in answer.err) == (2, True)
 
@@ -134,9 +134,9 @@ def test_an_image_that_nothing_reads_is_reported(tmp_path: Path, seeing: Path) -
     write_drawings(tmp_path / "img")
     for number, (shape, images, data, warning, hint) in enumerate(UNREAD_IMAGES):
         recipe = recipe_of(tmp_path, seeing, data, shape=shape, images=images)
-        out = mdsmix("convert", recipe, f"local={tmp_path}/{number}").out
-        assert f"WARNING: {warning}" in out, (shape, images)
-        assert hint in out
+        output = mdsmix("convert", recipe, f"local={tmp_path}/{number}").out
+        assert f"WARNING: {warning}" in output, (shape, images)
+        assert hint in output
 
 
 def sharegpt(question: str, user: str = "human", assistant: str = "gpt") -> dict[str, Any]:

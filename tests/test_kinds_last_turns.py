@@ -85,14 +85,14 @@ def draw_records(count: int, with_tools: bool) -> list[Record]:
         messages = list[Message]()
         tools = None
         for number in range(draw.randint(1, 4)):
-            wanted = ((m, t) for m, t in drawn if with_tools or not t)
-            part, tools_of_part = next(wanted)
-            tools = tools or tools_of_part
+            conversations = ((m, t) for m, t in drawn if with_tools or not t)
+            turns, tools_of_turns = next(conversations)
+            tools = tools or tools_of_turns
             is_later = number > 0
-            messages += part[1:] if is_later and part[0]["role"] == "system" else part
+            messages += turns[1:] if is_later and turns[0]["role"] == "system" else turns
         if draw.random() < 0.2:
-            at = 1 if messages[0]["role"] == "system" else 0
-            messages.insert(at, {"role": "assistant", "content": "Welcome!"})
+            greeting_position = 1 if messages[0]["role"] == "system" else 0
+            messages.insert(greeting_position, {"role": "assistant", "content": "Welcome!"})
         for message in messages:
             if message["role"] == "assistant" and draw.random() < 0.1:
                 message["weight"] = 0
@@ -112,8 +112,8 @@ def count_questions(record: Record) -> int:
 def test_a_row_is_that_of_a_record_with_the_last_turns_that_fit(
     lettered: Tokenizer, name: str
 ) -> None:
-    """A record that has no row at any length, and one of which not even the last turn fits, are
-    refused for the same reason as under `filter`.
+    """Two sorts of records are refused for the same reason as under `filter`: one that has no row
+    at any length, and one whose last turn does not fit.
     """
     template = (PLAIN_TEMPLATES | TOOL_TEMPLATES)[name]
     has_tools = name in TOOL_TEMPLATES
@@ -138,17 +138,17 @@ def test_a_row_is_that_of_a_record_with_the_last_turns_that_fit(
         for position, record in enumerate(records):
             whole = filters.encode([record.read()])
             fitting = whole
-            kept = record
+            fitting_record = record
             if whole.rejected == {0: "too_long"}:
-                for kept in record.shorten():
-                    fitting = filters.encode([kept.read()])
+                for fitting_record in record.shorten():
+                    fitting = filters.encode([fitting_record.read()])
                     if not fitting.rejected:
                         break
             if fitting.rejected:
                 rejected[position] = whole.rejected[0]
                 continue
             rows += read_turns(fitting)
-            left_out += count_questions(record) - count_questions(kept)
+            left_out += count_questions(record) - count_questions(fitting_record)
         encoded = encoder.encode([record.read() for record in records])
         assert read_turns(encoded) == rows
         assert encoded.rejected == rejected
@@ -220,8 +220,8 @@ def test_a_stream_equals_that_of_records_without_the_first_turns(
     assert 0 < left_out < 9
     assert manifest.records.filtered == {"too_long": 1}
     rows = "documents" if settings.get("pack") else "rows"
-    found = f"truncated in 1 of 2 {rows} (too_long: last_turns, {left_out} turns left out)"
-    assert found in " ".join(output.split())
+    sentence = f"truncated in 1 of 2 {rows} (too_long: last_turns, {left_out} turns left out)"
+    assert sentence in " ".join(output.split())
     assert "rows-cut" not in mdsmix("check", project.recipe).out, "as the recipe asks for"
     project.write_source(
         [{"messages": m} for m in ([system, *talk[2 * left_out :]], short)], "a.jsonl"

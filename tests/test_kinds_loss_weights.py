@@ -244,11 +244,12 @@ def test_from_init_to_an_export(tmp_path: Path, tokenizer_folder: Path) -> None:
     assert "loss_weights: true" in recipe.read_text()
     assert "have loss weights, which only mdsmix.load" in recipe.read_text()
     overrides = (f"local={tmp_path / 'out'}", "target_responses=all")
-    out = run_ok("convert", recipe, *overrides).out
+    output = run_ok("convert", recipe, *overrides).out
     totals = manifest_of(tmp_path / "out/w/train").totals
     assert {*totals.loss_weights} == {"0.25", "1"}
     assert (
-        f"loss weights of trained tokens: 0.25 ({totals.loss_weights['0.25']} tokens), 1 (" in out
+        f"loss weights of trained tokens: 0.25 ({totals.loss_weights['0.25']} tokens), 1 ("
+        in output
     )
     shown = run_ok("inspect", tmp_path / "out/w/train", "-n", "1").out
     assert "⟦Yes, this one.⟨<|im_end|>⟩\n⟧×0.25" in shown

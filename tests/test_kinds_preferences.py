@@ -211,8 +211,12 @@ def test_an_answer_of_several_messages_is_refused(
     whole = {"prompt": [RAIN], "chosen": trajectory, "rejected": [DRY], "tools": TOOLS}
     turned = whole | {"chosen": whole["rejected"], "rejected": whole["chosen"]}
     shared = whole | {"rejected": [*trajectory[:2], DRY]}
-    other = whole | {"chosen": [RAIN, DRY], "rejected": [say("user", "Sun?"), DRY], "prompt": None}
-    project.write_source([whole, turned, shared, other])
+    with_other_question = whole | {
+        "chosen": [RAIN, DRY],
+        "rejected": [say("user", "Sun?"), DRY],
+        "prompt": None,
+    }
+    project.write_source([whole, turned, shared, with_other_question])
     configure(project, styles["qwen_2_5"], **FIELDS).run()
     reasons = [bad["reason"] for bad in project.bad]
     assert reasons == ["several_messages", "several_messages", "prompts_differ"]
@@ -282,10 +286,16 @@ def test_a_prompt_with_images_ends_where_the_template_prints_other_answers(
         tokenizer_folder, project.folder / "seeing", tokens, template
     )
     write_drawings(project.folder / "img")
-    asked = {"role": "user", "content": PARTS}
+    question_in_parts = {"role": "user", "content": PARTS}
     sides = {"chosen": [say("assistant", "so</think>A box.")], "rejected": [DRY]}
-    other = {"prompt": None, "chosen": [RAIN, DRY], "rejected": [say("user", "Sun?"), DRY]}
-    project.write_source([{"prompt": [asked], "images": ["img/0.jpg"], **sides}, other])
+    with_other_question = {
+        "prompt": None,
+        "chosen": [RAIN, DRY],
+        "rejected": [say("user", "Sun?"), DRY],
+    }
+    project.write_source(
+        [{"prompt": [question_in_parts], "images": ["img/0.jpg"], **sides}, with_other_question]
+    )
     source = {"path": "a.jsonl", "shape": "preference_openai"}
     stream = {"kind": "preference", "source": source, "images": {}}
     project.configure(stream, max_seq_len=256, special_tokens_in_text="allow", max_bad=0.9).run()

@@ -220,8 +220,8 @@ UNSAID = {
 def test_the_schema_refuses_what_the_reader_refuses_but_for_the_rules_of_the_page() -> None:
     """At least a third of the changes is refused by both, and a twentieth is taken by both."""
     chance = random.Random(SEED)
-    refused = taken = 0
-    seen = set[str]()
+    refused = accepted = 0
+    broken_rules = set[str]()
     for base in BASES:
         assert (find_refusal(base), list_marks(base)) == (None, [])
         changes = [Change(p, v) for p in list_places(base) for v in (*VALUES, GONE)]
@@ -230,15 +230,15 @@ def test_the_schema_refuses_what_the_reader_refuses_but_for_the_rules_of_the_pag
             message = find_refusal(recipe)
             marked = not open_schema().is_valid(recipe)
             refused += marked
-            taken += message is None
+            accepted += message is None
             assert message or not marked, (change, list_marks(recipe))
             if message and not marked:
                 rules = [rule for rule, words in UNSAID.items() if re.search(words, message)]
                 assert rules, (change, message)
-                seen.update(rules[:1])
+                broken_rules.update(rules[:1])
     assert refused > CHANGES * len(BASES) / 3
-    assert taken > CHANGES * len(BASES) / 20
-    assert len(seen) > 4
+    assert accepted > CHANGES * len(BASES) / 20
+    assert len(broken_rules) > 4
 
 
 def test_every_key_has_a_type_and_no_section_takes_an_unknown_key() -> None:
@@ -335,10 +335,10 @@ def test_a_file_of_an_earlier_mdsmix_is_replaced_and_one_of_the_users_stays(tmp_
     tree = json.loads(write_schema())
     for text in ("", "{}", "[]", json.dumps(tree | {"title": "mine"}), "\udcff"):
         path.write_text(text, "utf-8", "surrogateescape")
-        kept = write_schema_file(tmp_path)
-        assert kept
-        assert not kept.is_written
-        assert f"{path} stays as it is" in kept.message
+        kept_file = write_schema_file(tmp_path)
+        assert kept_file
+        assert not kept_file.is_written
+        assert f"{path} stays as it is" in kept_file.message
         assert path.read_text("utf-8", "surrogateescape") == text
     assert is_written_by_mdsmix(EARLIER)
     path.write_text(EARLIER, "utf-8")

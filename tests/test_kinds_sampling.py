@@ -200,12 +200,12 @@ def test_fields_that_are_not_read_are_reported_with_their_numbers(project: Proje
     project.configure(streams={"faq": faq, "docs": documents(whole, layout="document")})
     project.set_window_size(300)  # several units: their counts are summed
     for _ in range(2):  # reported again when all is up to date
-        out = project.convert().out
-        assert "fields not read: label (12 of 12 not empty), input (8 of 12 not empty)" in out
-        assert "WARNING: the field input of 8 records is not read" in out
-        assert "WARNING: the field label of 12 records" in out
-        assert "if it marks bad answers, set where: label on the source" in out
-        assert out.count("WARNING") == 2
+        output = project.convert().out
+        assert "fields not read: label (12 of 12 not empty), input (8 of 12 not empty)" in output
+        assert "WARNING: the field input of 8 records is not read" in output
+        assert "WARNING: the field label of 12 records" in output
+        assert "if it marks bad answers, set where: label on the source" in output
+        assert output.count("WARNING") == 2
     assert manifest_of(project.out / "faq/train").records.unread == {"input": 8, "label": 12}
     assert b"unread" not in (project.out / "docs/train/mdsmix.manifest").read_bytes()
 
@@ -221,15 +221,15 @@ def test_a_warning_about_many_filtered_records_names_the_way_out(project: Projec
     long = "word " * 30
     longer = "word " * 400
     texts = [(long, "b", "c", "d"), (longer, "b", "c", "d")]
-    out = write_chats(project, tuple("abcd"), ("a", "b", long, "d"), *texts).convert().out
-    assert "WARNING: 75.0% of the records are filtered: 3 no_loss_tokens\n" in out
-    assert "a larger max_seq_len, or target_responses: all, may keep these records" in out
+    output = write_chats(project, tuple("abcd"), ("a", "b", long, "d"), *texts).convert().out
+    assert "WARNING: 75.0% of the records are filtered: 3 no_loss_tokens\n" in output
+    assert "a larger max_seq_len, or target_responses: all, may keep these records" in output
     for override, written in (("max_seq_len=128", 3), ("target_responses=all", 2)):
         assert project.run(override).manifest.records.written == written
 
 
 def test_tokens_that_the_loader_cuts_off_do_not_count_as_seen(project: Project) -> None:
-    out = write_chats(project, ("a", "word " * 300), ("a", "b"), ("a", "b")).convert().out
+    output = write_chats(project, ("a", "word " * 300), ("a", "b"), ("a", "b")).convert().out
     totals = project.manifest.totals
     cut = totals.cut_tokens
     assert (totals.cut_rows, cut) == (1, totals.longest - 64)
@@ -237,7 +237,7 @@ def test_tokens_that_the_loader_cuts_off_do_not_count_as_seen(project: Project) 
     assert totals.seen_tokens == totals.tokens - cut + 2 < 200
     note = f"1 of 3 rows are longer than max_seq_len: the loader cuts off {cut} tokens"
     for words in (note, f" {totals.seen_tokens} ", f"{cut / totals.tokens:.1%}"):
-        assert words in out
+        assert words in output
     mixed = project.folder / "mixed"
     assert mdsmix("mix", project.recipe, "--out", mixed, "--seed", "1").code == 0
     totals = manifest_of(mixed / "train").totals

@@ -162,9 +162,9 @@ def test_a_shortened_conversation_keeps_the_spans_of_its_last_turns(letters: Tok
     record = make_record("Q" * 50, "[o]ne", "R", "a[b]c")
     encoded = encode(letters, [record], max_seq_len=40, too_long="last_turns")
     assert show_turns(encoded) == ["u:R~a:a[b]c[.]"]
-    other = make_record("Q" * 50, "[o]ne", "R", "abc")
+    without_spans = make_record("Q" * 50, "[o]ne", "R", "abc")
     plain = make_record("S", "abc")
-    rows = encode(letters, [plain, other], max_seq_len=40, too_long="last_turns")
+    rows = encode(letters, [plain, without_spans], max_seq_len=40, too_long="last_turns")
     assert show_turns(rows) == ["u:S~a:[abc.]", "u:R~a:[abc.]"]
     first = encode(letters, [record], max_seq_len=65, too_long="first_turns")
     assert show_turns(first) == [f"u:{'Q' * 50}~a:[o]ne[.]"]
@@ -214,12 +214,12 @@ def test_init_convert_and_inspect_name_the_spans(tmp_path: Path, tokenizer_folde
     text = recipe.read_text()
     assert "# 6 records of these mark the characters of answers that are trained" in text
     assert text.count("target_responses: all") == 1
-    out = run_ok("convert", recipe, f"local={tmp_path / 'out'}", "max_bad=1.0").out
+    output = run_ok("convert", recipe, f"local={tmp_path / 'out'}", "max_bad=1.0").out
     totals = manifest_of(tmp_path / "out/marked/train").totals
     assert totals.span_records == 6
     untrained = f"{totals.span_untrained} tokens of answers are not trained"
-    assert f"in 6 records, marks train only some characters of an answer: {untrained}" in out
-    assert "1 bad_span" in out
+    assert f"in 6 records, marks train only some characters of an answer: {untrained}" in output
+    assert "1 bad_span" in output
     shown = run_ok("inspect", tmp_path / "out/marked/train", "-n", "1").out
     assert "⟦One⟧ two three⟦" in shown
 

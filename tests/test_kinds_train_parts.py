@@ -120,12 +120,12 @@ def expect_row(row: list[tuple[str, str]], parts: dict[str, bool]) -> list[tuple
     text = "".join(text for text, _, _ in pieces)
     while not pieces[-1][1]:
         pieces.pop()
-    kept = "".join(text for text, _, _ in pieces)
+    kept_text = "".join(text for text, _, _ in pieces)
     ends, end = list[int](), 0
     for prompt, response in row:
         end += len(prompt) + len(response)
         ends.append(end)
-    if len(kept) not in ends and len(kept) < len(text):
+    if len(kept_text) not in ends and len(kept_text) < len(text):
         return "ends_untrained"
     return [(text, trained) for text, trained, _ in pieces]
 
@@ -137,13 +137,13 @@ def test_the_trained_tokens_are_those_of_the_trained_parts(
     """And all others are the same tokens as without train_parts."""
     whole = open_chats(lettered, QWEN_3, lettered.template_variables, **SETTINGS)
     split = open_chats(lettered, QWEN_3, lettered.template_variables, train_parts=parts, **SETTINGS)
-    seen = dict[str, int]()
+    reason_counts = dict[str, int]()
     for record in read_records():
         before = whole.encode([record])
         after = split.encode([record])
-        found = [expect_row(row, parts) for row in read_rows(before)]
-        expected = [row for row in found if not isinstance(row, str)]
-        reasons = [row for row in found if isinstance(row, str)]
+        verdicts = [expect_row(row, parts) for row in read_rows(before)]
+        expected = [row for row in verdicts if not isinstance(row, str)]
+        reasons = [row for row in verdicts if isinstance(row, str)]
         if "ends_untrained" in reasons:  # the record is refused as a whole
             reasons = ["ends_untrained"]
             expected = []
@@ -153,10 +153,10 @@ def test_the_trained_tokens_are_those_of_the_trained_parts(
         rejected = [*before.rejected.values()] or [*reasons[-1:]]
         assert [*after.rejected.values()] == ([] if rows else rejected)
         for reason in (*reasons, *["rows"] * len(rows)):
-            seen[reason] = seen.get(reason, 0) + 1
+            reason_counts[reason] = reason_counts.get(reason, 0) + 1
     # The message with the reasoning goes on with an answer or a call, so no row can end there.
-    assert seen.get("rows", 0) > 5 or parts == ONLY_REASONING
-    assert parts["answer"] or len(seen) > 1
+    assert reason_counts.get("rows", 0) > 5 or parts == ONLY_REASONING
+    assert parts["answer"] or len(reason_counts) > 1
 
 
 def test_packed_rows_hold_every_combination(lettered: Tokenizer) -> None:
@@ -226,7 +226,7 @@ def test_the_last_answer_is_split_if_one_piece_is_trained(lettered: Tokenizer) -
 
 
 def test_the_last_trained_answer_is_the_last_one_of_packed_rows_too(lettered: Tokenizer) -> None:
-    """target_responses: last, and a final answer of which no part is trained."""
+    """With target_responses: last, if no part of the final answer is trained."""
     record = Conversation(make_dialogue("Hi", f"{THINKS}Ho", "And?", "So"))
     settings = SETTINGS | {"target_responses": "last", "train_parts": ONLY_REASONING}
     variables = lettered.template_variables

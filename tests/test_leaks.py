@@ -119,8 +119,8 @@ def test_leaks_are_counted_and_sorted_as_by_sets_of_tuples(evals: Rows, training
         shared = [len(item_grams & row_grams) for row_grams in training_grams]
         sources = sorted((-count, row) for row, count in enumerate(shared) if count)
         if times:
-            most = [(row, -count) for count, row in sources[:3]]
-            expected.append((-times / len(item_grams), -times, number, most))
+            top_rows = [(row, -count) for count, row in sources[:3]]
+            expected.append((-times / len(item_grams), -times, number, top_rows))
     # The longest run of each pair is in both rows, and has a gram if they share one.
     for item, row in product(evals, training):
         start, row_start, length = find_longest_shared(np.array(item, int), np.array(row, int))

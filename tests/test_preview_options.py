@@ -1,4 +1,4 @@
-"""What a preview cannot be asked is told in a sentence, before Streaming is imported."""
+"""A preview refuses wrong options in one sentence, before Streaming is imported."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_a_state_is_read_as_a_loader_or_composer_writes_it(tmp_path: Path) -> No
     for tree in (TOLD, composers, {"train": TOLD}, TOLD | {"lock": {}}):
         path.write_text(json.dumps(tree))
         assert read_state(path) == EpochState(**TOLD)
-    for text, told in NO_STATES:
+    for text, message in NO_STATES:
         path.write_text(text)
-        with pytest.raises(RecipeError, match=told):
+        with pytest.raises(RecipeError, match=message):
             read_state(path)
 
 
@@ -45,7 +45,7 @@ def test_the_command_refuses_in_a_sentence_without_importing_streaming(
     config = tmp_path / "train.yaml"
     config.write_text(json.dumps({"train_loader": {"name": "text", "dataset": dataset}}))
     eight = [config, "--batch", "8"]
-    for arguments, told in (
+    for arguments, message in (
         ([config], "the size of a batch is unknown"),
         ([*eight, "--gpus", "3"], "take a multiple of 3,"),
         ([*eight, "--read", "much"], "--read much is not a size"),
@@ -55,5 +55,5 @@ def test_the_command_refuses_in_a_sentence_without_importing_streaming(
         ([project, "--batch", "8"], "streams alone have no batches"),
     ):
         answer = mdsmix("preview", *arguments)
-        assert (answer.code, answer.out, len(answer.err.splitlines())) == (2, "", 1), told
-        assert told in answer.err
+        assert (answer.code, answer.out, len(answer.err.splitlines())) == (2, "", 1), message
+        assert message in answer.err

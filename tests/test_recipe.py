@@ -85,7 +85,7 @@ def test_overrides_and_interpolation(tmp_path: Path) -> None:
 
 
 def test_an_override_can_name_a_stream_with_a_dot(tmp_path: Path) -> None:
-    """By its plain name, of which the longest that fits counts, or by OmegaConf's brackets."""
+    """By its plain name, or by OmegaConf's brackets. The longest plain name that fits counts."""
     stream = "kind: pretraining, source: {path: a, text: t}"
     names = ("a", "a.b", "a.b.c")
     streams = ", ".join(f"{name}: {{{stream}}}" for name in names)
@@ -319,10 +319,11 @@ def test_phases_have_budgets_and_mixes_that_fit_together(tmp_path: Path) -> None
         ["code", "held"],
     ]
     assert {phase.loader for phase in whole} == {recipe.loader}, "of all streams, in each phase"
-    rest = _phases({"mix": {"web": "50%", "chat": {"max_repeat": 9}, "code": {"max_repeat": 9}}})
-    assert load_mix(tmp_path, **rest, temperature=2).temperature == 2, "main divides the rest"
-    one = load_mix(tmp_path, **_phases(), phase="anneal")
-    assert (list_chosen_phases(recipe), list_chosen_phases(one)) == (["main", "anneal"], ["anneal"])
+    # A phase without a share for each stream divides what is left by size, so temperature counts.
+    mix = {"web": "50%", "chat": {"max_repeat": 9}, "code": {"max_repeat": 9}}
+    assert load_mix(tmp_path, **_phases({"mix": mix}), temperature=2).temperature == 2
+    assert list_chosen_phases(recipe) == ["main", "anneal"]
+    assert list_chosen_phases(load_mix(tmp_path, **_phases(), phase="anneal")) == ["anneal"]
 
 
 def test_names_that_yaml_reads_as_numbers_are_strings(tmp_path: Path) -> None:

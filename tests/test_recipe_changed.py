@@ -266,8 +266,8 @@ def test_a_machine_without_the_sources_reports_that_they_were_not_compared(
     answer = run_ok("check", recipe, "--json")
     assert findings(answer, "recipe-unseen").keys() == {"web", "docs"}
     assert not findings(answer, "sources-changed")
-    other = mdsmix("check", recipe, "streams.web.source.path=nowhere.jsonl", "--json")
-    assert findings(other).keys() == {"web"}
+    with_other_path = mdsmix("check", recipe, "streams.web.source.path=nowhere.jsonl", "--json")
+    assert findings(with_other_path).keys() == {"web"}
 
 
 def test_a_recipe_and_its_files_may_be_moved(recipe: Path) -> None:
@@ -314,13 +314,13 @@ def test_the_day_of_a_template_stays_as_published(recipe: Path) -> None:
     config.write_text(json.dumps(tree))
     run_ok("convert", recipe, "streams.chat.date_string=2024-05-01")
     assert not findings(mdsmix("check", recipe, "--json"))
-    other = mdsmix("check", recipe, "streams.chat.date_string=2024-05-02", "--json")
-    assert findings(other).keys() == {"chat", "chat-eval"}
+    with_other_day = mdsmix("check", recipe, "streams.chat.date_string=2024-05-02", "--json")
+    assert findings(with_other_day).keys() == {"chat", "chat-eval"}
 
 
 def test_a_manifest_without_paths_is_compared_by_its_files(recipe: Path) -> None:
     manifest = recipe.parent / "out" / "web" / "train" / "mdsmix.manifest"
     edit(manifest, lambda tree: {key: tree[key] for key in tree if key != "source"})
     assert not findings(run_ok("check", recipe, "--json"))
-    other = mdsmix("check", recipe, "streams.web.source.path=other.jsonl", "--json")
-    assert "source.path was web.jsonl and is other.jsonl" in findings(other)["web"]
+    with_other_path = mdsmix("check", recipe, "streams.web.source.path=other.jsonl", "--json")
+    assert "source.path was web.jsonl and is other.jsonl" in findings(with_other_path)["web"]

@@ -148,8 +148,8 @@ def test_a_raised_rule_converts_only_the_streams_that_it_shapes(
     raised.apply(monkeypatch)
 
     # `check` names the rule and the streams; an older stream is still read.
-    out = run_ok("check", recipe).out
-    (line,) = [line for line in out.splitlines() if "rows-outdated" in line]
+    output = run_ok("check", recipe).out
+    (line,) = [line for line in output.splitlines() if "rows-outdated" in line]
     assert re.search(rf"the rule {re.escape(raised.rule)} was version \d+ .* and is \d+", line)
     assert "mdsmix convert" in line
     assert set(streams_in(line)) & set(units) == raised.streams
@@ -189,8 +189,8 @@ def test_only_streams_with_unread_extras_are_converted_again(
             patch.setattr(f"mdsmix.shapes.{module}.NAMES", frozenset())
         run_recipe(recipe)
     before = {stream: read_published(recipe, stream) for stream in streams}
-    out = run_ok("check", recipe).out
-    (line,) = [line for line in out.splitlines() if "rows-outdated" in line]
+    output = run_ok("check", recipe).out
+    (line,) = [line for line in output.splitlines() if "rows-outdated" in line]
     assert "the rule record.extras was version 1" in line
     assert streams_in(line) == ["masked"]
     converted = {outcome.stream: outcome.done for outcome in run_recipe(recipe)}
@@ -269,8 +269,8 @@ def test_only_tables_with_texts_or_messages_are_converted_again(
     before = {name: read_published(recipe, name) for name in streams}
     assert before["prompts"]["index.json"] != before["lines"]["index.json"]
 
-    out = mdsmix("check", recipe).out
-    (line,) = [line for line in out.splitlines() if "rows-outdated" in line]
+    output = mdsmix("check", recipe).out
+    (line,) = [line for line in output.splitlines() if "rows-outdated" in line]
     assert "the rule format.csv was version 1" in line
     assert set(streams_in(line)) == {"questions", "prompts"}
     converted = {outcome.stream: outcome.done for outcome in run_recipe(recipe)}
@@ -342,9 +342,9 @@ def test_check_reports_a_stream_of_a_newer_mdsmix(
     with monkeypatch.context() as patch:
         patch.setattr(Pretraining, "version", RAISED_VERSION)
         run_recipe(recipe)
-    out = mdsmix("check", recipe).out
-    assert f"kind.pretraining was version {RAISED_VERSION}" in out
-    assert "a newer mdsmix converted the stream" in out
+    output = mdsmix("check", recipe).out
+    assert f"kind.pretraining was version {RAISED_VERSION}" in output
+    assert "a newer mdsmix converted the stream" in output
 
 
 def test_a_stream_drawn_from_older_ones_is_outdated_too(

@@ -98,8 +98,8 @@ def test_a_name_is_the_same_after_it_is_written_and_parsed() -> None:
     assert name.to_text() == "pair by my_shapes.py:read of hash 0f3a"
     in_recipe = FunctionName.in_recipe("x/my_shapes.py:read", "pair")
     assert in_recipe.to_text() == "pair by x/my_shapes.py:read"
-    for each in (name, in_recipe):
-        assert FunctionName.from_text(each.to_text()) == each
+    for written_name in (name, in_recipe):
+        assert FunctionName.from_text(written_name.to_text()) == written_name
 
 
 def test_a_function_gives_records_or_the_reason_of_a_bad_one(home: Project) -> None:

@@ -289,9 +289,9 @@ def test_no_image_raises_an_unexpected_error(name: str) -> None:
     assert shape.read(good, fields).images == ["a.jpg"]
     for key in ("prompt", "conversations", "chosen", "rejected", "images", "rejected_images"):
         for value in IMAGE_VALUES:
-            for other in ({}, {"images": None}, {"images": ["a.jpg", "b.jpg"]}):
-                result = shape.read(good | other | {key: value}, fields)
-                assert isinstance(result, (str, shape.gives)), (key, value, other)
+            for image_fields in ({}, {"images": None}, {"images": ["a.jpg", "b.jpg"]}):
+                result = shape.read(good | image_fields | {key: value}, fields)
+                assert isinstance(result, (str, shape.gives)), (key, value, image_fields)
 
 
 RANKED: dict[str, tuple[Record, Sequence[Record], Record]] = {

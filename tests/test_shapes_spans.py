@@ -137,13 +137,13 @@ def test_characters_do_not_move_by_merging() -> None:
 def test_ranges_in_a_preference_are_refused() -> None:
     """Its loss is of the whole answer. Ranges of earlier answers are in the prompt."""
     marked = ANSWER | {"train_detail": [span_entry(0, 0)]}
-    other = ANSWER | {"content": "No."}
+    unmarked = ANSWER | {"content": "No."}
     for name in ("preference", "preference_openai"):
         shape = SHAPES[name]
-        record = {"chosen": [QUESTION, marked], "rejected": [QUESTION, other]}
+        record = {"chosen": [QUESTION, marked], "rejected": [QUESTION, unmarked]}
         assert shape.read(record, shape.own_fields) == "bad_span"
         earlier = [QUESTION, marked, QUESTION]
-        record = {"chosen": [*earlier, ANSWER], "rejected": [*earlier, other]}
+        record = {"chosen": [*earlier, ANSWER], "rejected": [*earlier, unmarked]}
         preference = shape.read(record, shape.own_fields)
         assert preference.chosen.losses is preference.rejected.losses is None
     unpaired = SHAPES["unpaired_preference"]
@@ -152,8 +152,8 @@ def test_ranges_in_a_preference_are_refused() -> None:
     labelled |= {"prompt": [QUESTION, marked, QUESTION], "completion": [ANSWER]}
     assert unpaired.read(labelled, unpaired.own_fields).answer.losses is None
     prompt = SHAPES["prompt"]
-    asked = prompt.read({"prompt": [QUESTION, marked, QUESTION]}, prompt.own_fields)
-    assert asked.prompt.losses is None
+    prompt_of_record = prompt.read({"prompt": [QUESTION, marked, QUESTION]}, prompt.own_fields)
+    assert prompt_of_record.prompt.losses is None
     sharegpt = SHAPES["preference_sharegpt"]
     halves = {
         "conversations": [{"from": "human", "value": "?"}],
@@ -197,7 +197,7 @@ def test_a_character_is_trained_if_an_entry_names_it(pairs: list[tuple[int, int]
 def test_entries_that_differ_on_a_character_contradict(
     entries: list[tuple[int, int, float]],
 ) -> None:
-    """Also if an entry that agrees with both lies between them."""
+    """Also if an entry between them agrees with both."""
     weights: list[set[float]] = [set() for _ in TEXT]
     for first, second, weight in entries:
         for offset in range(min(first, second), max(first, second) + 1):
@@ -210,10 +210,10 @@ def test_entries_that_differ_on_a_character_contradict(
     if max(map(len, weights)) > 1:
         assert conversation == "bad_span"
     elif any(map(any, weights)):
-        found = [0.0] * len(TEXT)
+        read_weights = [0.0] * len(TEXT)
         for span in conversation.losses[1].spans:
-            found[span.start : span.end] = [span.weight] * (span.end - span.start)
-        assert found == [sum(of_one) for of_one in weights]
+            read_weights[span.start : span.end] = [span.weight] * (span.end - span.start)
+        assert read_weights == [sum(weights_of_one) for weights_of_one in weights]
     else:
         assert conversation.trained == [True, False]
 

@@ -89,8 +89,10 @@ def stored(folder: Path) -> list[dict[str, Any]]:
 def tensors_of(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return a recorded batch as it was."""
     return {
-        key: torch.tensor(of["values"], dtype=getattr(torch, of["dtype"])).reshape(of["shape"])
-        for key, of in batch.items()
+        key: torch.tensor(values["values"], dtype=getattr(torch, values["dtype"])).reshape(
+            values["shape"]
+        )
+        for key, values in batch.items()
     }
 
 
@@ -102,57 +104,61 @@ def records_of(rows: list[dict[str, Any]], tokenizer_folder: Path) -> list[dict[
     return [row | {side: decode(row[side]) for side in SIDES} for row in rows]
 
 
-def equal(made: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+def equal(batch: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     """Fail unless all tensors are equal, dtypes too."""
-    assert made.keys() == wanted.keys()
-    for key, values in wanted.items():
-        assert made[key].dtype == values.dtype, key
-        assert torch.equal(made[key], values), key
+    assert batch.keys() == expected.keys()
+    for key, values in expected.items():
+        assert batch[key].dtype == values.dtype, key
+        assert torch.equal(batch[key], values), key
 
 
 def test_texts_are_tokenized_and_end_in_eos(tmp_path: Path, tokenizer_folder: Path) -> None:
-    _, told = converted(tmp_path, tokenizer_folder, PAIRS)
+    _, output = converted(tmp_path, tokenizer_folder, PAIRS)
     ids = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json")).encode
-    wanted = [
-        {"prompt": ids(of["prompt"]).ids}
-        | {side: [*ids(of[side]).ids, EOS] for side in ("chosen", "rejected")}
-        for of in PAIRS[:2]
+    expected = [
+        {"prompt": ids(record["prompt"]).ids}
+        | {side: [*ids(record[side]).ids, EOS] for side in ("chosen", "rejected")}
+        for record in PAIRS[:2]
     ]
-    assert stored(tmp_path) == wanted
+    assert stored(tmp_path) == expected
     manifest = manifest_of(tmp_path / "out/likes/train")
     records, totals = manifest.records, manifest.totals
     assert records.filtered == {"empty_response": 1, "no_loss_tokens": 1}
     assert records.quarantined == {"field_not_text": 1, "missing_field": 1}
-    whole = [2 * len(w["prompt"]) + len(w["chosen"]) + len(w["rejected"]) for w in wanted]
+    whole = [2 * len(w["prompt"]) + len(w["chosen"]) + len(w["rejected"]) for w in expected]
     cut = 2 * (abs((LENGTH - whole[1]) // 2) + 1)
     assert (totals.tokens, totals.cut_rows, totals.cut_tokens) == (sum(whole), 1, cut)
-    assert f"the loader cuts off {cut:,} tokens" in told
-    assert "may keep these records" in told
+    assert f"the loader cuts off {cut:,} tokens" in output
+    assert "may keep these records" in output
 
 
 def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_folder: Path) -> None:
     converted(tmp_path, tokenizer_folder, CHATS)
-    known = AutoTokenizer.from_pretrained(tokenizer_folder)
+    reference = AutoTokenizer.from_pretrained(tokenizer_folder)
 
     def row(messages: list[Any], **answers: str) -> dict[str, list[int]]:
-        prompt = known.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        made = {"prompt": known(prompt, add_special_tokens=False).input_ids}
+        prompt = reference.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        made = {"prompt": reference(prompt, add_special_tokens=False).input_ids}
         for side, text in answers.items():
-            whole = known.apply_chat_template(messages + said(text), tokenize=False)
-            ids = known(whole.removeprefix(prompt), add_special_tokens=False).input_ids
+            whole = reference.apply_chat_template(messages + said(text), tokenize=False)
+            ids = reference(whole.removeprefix(prompt), add_special_tokens=False).input_ids
             made[side] = ids if ids[-1] == EOS else [*ids, EOS]
         return made
 
-    told = row(BEFORE, chosen="The old one.", rejected="Any.")
-    assert stored(tmp_path) == [told, told, row(WHICH, chosen="A.", rejected="B.")]
-    reasons = sorted(each["reason"] for each in read_quarantined(tmp_path / "out/likes/train"))
+    with_other_order = row(BEFORE, chosen="The old one.", rejected="Any.")
+    assert stored(tmp_path) == [
+        with_other_order,
+        with_other_order,
+        row(WHICH, chosen="A.", rejected="B."),
+    ]
+    reasons = sorted(entry["reason"] for entry in read_quarantined(tmp_path / "out/likes/train"))
     assert reasons == ["answers_unlike", "prompts_differ", "repeated_role"]
 
 
 def test_rewards_are_stored_where_they_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:
-    one = {"prompt": "Why?", "chosen": " So.", "rejected": " No."}
-    scored = [one | {"good": 2, "bad": -0.5}, one | {"good": "much", "bad": 1}, one]
-    keys = {key: key for key in one} | {"chosen_reward": "good", "rejected_reward": "bad"}
+    record = {"prompt": "Why?", "chosen": " So.", "rejected": " No."}
+    scored = [record | {"good": 2, "bad": -0.5}, record | {"good": "much", "bad": 1}, record]
+    keys = {key: key for key in record} | {"chosen_reward": "good", "rejected_reward": "bad"}
     recipe, _ = converted(tmp_path, tokenizer_folder, scored, **keys)
     (sample,) = stored(tmp_path)
     assert (sample["chosen_reward"], sample["rejected_reward"]) == (2.0, -0.5)
@@ -166,10 +172,10 @@ def test_rewards_are_stored_where_they_are_named(tmp_path: Path, tokenizer_folde
         refused.code,
         "set both source.chosen_reward and source.rejected_reward" in refused.err,
     ) == (2, True)
-    unread = [one | {"chosen_reward": 2, "rejected_reward": 1}]
-    _, told = converted(tmp_path / "other", tokenizer_folder, unread)
-    assert "fields not read: chosen_reward (1 of 1 not empty)" in told
-    assert stored(tmp_path / "other")[0].keys() == one.keys()
+    unread = [record | {"chosen_reward": 2, "rejected_reward": 1}]
+    _, output = converted(tmp_path / "other", tokenizer_folder, unread)
+    assert "fields not read: chosen_reward (1 of 1 not empty)" in output
+    assert stored(tmp_path / "other")[0].keys() == record.keys()
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +208,9 @@ def test_batches_are_those_of_composerl(
     dataset fails on a longer answer.
     """
     length, rows = case["max_seq_len"], case["rows"]
-    (recorded,) = [of for of in case["batches"] if (of["eos"], of["pad"]) == (EOS, pad)]
+    (recorded,) = [
+        sample for sample in case["batches"] if (sample["eos"], sample["pad"]) == (EOS, pad)
+    ]
     named = {key: key for key in rows[0]}
     recipe, _ = converted(tmp_path, tokenizer_folder, records_of(rows, tokenizer_folder), **named)
     kwargs = {"pad_token": "<|endoftext|>"} if pad == EOS else {}
@@ -214,30 +222,33 @@ def test_batches_are_those_of_composerl(
     whole = tensors_of(recorded["batch"])
     shorter = torch.minimum(whole["chosen_len"], whole["rejected_len"])
     trained = shorter > whole["prompt_len"]
-    wanted = {key: values[trained] for key, values in whole.items()}
-    kept = [row for row, is_trained in zip(batched, trained.tolist(), strict=True) if is_trained]
+    expected = {key: values[trained] for key, values in whole.items()}
+    kept_rows = [
+        row for row, is_trained in zip(batched, trained.tolist(), strict=True) if is_trained
+    ]
     assert stored(tmp_path) == [
-        row | {side: row[side][: length - len(row["prompt"])] for side in SIDES[1:]} for row in kept
+        row | {side: row[side][: length - len(row["prompt"])] for side in SIDES[1:]}
+        for row in kept_rows
     ]
     manifest = manifest_of(tmp_path / "out/likes/train")
-    left_out = len(rows) - len(kept)
+    left_out = len(rows) - len(kept_rows)
     assert manifest.records.filtered == {"no_loss_tokens": left_out}
     assert left_out > len(recorded["failing"]) > 0, "rows that ComposeRL refuses, and others"
 
     config = yaml.safe_load((tmp_path / "train.yaml").read_text())
     config["train_loader"]["dataset"]["shuffle"] = False
-    (made,) = build_loader(config, len(kept))
-    equal(made, wanted)
+    (loaded,) = build_loader(config, len(kept_rows))
+    equal(loaded, expected)
     for number, few in enumerate(build_loader(config, 7)):
-        part = slice(7 * number, 7 * number + 7)
-        equal(few, {key: values[part] for key, values in wanted.items()})
+        batch_rows = slice(7 * number, 7 * number + 7)
+        equal(few, {key: values[batch_rows] for key, values in expected.items()})
 
-    lengths = [[len(of[side]) for side in SIDES] for of in stored(tmp_path)]
+    lengths = [[len(sample[side]) for side in SIDES] for sample in stored(tmp_path)]
     sums = [2 * prompt + chosen + rejected for prompt, chosen, rejected in lengths]
     assert {*range(length - 1, length + 4)} <= {*sums}, "lengths at which a rule could be wrong"
-    taken = wanted["chosen_len"] + wanted["rejected_len"]
-    assert manifest.totals.cut_tokens == sum(sums) - int(taken.sum())
-    assert manifest.totals.loss_tokens == int((taken - 2 * wanted["prompt_len"]).sum())
+    pair_lengths = expected["chosen_len"] + expected["rejected_len"]
+    assert manifest.totals.cut_tokens == sum(sums) - int(pair_lengths.sum())
+    assert manifest.totals.loss_tokens == int((pair_lengths - 2 * expected["prompt_len"]).sum())
     prompts = np.array([[prompt, 0] for prompt, *_ in lengths]).ravel()
     answers = np.array([answers for _, *answers in lengths]).ravel()
     firsts = np.arange(0, len(prompts) + 1, 2)
@@ -247,8 +258,8 @@ def test_batches_are_those_of_composerl(
         manifest.totals.loss_tokens,
         manifest.totals.cut_tokens,
     )
-    told = run_ok("check", tmp_path / "train.yaml").out
-    assert ("pad-eos-preference" in told) == (pad == EOS)
+    output = run_ok("check", tmp_path / "train.yaml").out
+    assert ("pad-eos-preference" in output) == (pad == EOS)
 
 
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=lambda case: str(case["max_seq_len"]))
@@ -264,8 +275,8 @@ def test_rows_stored_for_a_longer_length_are_cut_alike(
     run_ok("render-yaml", recipe, "-o", tmp_path / "train.yaml")
     config = yaml.safe_load((tmp_path / "train.yaml").read_text())
     config["train_loader"]["dataset"] |= {"shuffle": False, "max_seq_len": case["max_seq_len"]}
-    (made,) = build_loader(config, len(rows))
-    equal(made, tensors_of(recorded["batch"]))
+    (loaded,) = build_loader(config, len(rows))
+    equal(loaded, tensors_of(recorded["batch"]))
 
 
 def test_older_preferences_are_read_and_named_outdated(
@@ -276,8 +287,8 @@ def test_older_preferences_are_read_and_named_outdated(
         recipe, _ = converted(tmp_path, tokenizer_folder, PAIRS)
     run_ok("render-yaml", recipe, "-o", tmp_path / "train.yaml")
     assert len(list(build_loader(str(tmp_path / "train.yaml"), 1))) == 2
-    told = "kind.preferences was version 1"
-    assert told in " ".join(run_ok("check", tmp_path / "train.yaml").out.split())
+    sentence = "kind.preferences was version 1"
+    assert sentence in " ".join(run_ok("check", tmp_path / "train.yaml").out.split())
     run_ok("convert", recipe)
     assert "rows-outdated" not in run_ok("check", tmp_path / "train.yaml").out
 
@@ -321,12 +332,12 @@ def test_nothing_else_is_mixed_with_it(likes: Path, tmp_path: Path, tokenizer_fo
     mixed["chat"] = {"local": str(tmp_path / "out/chat"), "split": "train"}
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(config))
     alone = "set train_loader.name: pairwise_preference, for this stream in a run of its own"
-    others = "chat: the pairwise_preference loader does not read the columns turns"
+    other_columns = "chat: the pairwise_preference loader does not read the columns turns"
     both = (likes / "out/likes", tmp_path / "out/chat")
-    for targets, told in ((both, alone), ((tmp_path / "both.yaml",), others)):
+    for targets, sentence in ((both, alone), ((tmp_path / "both.yaml",), other_columns)):
         refused = mdsmix("check", *targets)
         assert refused.code == 3
-        assert told in refused.out
+        assert sentence in refused.out
 
 
 def test_init_writes_a_recipe_of_preferences_alone(
@@ -335,8 +346,8 @@ def test_init_writes_a_recipe_of_preferences_alone(
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "likes.jsonl", [PAIRS[0], CHATS[0]])
     write_jsonl(tmp_path / "text.jsonl", [{"text": "some words of a text"}])
-    made = run_ok("init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
-    assert "How many hens?⟦ Fourteen hens." in made.out
+    answer = run_ok("init", "likes.jsonl", "--tokenizer", tokenizer_folder, "-o", "recipe.yaml")
+    assert "How many hens?⟦ Fourteen hens." in answer.out
     tree = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert tree["train_loader"] == {"name": "pairwise_preference"}
     run_ok("convert", "recipe.yaml")
@@ -356,6 +367,6 @@ REFUSED: dict[str, str] = {
 
 
 def test_a_recipe_that_cannot_be_right_is_refused(likes: Path) -> None:
-    for change, told in REFUSED.items():
+    for change, message in REFUSED.items():
         answer = mdsmix("convert", likes / "recipe.yaml", change)
-        assert (answer.code, told in answer.err) == (2, True), (change, answer.err)
+        assert (answer.code, message in answer.err) == (2, True), (change, answer.err)

@@ -51,8 +51,8 @@ def packed(i: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of one length, of documents between separators, pairs and conversations, some of which
-    are cut, and packed rows.
+    """Write streams of rows of one length, of documents between separators, of pairs and
+    conversations (some are cut), and of packed rows.
     """
     root = tmp_path_factory.mktemp("streams")
     docs = [{"tokens": np.array([9, 0, 9, 9, 0, 9][: 2 + i % 5], np.uint16)} for i in range(70)]
@@ -139,10 +139,12 @@ def test_samples_come_in_the_batchs_order_with_their_rows(folder: Path) -> None:
     (rank,) = step.ranks
     assert len({row.place.stream for row in step.shown[:3]}) == 3, "streams differ first"
     rows = {row.place: row for row in step.shown}
-    for at, place in enumerate(rank.places):
-        is_token = batch["attention_mask"][at].bool()
+    for number, sample_place in enumerate(rank.places):
+        is_token = batch["attention_mask"][number].bool()
         for key in ("input_ids", "labels"):
-            assert getattr(rows[place], key).tolist() == batch[key][at][is_token].tolist()
+            assert (
+                getattr(rows[sample_place], key).tolist() == batch[key][number][is_token].tolist()
+            )
     (step,) = preview_of(training_config(folder), 16, gpus=4, steps=1).steps
     assert [(rank.rank, len(rank.ids)) for rank in step.ranks] == [(n, 4) for n in range(4)]
     assert len({n for rank in step.ranks for n in rank.ids}) == step.rows == 16
@@ -150,15 +152,17 @@ def test_samples_come_in_the_batchs_order_with_their_rows(folder: Path) -> None:
 
 def test_at_most_the_allowed_bytes_are_read_and_a_warning_tells_of_the_rest(folder: Path) -> None:
     whole = preview_of(training_config(folder), 32, steps=2)
-    most = whole.loaders.reader.read
+    bytes_read = whole.loaders.reader.read
     result, none = (
-        preview_of(training_config(folder), 32, steps=2, read=read) for read in (most - 1, 0)
+        preview_of(training_config(folder), 32, steps=2, read=read) for read in (bytes_read - 1, 0)
     )
     assert [step.is_unread for step in result.steps] == [False, True]
-    assert 0 == none.loaders.reader.read < result.loaders.reader.read < most
+    assert 0 == none.loaders.reader.read < result.loaders.reader.read < bytes_read
     assert result.steps[1].counts is result.steps[1].padding is None
     assert any("1 step from step 1 on were not read" in line for line in preview_warnings(result))
-    drawn = [[rank.ids for step in of.steps for rank in step.ranks] for of in (none, whole)]
+    drawn = [
+        [rank.ids for step in preview.steps for rank in step.ranks] for preview in (none, whole)
+    ]
     assert drawn[0] == drawn[1]
     # A step beyond the limit ends the reading: its rows would wait in the packer of later steps.
     reader = ShardReader(mix(training_config(folder, "web")).train.streams, 1100)
@@ -255,18 +259,18 @@ def test_json_has_sample_ids_and_a_loaders_state_continues_them(
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     del loader
     gc.collect()
-    rest = preview_as_json(
+    continued = preview_as_json(
         rendered, "--gpus", 1, "--batch", 8, "--steps", 3, "--state", tmp_path / "state.json"
     )
-    assert [step["step"] for step in rest["steps"]] == [2, 3, 4]
-    assert ids(rest) == ids(whole)[2:]
+    assert [step["step"] for step in continued["steps"]] == [2, 3, 4]
+    assert ids(continued) == ids(whole)[2:]
     assert (
-        rest["steps"]
+        continued["steps"]
         == preview_as_json(rendered, "--gpus", 1, "--batch", 8, "--from-step", 2)["steps"]
     )
     seed, epoch = (
-        preview_as_json(recipe, "--gpus", 1, "--batch", 8, *more)
-        for more in (("--seed", 5), ("--epoch", 1))
+        preview_as_json(recipe, "--gpus", 1, "--batch", 8, *option)
+        for option in (("--seed", 5), ("--epoch", 1))
     )
     assert (seed["shuffle_seed"], epoch["epoch"]["epoch"]) == (5, 1)
     assert ids(whole)[:3] not in (ids(seed), ids(epoch))

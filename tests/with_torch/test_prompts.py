@@ -75,14 +75,14 @@ def stored(folder: Path) -> list[dict[str, Any]]:
     return [row | {"prompt": np.frombuffer(row["prompt"], np.int64).tolist()} for row in rows]
 
 
-def assert_equal(made: list[dict[str, Any]], recorded: list[dict[str, Any]]) -> None:
+def assert_equal(batches: list[dict[str, Any]], recorded: list[dict[str, Any]]) -> None:
     """Fail unless the batches are those that were recorded, dtypes too."""
-    assert len(made) == len(recorded) > 5
-    for batch, wanted in zip(made, recorded, strict=True):
-        assert batch.keys() == wanted.keys()
-        assert batch.get("verified_answer") == wanted.get("verified_answer")
+    assert len(batches) == len(recorded) > 5
+    for batch, expected in zip(batches, recorded, strict=True):
+        assert batch.keys() == expected.keys()
+        assert batch.get("verified_answer") == expected.get("verified_answer")
         for key, values in tensors_of(
-            {k: v for k, v in wanted.items() if isinstance(v, dict)}
+            {k: v for k, v in expected.items() if isinstance(v, dict)}
         ).items():
             assert batch[key].dtype == values.dtype, key
             assert torch.equal(batch[key], values), key
@@ -123,8 +123,8 @@ def test_batches_are_those_of_composerl(
     checked = mdsmix("check", recipe)
     assert (checked.code, "padding-right" in checked.out) == (3 * pads_right, pads_right)
     assert ("pad-eos-prompt" in checked.out) == case["pads_with_eos"]
-    left = "tokenizer.kwargs.padding_side=left"
-    run_ok("render-yaml", recipe, left, "-o", tmp_path / "train.yaml")
+    pads_left = "tokenizer.kwargs.padding_side=left"
+    run_ok("render-yaml", recipe, pads_left, "-o", tmp_path / "train.yaml")
     config = yaml.safe_load((tmp_path / "train.yaml").read_text())
     config["tokenizer"]["kwargs"]["padding_side"] = case["padding_side"]
     assert_equal(list(build_loader(config, 8)), case["batches"])
@@ -183,15 +183,15 @@ def test_messages_are_rendered_with_the_generation_prompt(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     convert(tmp_path, tokenizer_folder, CHATS, max_seq_len=128)
-    known = AutoTokenizer.from_pretrained(tokenizer_folder)
+    reference = AutoTokenizer.from_pretrained(tokenizer_folder)
     assert stored(tmp_path) == [
         {
-            "prompt": known.apply_chat_template(record["prompt"], add_generation_prompt=True),
+            "prompt": reference.apply_chat_template(record["prompt"], add_generation_prompt=True),
             "verified_answer": answer,
         }
         for record, answer in zip(CHATS[:2], ("Ann", "7"), strict=True)
     ]
-    reasons = sorted(each["reason"] for each in read_quarantined(tmp_path / "out/rl/train"))
+    reasons = sorted(entry["reason"] for entry in read_quarantined(tmp_path / "out/rl/train"))
     assert reasons == sorted(
         ["repeated_role", "last_not_user", "last_not_user", "no_messages", "messages_not_a_list"]
         + ["bad_answer"] * 3
@@ -206,11 +206,11 @@ def test_tools_are_in_the_prompt(tmp_path: Path, tokenizer_folder: Path) -> None
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     call = {"type": "function", "id": "c1", "function": {"name": "look_up", "arguments": {}}}
-    asked = [said("user", "Who?"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    messages = [said("user", "Who?"), {"role": "assistant", "content": "", "tool_calls": [call]}]
     records = [
-        {"prompt": asked[:1], "tools": [TOOL]},
-        {"prompt": [*asked, said("tool", "Ann") | {"tool_call_id": "c1"}], "tools": [TOOL]},
-        {"prompt": asked, "tools": [TOOL]},
+        {"prompt": messages[:1], "tools": [TOOL]},
+        {"prompt": [*messages, said("tool", "Ann") | {"tool_call_id": "c1"}], "tools": [TOOL]},
+        {"prompt": messages, "tools": [TOOL]},
         {"prompt": "Who?", "tools": [TOOL]},
     ]
     kwargs = {"padding_side": "left", "chat_template": template}
@@ -218,16 +218,16 @@ def test_tools_are_in_the_prompt(tmp_path: Path, tokenizer_folder: Path) -> None
         tmp_path, tokenizer_folder, records, {"prompt": "prompt", "tools": "tools"},
         tokenizer={"name": str(tokenizer_folder), "kwargs": kwargs}, max_seq_len=512,
     )  # fmt: skip
-    known = AutoTokenizer.from_pretrained(tokenizer_folder, chat_template=template)
+    reference = AutoTokenizer.from_pretrained(tokenizer_folder, chat_template=template)
     assert stored(tmp_path) == [
         {
-            "prompt": known.apply_chat_template(
+            "prompt": reference.apply_chat_template(
                 record["prompt"], tools=record["tools"], add_generation_prompt=True
             )
         }
         for record in records[:2]
     ]
-    reasons = [each["reason"] for each in read_quarantined(tmp_path / "out/rl/train")]
+    reasons = [entry["reason"] for entry in read_quarantined(tmp_path / "out/rl/train")]
     assert reasons == ["last_not_user", "tools_of_text"]
 
 
@@ -253,8 +253,12 @@ def test_verls_records_give_the_rows_of_plain_ones(tmp_path: Path, tokenizer_fol
         },
     ]
     nested = {"prompt": "prompt", "verified_answer": "reward_model.ground_truth"}
-    asked = {key: key for key in questions[1]}
-    forms = {"plain": (plain, BOTH), "verl": (verl, nested), "question": (questions, asked)}
+    question_fields = {key: key for key in questions[1]}
+    forms = {
+        "plain": (plain, BOTH),
+        "verl": (verl, nested),
+        "question": (questions, question_fields),
+    }
     rows = {}
     for name, (records, fields) in forms.items():
         convert(tmp_path / name, tokenizer_folder, records, fields, max_seq_len=128)
@@ -284,8 +288,8 @@ def test_strings_are_used_as_they_are(tmp_path: Path, tokenizer_folder: Path) ->
 
 
 def test_every_command_knows_it(tmp_path: Path, tokenizer_folder: Path) -> None:
-    recipe, told = convert(tmp_path, tokenizer_folder, [*CHATS, *CHATS[:1]], max_seq_len=64)
-    assert "bad_answer" in told
+    recipe, output = convert(tmp_path, tokenizer_folder, [*CHATS, *CHATS[:1]], max_seq_len=64)
+    assert "bad_answer" in output
     for command in ("check", "verify", "quarantine", "gc"):
         run_ok(command, recipe)
     run_ok("report", recipe, "-o", tmp_path / "report.html")
@@ -326,8 +330,8 @@ def test_a_prompt_that_composerl_would_cut_is_refused(
     checked = mdsmix("check", tmp_path / "unset.yaml")
     assert (checked.code, "max_gen_len is missing in dataset" in checked.out) == (3, True)
     # A recipe with another length makes the streams again.
-    told = " ".join(mdsmix("check", recipe, "train_loader.dataset.max_gen_len=40").out.split())
-    assert "train_loader.dataset.max_gen_len was 10 and is 40" in told
+    output = " ".join(mdsmix("check", recipe, "train_loader.dataset.max_gen_len=40").out.split())
+    assert "train_loader.dataset.max_gen_len was 10 and is 40" in output
     again = run_ok("convert", recipe, "train_loader.dataset.max_gen_len=40")
     assert "1 prompt_too_long" in again.out
     hint = "prompt_too_long: a larger max_seq_len, or a smaller max_gen_len, keeps these records"
@@ -339,8 +343,8 @@ def test_a_batch_has_answers_for_all_rows(tmp_path: Path, tokenizer_folder: Path
         convert(tmp_path / name, tokenizer_folder, CHATS[:1], fields, max_seq_len=64)
     run_ok("render-yaml", tmp_path / "with/recipe.yaml", "-o", tmp_path / "train.yaml")
     config = yaml.safe_load((tmp_path / "train.yaml").read_text())
-    more = {"local": str(tmp_path / "without/out/rl"), "split": "train"}
-    config["train_loader"]["dataset"]["streams"]["more"] = more
+    second_stream = {"local": str(tmp_path / "without/out/rl"), "split": "train"}
+    config["train_loader"]["dataset"]["streams"]["more"] = second_stream
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(config))
     checked = mdsmix("check", tmp_path / "both.yaml")
     assert (checked.code, "columns-unlike" in checked.out) == (3, True), checked.out
@@ -378,6 +382,6 @@ REFUSED: dict[str, str] = {
 
 def test_a_recipe_that_cannot_be_right_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
     recipe, _ = convert(tmp_path, tokenizer_folder, CHATS[:1], max_seq_len=64)
-    for change, told in REFUSED.items():
+    for change, message in REFUSED.items():
         answer = mdsmix("convert", recipe, change)
-        assert (answer.code, told in answer.err) == (2, True), (change, answer.err)
+        assert (answer.code, message in answer.err) == (2, True), (change, answer.err)

@@ -75,10 +75,10 @@ FILTERED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def convert(folder: Path, tokenizer: Path, records: list[Any], *more: str) -> tuple[Path, str]:
+def convert(folder: Path, tokenizer: Path, records: list[Any], *overrides: str) -> tuple[Path, str]:
     """Convert records as the stream `kto`. Return the recipe, and what the command wrote."""
     path = str(write_jsonl(folder / "a.jsonl", records))
-    source = {"path": path, **{key: key for key in (*FIELDS, *more)}}
+    source = {"path": path, **{key: key for key in (*FIELDS, *overrides)}}
     recipe = write_recipe(
         folder, tokenizer, streams={"kto": {"kind": "preference", "source": source}},
         max_seq_len=LENGTH, train_loader={"name": "unpaired_preference", "num_workers": 0},
@@ -91,37 +91,37 @@ def rows_of(folder: Path) -> list[Any]:
 
 
 def test_texts_are_tokenized_and_end_in_eos(tmp_path: Path, tokenizer_folder: Path) -> None:
-    _, told = convert(tmp_path, tokenizer_folder, TEXTS)
+    _, output = convert(tmp_path, tokenizer_folder, TEXTS)
     encode = make_encoder(tokenizer_folder)
-    wanted = []
+    expected = []
     truncated = 0
     for record in TEXTS:
         prompt = encode(record["prompt"])
         completion = [*encode(record["completion"]), EOS]
-        kept = completion[: LENGTH - len(prompt)]
-        truncated += len(completion) - len(kept)
+        fitting = completion[: LENGTH - len(prompt)]
+        truncated += len(completion) - len(fitting)
         label = bool(record["label"])
-        wanted.append({"prompt_ids": prompt, "completion_ids": kept, "label": label})
-    assert rows_of(tmp_path) == wanted
+        expected.append({"prompt_ids": prompt, "completion_ids": fitting, "label": label})
+    assert rows_of(tmp_path) == expected
     totals = manifest_of(tmp_path / "out/kto/train").totals
     assert totals.labels == {"true": 2, "false": 1}
-    assert totals.loss_tokens == sum(len(row["completion_ids"]) for row in wanted)
+    assert totals.loss_tokens == sum(len(row["completion_ids"]) for row in expected)
     assert (totals.truncated_rows, totals.truncated_tokens) == (1, truncated)
-    assert "labels: 2 true (desirable), 1 false" in told
-    assert f"{truncated} tokens truncated in 1 of 3 rows" in told
+    assert "labels: 2 true (desirable), 1 false" in output
+    assert f"{truncated} tokens truncated in 1 of 3 rows" in output
 
 
 def test_messages_are_rendered_by_the_chat_template(tmp_path: Path, tokenizer_folder: Path) -> None:
     convert(tmp_path, tokenizer_folder, CHATS)
-    known = AutoTokenizer.from_pretrained(tokenizer_folder)
-    wanted = []
+    reference = AutoTokenizer.from_pretrained(tokenizer_folder)
+    expected = []
     for text, label in (("Ann.", True), ("Bob.", False), ("Eve.", False), ("Zoe.", True)):
-        prompt = known.apply_chat_template(ASKED, add_generation_prompt=True)
-        whole = known.apply_chat_template([*ASKED, *said("assistant", text)])
+        prompt = reference.apply_chat_template(ASKED, add_generation_prompt=True)
+        whole = reference.apply_chat_template([*ASKED, *said("assistant", text)])
         assert whole[: len(prompt)] == prompt
         completion = [*whole[len(prompt) :], EOS]
-        wanted.append({"prompt_ids": prompt, "completion_ids": completion, "label": label})
-    assert rows_of(tmp_path) == wanted
+        expected.append({"prompt_ids": prompt, "completion_ids": completion, "label": label})
+    assert rows_of(tmp_path) == expected
 
 
 def test_labels_of_a_csv_file_may_be_those_of_pandas(
@@ -144,7 +144,7 @@ def test_labels_of_a_csv_file_may_be_those_of_pandas(
 
 def test_other_records_are_bad_or_left_out(tmp_path: Path, tokenizer_folder: Path) -> None:
     convert(tmp_path, tokenizer_folder, [TEXTS[0], *(r for r, _ in (*BAD, *FILTERED))], "tools")
-    reasons = [each["reason"] for each in read_quarantined(tmp_path / "out/kto/train")]
+    reasons = [entry["reason"] for entry in read_quarantined(tmp_path / "out/kto/train")]
     assert reasons == [reason for _, reason in BAD]
     filtered = manifest_of(tmp_path / "out/kto/train").records.filtered
     assert filtered == {reason: 1 for _, reason in FILTERED}
@@ -166,15 +166,15 @@ def test_hints_name_only_keys_that_such_streams_take(
 ) -> None:
     """The run's target_responses and `images:` are refused in these streams."""
     long = {"prompt": "long " * 80, "completion": "a", "label": True}
-    seen = {"prompt": "<image> q", "completion": " a", "label": False, "images": ["a.png"]}
-    _, out = convert(tmp_path, tokenizer_folder, [*TEXTS, long, seen])
-    assert "no_loss_tokens: a larger max_seq_len may keep these records" in out
-    assert "target_responses" not in out
+    with_image = {"prompt": "<image> q", "completion": " a", "label": False, "images": ["a.png"]}
+    _, output = convert(tmp_path, tokenizer_folder, [*TEXTS, long, with_image])
+    assert "no_loss_tokens: a larger max_seq_len may keep these records" in output
+    assert "target_responses" not in output
     no_images = "streams of prompts and of unpaired preferences have no images"
-    assert f"WARNING: <image> of 1 record is text: {no_images}" in out
+    assert f"WARNING: <image> of 1 record is text: {no_images}" in output
     ignored = "the field images of 1 record is not read, so it is ignored in training"
-    assert f"WARNING: {ignored}: {no_images}, or remove these records" in out
-    assert "images: {}" not in out
+    assert f"WARNING: {ignored}: {no_images}, or remove these records" in output
+    assert "images: {}" not in output
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_the_balance_of_labels_is_shown(
         {"prompt": "q", "completion": f" {number}", "label": label}
         for number, label in enumerate(labels)
     ]
-    recipe, out = convert(tmp_path, tokenizer_folder, records)
-    assert told in out
+    recipe, output = convert(tmp_path, tokenizer_folder, records)
+    assert told in output
     assert ("labels-alike" in run_ok("check", recipe).out) == (len({*labels}) == 1)
 
 
@@ -221,16 +221,16 @@ def test_a_batch_has_each_prompt_with_its_completion_and_with_another(
         prompts = [row["prompt_ids"] for row in few]
         completions = [row["completion_ids"] for row in few]
         turned = [completions[n - 1] for n in range(len(few))]
-        wanted = {"label": torch.tensor([row["label"] for row in few])}
+        expected = {"label": torch.tensor([row["label"] for row in few])}
         for prefix, answers in (("", completions), ("KL_", turned)):
             pairs = [*zip(prompts, answers, strict=True)]
             wholes = [(p + a)[:LENGTH] for p, a in pairs]
-            wanted[f"{prefix}input_ids"] = pad(wholes, PAD)
-            wanted[f"{prefix}attention_mask"] = pad([[1] * len(whole) for whole in wholes], 0)
+            expected[f"{prefix}input_ids"] = pad(wholes, PAD)
+            expected[f"{prefix}attention_mask"] = pad([[1] * len(whole) for whole in wholes], 0)
             masks = [([0] * len(p) + [1] * len(a))[:LENGTH] for p, a in pairs]
-            wanted[f"{prefix}completion_mask"] = pad(masks, 0)
-        assert batch.keys() == wanted.keys()
-        for key, values in wanted.items():
+            expected[f"{prefix}completion_mask"] = pad(masks, 0)
+        assert batch.keys() == expected.keys()
+        for key, values in expected.items():
             assert batch[key].dtype == values.dtype, key
             assert torch.equal(batch[key], values), key
     with pytest.raises(RecipeError, match="needs batches of 2 rows or more"):
@@ -253,8 +253,8 @@ def test_a_plan_names_the_rows_that_batches_have_in_addition(
     run_ok("render-yaml", recipe, "-o", tmp_path / "train.yaml")
     batches = list(build_loader(yaml.safe_load((tmp_path / "train.yaml").read_text()), batch))
     steps = len(batches)
-    rows = sum(len(each["KL_input_ids"]) for each in batches) / steps
-    tokens = sum(int(each["KL_attention_mask"].sum()) for each in batches) / steps
+    rows = sum(len(loaded["KL_input_ids"]) for loaded in batches) / steps
+    tokens = sum(int(loaded["KL_attention_mask"].sum()) for loaded in batches) / steps
     planned = run_ok("plan", recipe, "--batch", batch, "--gpus", "1").out
     assert f"steps: {steps}, samples: {len(records)}, " in planned
     assert f"a step has {rows:.0f} more rows, " in planned
@@ -288,10 +288,10 @@ def test_every_command_knows_it(tmp_path: Path, tokenizer_folder: Path) -> None:
     assert (refused.code, ", the loader of mdsmix" in refused.err) == (2, True)
     url = tmp_path / "out/kto/train"
     assert json.loads(run_ok("leaks", url, "--eval", url, "--json").out)
-    for change, told in {
+    for change, output in {
         "train_loader.name=pairwise_preference": "is read only by train_loader.name: unpaired",
         "streams.kto.pack=true": "remove pack from this stream",
         "streams.kto.source.chosen=x": "or prompt and completion and label",
     }.items():
         answer = mdsmix("convert", recipe, change)
-        assert (answer.code, told in answer.err) == (2, True), (change, answer.err)
+        assert (answer.code, output in answer.err) == (2, True), (change, answer.err)
