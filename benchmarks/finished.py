@@ -48,7 +48,7 @@ def finish_units(recipe: Path, like: Location) -> None:
     """
     (plan,) = plan_streams(open_recipe(recipe), Options())
     units, job = plan.units, plan.job
-    contents = [sources.content_of(unit) for unit in units]
+    contents = [sources.compute_content(unit) for unit in units]
     records = list(_records(job, contents, _record(like)))
     publish_pretrained([job])
     names = {shard.stored.basename for record in records for shard in record.shards}

@@ -29,7 +29,7 @@ from benchmarks import corpus
 from benchmarks.contenders import Setup
 from benchmarks.measure import Run, measure
 from benchmarks.rounds import environment
-from mdsmix.kinds.assemble import best_fit
+from mdsmix.kinds.assemble import pack_best_fit
 from mdsmix.load.collate import Packer, find_best_ratio, list_ratios
 from mdsmix.load.training_rows import TrainingRow
 from mdsmix.shards.index import read_index
@@ -106,7 +106,7 @@ def _compare(work: Path, name: str, stream: Mapping[str, Any], rounds: int) -> N
     units, rows = len(manifest.parts), manifest.totals.samples
     print(f"  one conversation per row: {1 - lengths.sum() / (len(lengths) * WIDTH):.1%}")
     print(f"  pack: true: {_padding(manifest):.3%} padding, {rows:,} rows of {units} units")
-    whole = len(best_fit(lengths, WIDTH))
+    whole = len(pack_best_fit(lengths, WIDTH))
     print(f"  all units packed as one: {whole:,} rows, so the ends of units cost {rows - whole}")
     plain, packed = (median(seconds[packs]) for packs in (False, True))
     print(

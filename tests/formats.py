@@ -31,7 +31,7 @@ from mdsmix.sources import (
     ReadAs,
     RecordBatch,
     Unit,
-    content_of,
+    compute_content,
     find_files,
     plan_units,
     read_batches,
@@ -204,4 +204,4 @@ def bad_items(batches: Sequence[RecordBatch]) -> list[tuple[str, Item]]:
 def window_digests(folder: Path, pattern: str = "*", **settings: Any) -> list[str]:
     """Return the digests of all windows of the files that a pattern finds, in order."""
     units = plan_pattern(folder, pattern, **settings)
-    return [window.digest for unit in units for window in content_of(unit).windows]
+    return [window.digest for unit in units for window in compute_content(unit).windows]

@@ -141,7 +141,7 @@ def test_a_dry_run_prints_reasons_and_writes_nothing(strict: Project) -> None:
     for name in ("b", *(f"b-{n}" for n in range(7))):
         (strict.folder / f"{name}.jsonl").unlink()
     assert "b.jsonl is no longer among its sources" in describe(strict, reencode=True)
-    strict.patch.setattr(sources, "content_of", None)
+    strict.patch.setattr(sources, "compute_content", None)
     assert "the first 7 records would be converted" in describe(strict, limit=7), (
         "no source is read"
     )

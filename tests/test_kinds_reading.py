@@ -21,7 +21,7 @@ from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.errors import RecipeError
 from mdsmix.estimate.survey import read_splits
 from mdsmix.kinds import kind_of, open_recipe
-from mdsmix.kinds.assemble import best_fit
+from mdsmix.kinds.assemble import pack_best_fit
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.read_records import RecordReader
 from mdsmix.ragged import Ragged
@@ -115,7 +115,7 @@ def test_nulls_are_counted_in_good_records_only() -> None:
 @given(st.integers(1, 40), st.lists(st.integers(1, 40), max_size=60))
 def test_each_document_is_in_one_row_and_rows_are_in_order(width: int, drawn: list[int]) -> None:
     lengths = [length for length in drawn if length <= width]
-    packed = best_fit(np.array(lengths, np.int64), width)
+    packed = pack_best_fit(np.array(lengths, np.int64), width)
     assert sorted(packed.values.tolist()) == list(range(len(lengths)))
     rows = to_lists(packed)
     assert all(sum(lengths[number] for number in row) <= width for row in rows)
@@ -123,8 +123,8 @@ def test_each_document_is_in_one_row_and_rows_are_in_order(width: int, drawn: li
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
     # The fullest row that has room, the longest documents first, of equal ones the earlier:
     # published rows are made so.
-    assert to_lists(best_fit(np.array([3, 3, 3]), 7)) == [[0, 1], [2]]
-    assert to_lists(best_fit(np.array([2, 5, 7, 2, 1]), 9)) == [[0, 2], [1, 3, 4]]
+    assert to_lists(pack_best_fit(np.array([3, 3, 3]), 7)) == [[0, 1], [2]]
+    assert to_lists(pack_best_fit(np.array([2, 5, 7, 2, 1]), 9)) == [[0, 2], [1, 3, 4]]
 
 
 def test_a_survey_counts_an_image_as_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.kinds import open_recipe
 from mdsmix.record import AnswerLoss, Conversation, Document, Pair, Span
 from mdsmix.shapes import Shape, functions
-from mdsmix.shapes.functions import FunctionName, find_function, function_shape
+from mdsmix.shapes.functions import FunctionName, find_function, make_function_shape
 from mdsmix.shapes.prompt import Prompt
 from mdsmix.shapes.unpaired_preference import UnpairedPreference
 from mdsmix.tokenizer.card import open_tokenizer
@@ -68,7 +68,7 @@ def write_recipe(home: Project, shape: str) -> Project:
 
 
 def shape_of(home: Project, shape: str, gives: str) -> Shape:
-    return function_shape(find_function(shape, gives, home.folder).name)
+    return make_function_shape(find_function(shape, gives, home.folder).name)
 
 
 MESSAGES = '[{"role": "user", "content": q}, {"role": "assistant", "content": a}]'
@@ -229,7 +229,7 @@ def test_another_process_gets_the_function_with_its_job(
     write_module(home, "sent_helper", "ANSWER = 'edited'\n")
     monkeypatch.setattr(functions, "_registry", {})
     function = pickle.loads(pickled)
-    assert function_shape(function.name).read({"q": "a", "a": "b"}, {}) == Pair("a", "before")
+    assert make_function_shape(function.name).read({"q": "a", "a": "b"}, {}) == Pair("a", "before")
 
 
 LOCAL_FILES = {
@@ -267,7 +267,7 @@ def test_a_function_imports_files_of_its_folder_and_an_edit_of_them_renames_it(
     (home.folder / "x/data.txt").write_text("data")
     unedited = current_name()
     names = {unedited}
-    assert function_shape(unedited).read({}, {}) == Document("café" + "deep mid mid data")
+    assert make_function_shape(unedited).read({}, {}) == Document("café" + "deep mid mid data")
     write_module(home, "unread", "raise SystemExit\n")  # a file that is not imported does not count
     assert current_name() == unedited
     for path, content in contents.items():

@@ -18,7 +18,7 @@ from xxhash import xxh3_128_hexdigest
 
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.condition import parse_where
-from mdsmix.sources.arrow_values import decoders_of
+from mdsmix.sources.arrow_values import make_decoders
 from tests.converting import (
     manifest_of,
     mdsmix,
@@ -148,7 +148,7 @@ def test_json_is_recognised_by_a_field_s_metadata_if_the_type_is_unknown() -> No
     field = pa.field("j", STRING, metadata=NAME)
     dictionary = pa.field("d", pa.dictionary(pa.int32(), STRING), metadata=NAME)
     inner = pa.field("s", pa.struct([pa.field("t", STRING), field]))
-    decoders = decoders_of(pa.schema([field, pa.field("t", STRING), dictionary, inner]))
+    decoders = make_decoders(pa.schema([field, pa.field("t", STRING), dictionary, inner]))
     assert {*decoders} == {"j", "d", "s"}
     assert decoders["j"]('{"a": 1}') == decoders["d"]('{"a":1}') == {"a": 1}
     assert decoders["s"]({"t": "1", "j": "1"}) == {"t": "1", "j": 1}
@@ -174,10 +174,10 @@ def test_json_is_recognised_by_parquet_s_type_if_arrow_s_schema_lacks_it(tmp_pat
     )
     from mdsmix.sources.parquet import _json_leaves
 
-    decoders = decoders_of(plain, _json_leaves(opened.schema))
+    decoders = make_decoders(plain, _json_leaves(opened.schema))
     assert {*decoders} == {"m", "c"}
     assert decoders["c"]([{"t": "1", "j": "1"}]) == [{"t": "1", "j": 1}]
-    assert not decoders_of(pa.schema([("z", STRING), ("n", pa.list_(pa.int64()))]))
+    assert not make_decoders(pa.schema([("z", STRING), ("n", pa.list_(pa.int64()))]))
 
 
 FAULTS = {

@@ -22,7 +22,7 @@ from mdsmix.sources import (
     Digests,
     RecordBatch,
     SourceFile,
-    content_of,
+    compute_content,
     find_files,
     plan_units,
     read_batches,
@@ -221,7 +221,7 @@ def test_windows_of_grouped_packed_files_are_counted_in_uncompressed_bytes(tmp_p
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.jsonl.zst").write_bytes(zstandard.compress(b'"text"\n' * 300))
     [unit] = plan_pattern(tmp_path, "*", 1000)
-    content, sizes = content_of(unit), dict.fromkeys(range(7), 0)
+    content, sizes = compute_content(unit), dict.fromkeys(range(7), 0)
     assert [window.number for window in content.windows] == list(sizes)
     assert content.files == (xxhash.xxh3_128_hexdigest(b'"text"\n' * 300),) * 3
     for done in (set(), {0}, {*range(7)}):

@@ -23,12 +23,12 @@ from mdsmix.kinds.recipe_changes import SAMPLE
 from mdsmix.processor.card import Processor, open_processor
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.stream_spec import BY_BUDGET
-from mdsmix.shapes.functions import Function, registered_function
+from mdsmix.shapes.functions import Function, find_registered_function
 from mdsmix.shards.manifest import FORMAT_VERSION, Encoding, Manifest
 from mdsmix.shards.published import list_versions, locate_version
 from mdsmix.shards.shard_files import ShardLayout
 from mdsmix.sources import ReadAs, SourceFile, Unit
-from mdsmix.sources.find import source_keys
+from mdsmix.sources.find import list_source_keys
 from mdsmix.storage import Location, locate
 from mdsmix.tokenizer.card import Tokenizer
 
@@ -277,14 +277,14 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
     if recipe.processor and resolved.kind.has_images:
         processor = open_processor(recipe.processor)
     assert stream.source is not None
-    source = source_keys(stream.source.path, recipe.folder, ReadAs.of(stream.source))
+    source = list_source_keys(stream.source.path, recipe.folder, ReadAs.of(stream.source))
     if stream.sample == BY_BUDGET:
         source[SAMPLE] = BY_BUDGET  # the manifest states that a budget chose the sample
     folder_name = f"limit-{limit}" if limit else stream.split
     return Job(
         name=stream.name,
         stream=resolved,
-        function=registered_function(resolved.encoding.shape),
+        function=find_registered_function(resolved.encoding.shape),
         processor=processor,
         tokenizer=tokenizer,
         backend=recipe.tokenizer.backend,

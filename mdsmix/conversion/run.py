@@ -57,7 +57,7 @@ from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, join_errors
 from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.frozen import frozen
-from mdsmix.processor.server import SERVER_BYTES, server_pids, share_server
+from mdsmix.processor.server import SERVER_BYTES, list_server_pids, share_server
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index
@@ -468,7 +468,7 @@ def make_engine(
     # Collect the settings of the engine, and the folders that its workers read and write.
     image_counter = None
     if any(plan.job.processor for plan in plans):
-        image_counter = SideProcess(memory=SERVER_BYTES, start=share_server, pids=server_pids)
+        image_counter = SideProcess(memory=SERVER_BYTES, start=share_server, pids=list_server_pids)
     pool = PoolSettings(
         workers=options.workers or 0,
         memory=options.memory or 0,

@@ -64,7 +64,7 @@ from mdsmix.sources import (
     RecordBatch,
     Unit,
     Window,
-    content_of,
+    compute_content,
     describe_unit,
     estimate_unit_size,
     read_batches,
@@ -123,7 +123,7 @@ class ReadTask(_UnitOfJob):
         if self.is_hashed or self.job.kind.has_images:
             content = self._read_records(reporter)
         else:
-            content = content_of(self.unit)
+            content = compute_content(self.unit)
         return lambda: content
 
     def _read_records(self, reporter: Reporter) -> Content:

@@ -34,7 +34,7 @@ from mdsmix.kinds.rules import compare_rules
 from mdsmix.messages import join_names
 from mdsmix.shapes.functions import import_function
 from mdsmix.shards.counts import Records
-from mdsmix.sources import Unit, counted_key, prepare_formats
+from mdsmix.sources import Unit, find_counted_key, prepare_formats
 from mdsmix.storage import map_in_batches, map_threads
 
 R = TypeVar("R")
@@ -318,7 +318,7 @@ def publish_bad(work: Work, results: Sequence[UnitResult]) -> list[str]:
                 file = QuarantineFile(
                     name=done.bad_records_name,
                     unit_file=work.stored.files.get(done.bad_records_name, done.file),
-                    place_key=counted_key(unit),
+                    place_key=find_counted_key(unit),
                     count_before=count_before,
                 )
                 files.append(file)

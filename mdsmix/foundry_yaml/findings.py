@@ -177,7 +177,7 @@ class CheckList(list[Check]):
         return add
 
 
-def refusal_message(finding: Finding, loader: LoaderSection) -> str:
+def make_refusal_message(finding: Finding, loader: LoaderSection) -> str:
     """Return the message of a refusal: the problem, its consequence for training, and the fix."""
     named = finding.with_names([loader.label], finding.streams)
     return f"{named.message} {named.why} Fix: {named.fix}"

@@ -52,7 +52,7 @@ LOCKED: dict[str, Any] = {
     "token_encoding_type": "int64",
 }
 """Keys of `dataset` that decide the order of samples and how each is truncated, with the defaults
-of Streaming and LLM-Foundry. `locked_settings` adds target_prompts and target_responses.
+of Streaming and LLM-Foundry. `list_locked_settings` adds target_prompts and target_responses.
 """
 
 
@@ -138,7 +138,7 @@ class Lock:
         return orjson.dumps(self, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
 
 
-def locked_settings(section: LoaderSection, **further: Any) -> dict[str, Any]:
+def list_locked_settings(section: LoaderSection, **further: Any) -> dict[str, Any]:
     """Return the settings of a loader for its lock: the values of the section, or the defaults of
     keys that it does not set.
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml import section_keys, section_values
-from mdsmix.foundry_yaml.findings import Check, refusal_message
+from mdsmix.foundry_yaml.findings import Check, make_refusal_message
 from mdsmix.foundry_yaml.training_yaml import LoaderSection
 
 RULES: tuple[Check, ...] = (*section_keys.CHECKS, *section_values.CHECKS)
@@ -23,4 +23,4 @@ def refuse_broken_rules(section: LoaderSection, ignored: Collection[str]) -> Non
     for rule in RULES:
         if rule.severity == "error" and rule.id not in ignored:
             for finding in rule.run_rule(section):
-                raise RecipeError(refusal_message(finding, section))
+                raise RecipeError(make_refusal_message(finding, section))

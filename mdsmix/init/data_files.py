@@ -19,7 +19,7 @@ from mdsmix.frozen import frozen
 from mdsmix.kinds.recipe_schema import SCHEMA_FILE
 from mdsmix.messages import join_names
 from mdsmix.record import NoRecord
-from mdsmix.shapes.shape import key_of_list
+from mdsmix.shapes.shape import find_list_key
 from mdsmix.shards.index import INDEX, read_index
 from mdsmix.shards.manifest import MANIFEST
 from mdsmix.sources import ReadAs, SourceFile, plan_units, read_batches
@@ -277,5 +277,5 @@ def _as_object(record: Any) -> Any:
     """Return a list of messages as an object, such as {"messages": [...]}. Return any other record
     unchanged.
     """
-    key = key_of_list(record)
+    key = find_list_key(record)
     return {key: record} if key else record

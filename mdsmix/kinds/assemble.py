@@ -152,7 +152,7 @@ class PackedRows(Assembler):
         # Choose the documents of each row.
         first_column = next(iter(documents.values()))
         lengths = first_column.lengths  # the same in each column
-        packed = best_fit(lengths, self._width)
+        packed = pack_best_fit(lengths, self._width)
         # Join the documents of each row, and find where each document begins in its row. For
         # documents of 5, 3 and 4 tokens in rows (0, 1) and (2): edges are [0, 5, 8, 12], offsets of
         # the rows [0, 8, 12], and starts [0, 5, 0].
@@ -172,7 +172,7 @@ class PackedRows(Assembler):
         return Assembled(lay_out_samples(self._layout, columns), totals, documents=packed)
 
 
-def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
+def pack_best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
     """Choose which documents share a row, and return for each row the numbers of its documents.
 
     The documents are placed from the longest to the shortest. Each goes into the fullest row that
@@ -183,7 +183,7 @@ def best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:
     Documents of equal length are placed together. A work unit of a million short pairs has only a
     few hundred lengths, so this takes at most one step for each row.
 
-    >>> rows = best_fit(np.array([7, 2, 6, 3]), 10)
+    >>> rows = pack_best_fit(np.array([7, 2, 6, 3]), 10)
     >>> [row.tolist() for row in rows]
     [[0, 3], [1, 2]]
 

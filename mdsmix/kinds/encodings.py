@@ -21,7 +21,7 @@ from mdsmix.kinds.rules import list_raised_rules
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, read_share
 from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shapes import SHAPES, Shape, find_shape, published_name
-from mdsmix.shapes.functions import FunctionName, find_function, function_shape, is_function
+from mdsmix.shapes.functions import FunctionName, find_function, is_function, make_function_shape
 from mdsmix.shards.manifest import Encoding
 from mdsmix.tokenizer.card import Tokenizer
 
@@ -50,7 +50,7 @@ def find_record_type(stream: StreamSpec) -> RecordType:
     assert source is not None
     shape: Shape | None
     if is_function(source.shape):
-        shape = function_shape(FunctionName.in_recipe(source.shape, _record_word(stream)))
+        shape = make_function_shape(FunctionName.in_recipe(source.shape, _record_word(stream)))
     else:
         shape = find_shape(source.shape, source.fields)
     if shape is None:
@@ -126,7 +126,7 @@ def resolve_stream(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> 
     if is_function(source.shape):
         # Find the function's files: their hash becomes a part of the shape's name.
         function = find_function(source.shape, _record_word(stream), Path(recipe.folder))
-        shape = function_shape(function.name)
+        shape = make_function_shape(function.name)
     field_names = source.fields or shape.own_fields
     follows_from_fields = find_shape(None, field_names) is shape
     options = set_options(stream)

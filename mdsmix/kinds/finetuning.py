@@ -26,7 +26,7 @@ from mdsmix.encode.trained_ranges import (
     mark_weights,
     split_answers,
 )
-from mdsmix.kinds.kind import Kind, packed_columns
+from mdsmix.kinds.kind import Kind, make_packed_columns
 from mdsmix.kinds.turn_rows import TurnRows, tokenize_pairs
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
@@ -68,7 +68,7 @@ class Finetuning(Kind):
     @classmethod
     def settings(cls, recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, Any]:
         if stream.pack:
-            columns = packed_columns(tokenizer, has_targets=True)
+            columns = make_packed_columns(tokenizer, has_targets=True)
         else:
             columns = dict.fromkeys(("input_ids", "labels"), f"ndarray:{tokenizer.dtype}")
         return {"columns": columns, "too_long": stream.too_long, "pack": stream.pack}
@@ -95,7 +95,7 @@ class Finetuning(Kind):
 
     @cached_property
     def targets(self) -> Targets:
-        return targets_of(self.encoding)
+        return make_targets(self.encoding)
 
     def losses(self, tokens: Tokens, eos: int | None) -> Lengths:
         return Labels(self.targets, _turns(tokens), eos, self.untrained).losses()
@@ -302,7 +302,7 @@ def _turns(tokens: Tokens) -> Turns:
     return turns if tokens.weights is None else mark_weights(turns, tokens.weights)
 
 
-def targets_of(encoding: Encoding) -> Targets:
+def make_targets(encoding: Encoding) -> Targets:
     """Return the settings that decide which tokens of a published stream the model is trained on:
     `target_prompts`, `target_responses` and what belongs to them, such as `max_seq_len`.
     """

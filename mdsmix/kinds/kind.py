@@ -323,7 +323,7 @@ class Kind(ABC):
         return stored_pieces(sample, *policies, self.untrained)
 
 
-def packed_columns(tokenizer: Tokenizer, has_targets: bool) -> dict[str, str]:
+def make_packed_columns(tokenizer: Tokenizer, has_targets: bool) -> dict[str, str]:
     """Return the columns of packed rows: name -> MDS encoding.
 
     LLM-Foundry's loaders do not know these columns, and so they fail at the first row. If they knew
@@ -357,7 +357,7 @@ def stored_pieces(
     """
     if find_id_columns(sample) == PACKED_COLUMNS:
         for document in split_documents(sample):
-            yield from trained_runs(*document)
+            yield from split_trained_runs(*document)
         return
     # Targets needs a max_seq_len, but which ids are trained does not depend on it.
     targets = Targets(
@@ -366,10 +366,10 @@ def stored_pieces(
     # The prompt of the first turn, its response, the prompt of the second turn, and so on.
     sides = [side for turn in decode_turns(sample) for side in turn]
     turns = Turns(Ragged.from_rows(sides, np.int64), np.array([len(sides) // 2]))
-    yield from trained_runs(turns.ids.values, Labels(targets, turns, None, untrained).trained)
+    yield from split_trained_runs(turns.ids.values, Labels(targets, turns, None, untrained).trained)
 
 
-def trained_runs(ids: NDArray[np.int64], trained: Flags) -> Iterator[Piece]:
+def split_trained_runs(ids: NDArray[np.int64], trained: Flags) -> Iterator[Piece]:
     """Split token ids where the flag changes: ids 5, 6, 7 with the flags False, True, True become
     `([5], False)` and `([6, 7], True)`.
 

@@ -26,7 +26,7 @@ from mdsmix.kinds.pictured import (
     find_image_contradictions,
     make_image_settings,
 )
-from mdsmix.kinds.preferences import ID_BYTES, PreferenceRenderer, Preferences, rewards_of
+from mdsmix.kinds.preferences import ID_BYTES, PreferenceRenderer, Preferences, list_reward_keys
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import find_shape
@@ -122,7 +122,7 @@ class PreferencesWithImages(Preferences):
                 f"chat template renders: set source.shape: {PREFERENCE_OPENAI.name}, which makes "
                 "messages of texts."
             )
-        rewards = rewards_of(stream)
+        rewards = list_reward_keys(stream)
         if rewards:
             keys = " and ".join(f"source.{key}" for key in rewards)
             yield (

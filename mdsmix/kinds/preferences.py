@@ -143,7 +143,7 @@ class Preferences(JudgedAnswers):
 
         Raises RecipeError if the tokenizer has no EOS, which ends each answer.
         """
-        rewards = dict.fromkeys(rewards_of(stream), "float64")
+        rewards = dict.fromkeys(list_reward_keys(stream), "float64")
         columns = {**PREFERENCE_LOADER.columns, **rewards}
         return {"columns": columns, **super().settings(recipe, stream, tokenizer)}
 
@@ -153,7 +153,7 @@ class Preferences(JudgedAnswers):
         contradicts another setting. Checks for preferences, such as the check of the rewards'
         fields, come before the checks that all kinds share.
         """
-        rewards = rewards_of(stream)
+        rewards = list_reward_keys(stream)
         if len(rewards) == 1:
             yield (
                 f"source.{rewards[0]} names the field of one reward, but the other reward has no "
@@ -397,7 +397,7 @@ def _has_several_messages(chosen: Any, rejected: Any) -> bool:
     return any(len(ending) > 1 and ending[0]["role"] == "assistant" for ending in endings)
 
 
-def rewards_of(stream: StreamSpec) -> list[str]:
+def list_reward_keys(stream: StreamSpec) -> list[str]:
     """Return the keys of `source:` that name fields of rewards: none, one or both of REWARDS."""
     return [key for key in REWARDS if stream.source and key in stream.source.fields]
 

@@ -29,7 +29,7 @@ from mdsmix.encode.encoded import (
 )
 from mdsmix.encode.labels import USABLE, Lengths
 from mdsmix.errors import RecipeError
-from mdsmix.kinds.kind import Kind, packed_columns
+from mdsmix.kinds.kind import Kind, make_packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Document
@@ -217,7 +217,7 @@ def _columns_of(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dic
     rows if all rows have the same length, as with `layout: concat`: `ndarray:uint16:2048`.
     """
     if stream.pack:
-        return packed_columns(tokenizer, has_targets=False)
+        return make_packed_columns(tokenizer, has_targets=False)
     tokens = f"ndarray:{tokenizer.dtype}"
     row = recipe.max_seq_len
     is_concat = stream.layout == "concat"

@@ -321,7 +321,7 @@ class MixDataset(ShardKeeper):
     "Packed rows that are made from a batch of samples; None without packing."
     locked: Mapping[str, Any] = {}
     """Settings that a state is locked to, in addition to the streams
-    (mdsmix.foundry_yaml.lock.locked_settings).
+    (mdsmix.foundry_yaml.lock.list_locked_settings).
     """
     accept_changed = False
     "Whether to resume from a state that was saved on other data, and log the differences."

@@ -22,9 +22,9 @@ from streaming import StreamingDataLoader
 
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
-from mdsmix.foundry_yaml.findings import refusal_message
+from mdsmix.foundry_yaml.findings import make_refusal_message
 from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, BatchRules
-from mdsmix.foundry_yaml.lock import locked_settings
+from mdsmix.foundry_yaml.lock import list_locked_settings
 from mdsmix.foundry_yaml.section_values import find_wrong_separators
 from mdsmix.foundry_yaml.training_yaml import Config
 from mdsmix.load.collate import Batch, Collate, Packer, find_best_ratio, list_ratios
@@ -298,7 +298,7 @@ def open_loader(
 
     # Lock the state to the settings and the facts about the tokenizer that decide batches.
     tokens = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
-    dataset.locked = locked_settings(section, tokens=tokens)
+    dataset.locked = list_locked_settings(section, tokens=tokens)
 
     # Refuse an epoch without a batch. An incomplete batch is dropped by drop_last, and under
     # `stratified` always.
@@ -396,7 +396,7 @@ def make_row_rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
             "cannot be padded; add one of them to the tokenizer."
         )
     for finding in find_wrong_separators(section, {"eos": ids.eos, "bos": ids.bos}):
-        raise RecipeError(refusal_message(finding, section))
+        raise RecipeError(make_refusal_message(finding, section))
     # If the config has eos_token_id, EOS ends each document. Otherwise BOS begins each document.
     separator = settings.row_key("eos_token_id")
     separator_starts = separator is None

@@ -19,8 +19,8 @@ from mdsmix.foundry_yaml.lock import (
     LockedShard,
     LockedStream,
     find_differences,
+    list_locked_settings,
     lock_stream,
-    locked_settings,
     parse_lock,
 )
 from mdsmix.foundry_yaml.training_yaml import TRAIN
@@ -89,7 +89,7 @@ def _lock_loader(mix: Mix, loader: Loader) -> LoaderLock:
         # Streaming refuses the weights, so nothing is drawn.
         draws = [0 for _ in loader.streams]
     card = mix.tokenizer
-    settings = locked_settings(
+    settings = list_locked_settings(
         loader,
         batch=mix.yaml.batch_size if loader.trains else None,  # it is the batch of training
         tokenizer=card.hash if card else None,

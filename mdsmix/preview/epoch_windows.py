@@ -108,7 +108,7 @@ class Preview:
     windows: Windows
 
 
-def preview_warnings(preview: Preview) -> Iterator[str]:
+def list_preview_warnings(preview: Preview) -> Iterator[str]:
     """Yield a preview's warnings: faults of the run first, steps that were not read last."""
     windows = preview.windows
     loaders = preview.loaders

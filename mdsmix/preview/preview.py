@@ -19,7 +19,7 @@ from mdsmix.mix.streams.mix import Mix
 from mdsmix.preview.epoch_windows import Preview, cut_into_windows, sample_tokens
 from mdsmix.preview.options import PreviewOptions
 from mdsmix.preview.shard_reader import ShardReader, find_mix_images
-from mdsmix.preview.step_rows import Loaders, draws_of_rank
+from mdsmix.preview.step_rows import Loaders, make_rank_draws
 from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, find_id_columns
 
 
@@ -158,7 +158,7 @@ def _ratio(loaders: Loaders) -> float:
     best_ratios = list[float]()
     limit = reader.most_bytes
     for rank, ids in enumerate(first_step):
-        draws = draws_of_rank(layout, world, rank, worker=0, ids=ids)
+        draws = make_rank_draws(layout, world, rank, worker=0, ids=ids)
         samples = reader.samples(draws.places)
         if samples is None:
             raise RecipeError(

@@ -136,7 +136,7 @@ class Loaders:
             worker = (number - first) % max(1, self.world.workers)
             loaders = []
             for rank, ids_of_rank in enumerate(ids_of_step):
-                draws = draws_of_rank(layout, self.world, rank, worker, ids_of_rank)
+                draws = make_rank_draws(layout, self.world, rank, worker, ids_of_rank)
                 loaders.append(DeviceLoader(draws, collators[draws.rank, worker]))
             yield self._step(number, loaders, rows_shown)
 
@@ -219,7 +219,7 @@ class Loaders:
         return rows
 
 
-def draws_of_rank(
+def make_rank_draws(
     layout: EpochLayout, world: Machines, rank: int, worker: int, ids: Ids
 ) -> RankDraws:
     """Return the samples that a device draws in a step.

@@ -96,7 +96,7 @@ def _is_running() -> bool:
     return os.path.exists(os.environ.get(SOCKET_VARIABLE, ""))
 
 
-def server_pids() -> list[int]:
+def list_server_pids() -> list[int]:
     """Return the process ids of the running servers that this process has started."""
     return [*_started]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mdsmix.load.layout import SamplePlace
 from mdsmix.messages import format_yaml_value, plural
-from mdsmix.preview.epoch_windows import Preview, preview_warnings
+from mdsmix.preview.epoch_windows import Preview, list_preview_warnings
 from mdsmix.preview.step_rows import RankDraws, SampleRow, Step
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
 from mdsmix.report.shown_samples import Segment, make_segments, sample_json, sample_runs, shorten
@@ -118,7 +118,7 @@ def show_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> I
     yield _epoch_line(preview)
     yield epoch_table(preview)
     yield windows_table(preview)
-    yield from preview_warnings(preview)
+    yield from list_preview_warnings(preview)
     yield (
         f"this preview has read {preview.loaders.reader.read:,} bytes or fewer of the streams' "
         f"shards; --read allows {preview.options.read:,} bytes"
@@ -208,7 +208,7 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> Tree:
             "windows_of": preview.windows.unit,
             "windows": table_to_json(windows_table(preview))["rows"],
         },
-        "said": list(preview_warnings(preview)),
+        "said": list(list_preview_warnings(preview)),
         "read": preview.loaders.reader.read,
     }
 

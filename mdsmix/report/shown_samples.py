@@ -24,7 +24,7 @@ import numpy as np
 from mdsmix.errors import RecipeError
 from mdsmix.frozen import frozen
 from mdsmix.kinds import Piece, kind_of, stored_pieces
-from mdsmix.kinds.kind import trained_runs
+from mdsmix.kinds.kind import split_trained_runs
 from mdsmix.messages import WRITTEN, make_printable, plural
 from mdsmix.report.show import Run
 from mdsmix.shards.manifest import Manifest
@@ -98,7 +98,7 @@ def cut_into_segments(sample: Sample, manifest: Manifest | None) -> Shown:
     if names == PACKED_COLUMNS:
         segments = list[Segment]()
         for number, document in enumerate(split_documents(sample)):
-            for segment in make_segments(trained_runs(*document)):
+            for segment in make_segments(split_trained_runs(*document)):
                 segments.append(replace(segment, document=number))
         return split_by_weight(segments, sample)
     if manifest is None:  # what is trained follows from LLM-Foundry's default policies

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mdsmix.extensions import describe_package, load_extension
-from mdsmix.shapes.functions import FunctionName, function_shape, is_function
+from mdsmix.shapes.functions import FunctionName, is_function, make_function_shape
 from mdsmix.shapes.messages import MESSAGES, OPENAI, PROMPT_COMPLETION
 from mdsmix.shapes.preference import (
     PREFERENCE,
@@ -82,7 +82,7 @@ def find_shape(name: str | None, keys: Iterable[str]) -> Shape | None:
                 return shape
         return None
     if is_function(name):
-        return function_shape(FunctionName.from_text(name))
+        return make_function_shape(FunctionName.from_text(name))
     name = name.partition(_OF)[0]
     return SHAPES.get(name) or load_extension(ENTRY_POINTS, name)
 

@@ -464,7 +464,7 @@ def _join_parallel_calls(
     return joined, flags
 
 
-def system_messages(raw: RawRecord) -> list[Message]:
+def make_system_messages(raw: RawRecord) -> list[Message]:
     """Return a list with the system message in the field `system`; an empty list if the field is
     empty or missing.
     """
@@ -473,7 +473,7 @@ def system_messages(raw: RawRecord) -> list[Message]:
     return [{"role": "system", "content": raw.text("system")}]
 
 
-def exchange_messages(question: str, answer: str) -> list[Message]:
+def make_exchange(question: str, answer: str) -> list[Message]:
     """Return a question and its answer as a message of the user and a message of the assistant."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 

@@ -361,7 +361,7 @@ def _are_unchanged(folder: Path, files: Mapping[str, bytes]) -> bool:
     return True
 
 
-def function_shape(name: FunctionName) -> Shape:
+def make_function_shape(name: FunctionName) -> Shape:
     """Return a shape (how a stream's records are read) that calls a user's function for each
     record. The function is imported only when the first record is read.
     """
@@ -374,7 +374,7 @@ def function_shape(name: FunctionName) -> Shape:
     )
 
 
-def registered_function(shape: str | None) -> Function | None:
+def find_registered_function(shape: str | None) -> Function | None:
     """Return the user's function that a stream's shape names, such as `my_shapes.py:read`. Return
     None if the shape does not name a function, or the function is not registered in this process.
     """
@@ -385,7 +385,7 @@ def import_function(shape: str | None) -> str | None:
     """Import the user's function that a stream's shape names, such as `my_shapes.py:read`. Return a
     warning if this imports torch, otherwise None. Do nothing if the shape does not name a function.
     """
-    function = registered_function(shape)
+    function = find_registered_function(shape)
     if function is None:
         return None
     had_torch = "torch" in sys.modules

@@ -206,7 +206,7 @@ class Shape:
         try:
             if isinstance(record, dict):
                 return self.parse(RawRecord(record, fields, options))
-            key = key_of_list(record)
+            key = find_list_key(record)
             if key in fields:
                 return self.parse(RawRecord({fields[key]: record}, fields, options))
             is_array = isinstance(record, list) and bool(record) and isinstance(record[0], dict)
@@ -234,7 +234,7 @@ _KEY_OF_MESSAGES = {"role": "messages", "from": "conversations"}
 """
 
 
-def key_of_list(record: Any) -> str:
+def find_list_key(record: Any) -> str:
     """Return the key of the recipe's `source:` for a record that is a bare list of messages:
     `messages` for `[{"role": ..., ...}, ...]`, `conversations` for `[{"from": ..., ...}, ...]`.
     Return an empty string for any other record.

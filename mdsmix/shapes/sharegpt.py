@@ -34,11 +34,11 @@ from mdsmix.shapes.conversation_rules import (
     FLAGS,
     MARK,
     TRIES,
-    exchange_messages,
     make_conversation,
+    make_exchange,
+    make_system_messages,
     parse_calls,
     read_messages,
-    system_messages,
 )
 from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.image_parts import MARK as IMAGE_MARK
@@ -118,7 +118,7 @@ def parse_sharegpt_items(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
     has_system = bool(messages) and messages[0]["role"] == "system"
     if has_system and not raw.merges:
         return messages
-    return system_messages(raw) + messages
+    return make_system_messages(raw) + messages
 
 
 def _parse_message(
@@ -204,12 +204,12 @@ def parse_qwen_vl(raw: RawRecord) -> Conversation:
     """Read a record of Qwen-VL: a list of messages, or one question with its answer. The texts
     contain paths of images as `<img>a.jpg</img>`. Each path is replaced with its image.
     """
-    messages = system_messages(raw)
+    messages = make_system_messages(raw)
     leading = len(messages)
     pair_fields = {raw.fields.get("input"), raw.fields.get("output")}
     # A record without a list of messages may be one question with its answer.
     if raw.fields["conversations"] not in raw.record and raw.record.keys() >= pair_fields:
-        messages += exchange_messages(raw.text("input"), raw.text("output"))
+        messages += make_exchange(raw.text("input"), raw.text("output"))
     else:
         items = read_messages(raw, "conversations")
         messages += [_parse_message(item, QWEN_ROLES) for item in items]
@@ -261,7 +261,7 @@ def _convert_rounds(raw: RawRecord, rounds: Sequence[Message], question_key: str
         rounds: its rounds, such as `{"human": "Hi", "assistant": "Hello"}`.
         question_key: the key of a round that contains the question, `human` or `user`.
     """
-    messages = system_messages(raw)
+    messages = make_system_messages(raw)
     leading = len(messages)
     for entry in rounds:
         question = entry[question_key]
@@ -270,7 +270,7 @@ def _convert_rounds(raw: RawRecord, rounds: Sequence[Message], question_key: str
             raise RecordRefused("content_not_text")
         read_keys = (question_key, "assistant", "role")
         other_keys = {key: entry[key] for key in entry if key not in read_keys}
-        question_message, answer_message = exchange_messages(question, answer)
+        question_message, answer_message = make_exchange(question, answer)
         messages += [question_message, other_keys | answer_message]
     return make_conversation(raw, messages, leading)
 

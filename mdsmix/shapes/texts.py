@@ -21,9 +21,9 @@ from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused, 
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
     MASK,
-    exchange_messages,
     make_conversation,
-    system_messages,
+    make_exchange,
+    make_system_messages,
 )
 from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
@@ -95,7 +95,11 @@ def parse_alpaca_prompt(raw: RawRecord) -> list[Message]:
         question = separator.join(filter(None, (question, raw.text("input"))))
     if not question:
         raise RecordRefused("empty_question")
-    return [*system_messages(raw), *_history_messages(raw), {"role": "user", "content": question}]
+    return [
+        *make_system_messages(raw),
+        *_history_messages(raw),
+        {"role": "user", "content": question},
+    ]
 
 
 def _history_messages(raw: RawRecord) -> list[Message]:
@@ -108,7 +112,7 @@ def _history_messages(raw: RawRecord) -> list[Message]:
     for entry in history if isinstance(history, list) else [history]:
         match entry:
             case [str(question), str(answer)]:
-                messages += exchange_messages(question, answer)
+                messages += make_exchange(question, answer)
             case _:
                 raise RecordRefused("bad_history")
     return messages

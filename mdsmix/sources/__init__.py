@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from mdsmix.sources.content import Content, Digests, Window, file_hash
 from mdsmix.sources.find import find_files
-from mdsmix.sources.record_batches import BadRecord, RecordBatch, content_of, read_batches
+from mdsmix.sources.record_batches import BadRecord, RecordBatch, compute_content, read_batches
 from mdsmix.sources.unit_plan import (
     LEAST_WINDOW,
     choose_splits,
-    counted_key,
     describe_unit,
     estimate_size,
     estimate_unit_size,
+    find_counted_key,
     plan_units,
     prepare_formats,
     read_beginnings,
@@ -39,12 +39,12 @@ __all__ = [
     "Unit",
     "Window",
     "choose_splits",
-    "content_of",
-    "counted_key",
+    "compute_content",
     "describe_unit",
     "estimate_size",
     "estimate_unit_size",
     "file_hash",
+    "find_counted_key",
     "find_files",
     "plan_units",
     "prepare_formats",

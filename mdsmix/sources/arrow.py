@@ -26,7 +26,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.json_values import write_json
 from mdsmix.messages import flatten_error, join_names
 from mdsmix.record import RecordRefused
-from mdsmix.sources.arrow_values import MAP_REASONS, Decode, decode_record, decoders_of
+from mdsmix.sources.arrow_values import MAP_REASONS, Decode, decode_record, make_decoders
 from mdsmix.sources.format import ROWS, Block, Format, Item, Splits, item_blocks
 from mdsmix.sources.sniff import ARROW_FILE_MAGIC, ARROW_MESSAGE_START
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
@@ -51,7 +51,7 @@ class Arrow(Format):
     batches).
 
     The ordinal of a row (a number that increases through the file) is made of the number of its
-    record batch and its number in the batch (`batch_ordinal`).
+    record batch and its number in the batch (`make_batch_ordinal`).
     """
 
     version = 2  # JSON texts and maps are decoded
@@ -73,8 +73,8 @@ class Arrow(Format):
         return 1
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        """Return the splits of the file as ranges (start, end) of ordinals (`batch_ordinal`). An
-        end of None is the end of the file.
+        """Return the splits of the file as ranges (start, end) of ordinals (`make_batch_ordinal`).
+        An end of None is the end of the file.
 
         A split has whole record batches, of about `window_bytes` bytes together. A file in Arrow's
         stream format has no directory of its batches, so it is one split.
@@ -88,7 +88,7 @@ class Arrow(Format):
         batches_of_split = max(1, batches * window_bytes // file.stat.size)
         starts = [0]
         for batch in range(batches_of_split, batches, batches_of_split):
-            starts.append(batch_ordinal(batch, 0))
+            starts.append(make_batch_ordinal(batch, 0))
         # Each split ends where the next one begins: [(0, start), (start, None)].
         ends = [*starts[1:], None]
         return zip(starts, ends, strict=True)
@@ -108,7 +108,7 @@ class Arrow(Format):
             yield from item_blocks(file, span, ROWS, _rows(opened, span), opened.unread)
 
 
-def batch_ordinal(batch: int, row: int) -> int:
+def make_batch_ordinal(batch: int, row: int) -> int:
     """Return the ordinal of row `row` in record batch `batch`: a number that increases from row to
     row through the file.
 
@@ -163,7 +163,7 @@ def _opened(file: SourceFile, fields: tuple[str, ...]) -> Iterator[_Opened]:
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, EOFError) as error:
-        raise unreadable_error(file, "arrow file", error) from None
+        raise make_unreadable_error(file, "arrow file", error) from None
 
 
 def _check_stream_end(file: SourceFile, stored: Any, head: bytes) -> None:
@@ -184,7 +184,7 @@ def _check_stream_end(file: SourceFile, stored: Any, head: bytes) -> None:
 
 def _rows(opened: _Opened, span: Span) -> Iterator[Item]:
     """Yield the rows of the record batches in the span (a range of the file) as items."""
-    decoders = decoders_of(opened.reader.schema)
+    decoders = make_decoders(opened.reader.schema)
     names = (*opened.columns, *opened.unread)
     rows_before = 0
     for number, batch in _batches(opened.reader, span):
@@ -193,8 +193,8 @@ def _rows(opened: _Opened, span: Span) -> Iterator[Item]:
         for start in range(0, batch.num_rows, step):
             rows = batch.slice(start, step)
             first_place = {"row": rows_before + start, "batch": number}
-            ordinal = batch_ordinal(number, start)
-            yield from row_items(rows, ordinal, first_place, names, decoders)
+            ordinal = make_batch_ordinal(number, start)
+            yield from make_row_items(rows, ordinal, first_place, names, decoders)
         rows_before += batch.num_rows
 
 
@@ -204,7 +204,7 @@ def _batches(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield from enumerate(reader)
         return
     for number in range(reader.num_record_batches):
-        if span.holds(batch_ordinal(number, 0)):
+        if span.holds(make_batch_ordinal(number, 0)):
             yield number, reader.get_batch(number)
 
 
@@ -222,7 +222,7 @@ def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def row_items(
+def make_row_items(
     rows: pa.RecordBatch,
     ordinal: int,
     first_place: dict[str, int],
@@ -260,8 +260,8 @@ def row_items(
             except RecordRefused as error:
                 reasons[index] = error.why
                 # A good row never ends in a space, so no good row has the same bytes and digest.
-                raws[index] = json_line(record) + b" "
-        raw = raws[index] if index in raws else json_line(record)
+                raws[index] = write_json_line(record) + b" "
+        raw = raws[index] if index in raws else write_json_line(record)
         row_place = {**first_place, "row": first_place["row"] + index}
         reason = reasons.get(index, "")
         length = len(raw) + 1  # with a newline, as in a file of lines
@@ -299,7 +299,7 @@ def _raw_bytes(rows: pa.RecordBatch, index: int) -> bytes:
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_NON_STR_KEYS
 
 
-def json_line(record: Any) -> bytes:
+def write_json_line(record: Any) -> bytes:
     """Return a record as a line of JSON without its newline.
 
     The bytes do not depend on the release of the library that read the record.
@@ -378,7 +378,7 @@ def choose_row_count(rows: int, size: int) -> int:
     return max(1, min(MOST_ROWS, rows_of_bytes))
 
 
-def unreadable_error(file: SourceFile, kind: str, error: Exception) -> Unreachable:
+def make_unreadable_error(file: SourceFile, kind: str, error: Exception) -> Unreachable:
     """Return the error for the user about a file that pyarrow cannot open: the file is truncated,
     has another format, or has types that pyarrow does not know.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mdsmix.json_values import read_json
 from mdsmix.record import NoRecord, RecordRefused
-from mdsmix.sources.jsonl import reason_of
+from mdsmix.sources.jsonl import find_line_reason
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ a value that JSON Lines cannot have.
 """
 
 
-def decoders_of(schema: pa.Schema, json_leaves: Container[int] = ()) -> dict[str, Decode]:
+def make_decoders(schema: pa.Schema, json_leaves: Container[int] = ()) -> dict[str, Decode]:
     """Return column -> decoder of its values, for the columns with JSON strings or maps; {} for
     most files.
 
@@ -117,8 +117,8 @@ def _decode_json(text: Any) -> Any:
         return read_json(text)
     except (ValueError, RecursionError) as error:
         raw = text.encode() if isinstance(text, str) else bytes(text)
-        reason = reason_of(raw, error)
-        # The other reasons of `reason_of` are about a line of a file, not about one value.
+        reason = find_line_reason(raw, error)
+        # The other reasons of `find_line_reason` are about a line of a file, not about one value.
         raise RecordRefused(reason if reason in _OWN_REASONS else "not_json") from None
 
 

@@ -199,7 +199,7 @@ def drop_empty_files(files: Iterable[SourceFile]) -> list[SourceFile]:
     return [file for file in files if file.stat.size]
 
 
-def source_keys(
+def list_source_keys(
     paths: Iterable[str], base: str | os.PathLike[str], read_as: ReadAs
 ) -> dict[str, Any]:
     """Return recipe key -> value for the keys that decide which files are read, and how. Example:

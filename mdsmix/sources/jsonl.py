@@ -66,7 +66,7 @@ def decode_lines(lines: list[bytes]) -> Decoded:
             return records, faults
         except (ValueError, RecursionError) as error:
             index = len(records) + len(faults)
-            faults[index] = reason_of(lines[index], error)
+            faults[index] = find_line_reason(lines[index], error)
 
 
 def _read_in_parts(lines: list[bytes]) -> Iterator[Iterator[Any]]:
@@ -90,7 +90,7 @@ def is_utf8(raw: bytes) -> bool:
     return True
 
 
-def reason_of(line: bytes, error: Exception) -> str:
+def find_line_reason(line: bytes, error: Exception) -> str:
     """Return the reason code of a line for which `read_json` raised this error."""
     message = str(error)
     if not line.strip(b" \t\r\n"):
@@ -109,7 +109,7 @@ def reason_of(line: bytes, error: Exception) -> str:
     return "not_json"
 
 
-def owned_bytes(stream: BinaryIO, start: int, end: int) -> Pieces:
+def read_owned_bytes(stream: BinaryIO, start: int, end: int) -> Pieces:
     """Yield the bytes of all lines that start at or after byte `start` and before byte `end` of a
     file that is not packed. The last line is yielded whole, even if it ends after `end`.
 
@@ -269,7 +269,7 @@ class Jsonl(Format):
             if self.packing or end is None:
                 pieces = all_bytes(stream, span)
             else:
-                pieces = owned_bytes(stream, start, end)
+                pieces = read_owned_bytes(stream, start, end)
             yield from split_lines(pieces, span, file, self.lines_format, self.decoder)
 
     def decoder(self, lines: list[bytes]) -> Decoded:

@@ -18,7 +18,7 @@ import numpy as np
 from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import Index, Shard, parse_index
 from mdsmix.shards.shard_samples import open_shard, read_all_samples, split_columns
-from mdsmix.sources.arrow import json_line
+from mdsmix.sources.arrow import write_json_line
 from mdsmix.sources.format import Block, Format, Item, Splits, Stretch, cut_splits, item_blocks
 from mdsmix.sources.units import SourceFile, Span
 
@@ -85,7 +85,7 @@ def _samples_of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[It
         reason = ""
         try:
             record = {name: _without_arrays(decoders[name](cell)) for name, cell in row.items()}
-            raw = json_line(record)
+            raw = write_json_line(record)
         except Exception as error:  # a decoder may raise any exception on bytes of another encoding
             raw = b"\n".join(row.values())
             reason = _reason_of(error)

@@ -13,8 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from mdsmix.sources.arrow import choose_row_count, row_items, select_columns, unreadable_error
-from mdsmix.sources.arrow_values import MAP_REASONS, Decode, decoders_of
+from mdsmix.sources.arrow import (
+    choose_row_count,
+    make_row_items,
+    make_unreadable_error,
+    select_columns,
+)
+from mdsmix.sources.arrow_values import MAP_REASONS, Decode, make_decoders
 from mdsmix.sources.format import (
     ROWS,
     Block,
@@ -80,7 +85,7 @@ class Parquet(Format):
             reader=reader,
             columns=columns,
             names=tuple(names),
-            decoders=decoders_of(reader.schema_arrow, _json_leaves(reader.schema)),
+            decoders=make_decoders(reader.schema_arrow, _json_leaves(reader.schema)),
         )
         groups = _groups_in(span, reader.metadata)
 
@@ -129,7 +134,7 @@ def _open(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
             file.open_random(), metadata=footer, pre_buffer=False, buffer_size=BUFFER_BYTES
         )
     except (pa.ArrowException, OSError) as error:
-        raise unreadable_error(file, "parquet file", error) from None
+        raise make_unreadable_error(file, "parquet file", error) from None
 
 
 def _json_leaves(schema: Any) -> set[int]:
@@ -201,7 +206,7 @@ def _rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[Item]:
                     fields=table.names,
                 )
             return
-        yield from row_items(batch, row, {"row": row}, table.names, table.decoders)
+        yield from make_row_items(batch, row, {"row": row}, table.names, table.decoders)
         row += batch.num_rows
 
 

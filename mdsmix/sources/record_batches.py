@@ -326,7 +326,7 @@ def read_batches(
         yield batch
 
 
-def content_of(unit: Unit) -> Content:
+def compute_content(unit: Unit) -> Content:
     """Return the digests of all bytes of a work unit. The unit is read, but not decoded."""
     digests = Digests(unit)
     for _ in _blocks(unit, 4 << 30, digests):

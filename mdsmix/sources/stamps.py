@@ -20,10 +20,10 @@ from mdsmix.sources.units import SourceFile
 
 DIGEST_BYTES = 8
 Stamps = Counter[bytes]
-"Digest of a file (`stamp_of`) -> number of files with this digest."
+"Digest of a file (`compute_stamp`) -> number of files with this digest."
 
 
-def stamp_of(file: SourceFile) -> bytes:
+def compute_stamp(file: SourceFile) -> bytes:
     """Return a digest of a file's name, size and stamp (a value that changes when the file is
     written, such as its mtime). The folder is left out of the name, because it may be moved.
     """
@@ -32,23 +32,23 @@ def stamp_of(file: SourceFile) -> bytes:
 
 
 def remember_stamps(target: str, index_hash: str, files: Iterable[SourceFile]) -> None:
-    """Store digests (`stamp_of`) of the files that a stream was converted from, in this machine's
-    cache. `mdsmix check` later warns with them of files that were edited.
+    """Store digests (`compute_stamp`) of the files that a stream was converted from, in this
+    machine's cache. `mdsmix check` later warns with them of files that were edited.
 
     Args:
         target: the location where the stream is published.
         index_hash: the hash of the stream's index, in hex digits.
         files: the files of the stream's source.
     """
-    stored = bytes.fromhex(index_hash) + b"".join(sorted(map(stamp_of, files)))
+    stored = bytes.fromhex(index_hash) + b"".join(sorted(map(compute_stamp, files)))
     # If the cache cannot be written, `check` does not warn of files that are edited later.
     with suppress(Unreachable):
         keep_in_cache(_path(target), stored)
 
 
 def recall_stamps(target: str, index_hash: str) -> Stamps | None:
-    """Return the digests (`stamp_of`) that `remember_stamps` stored: of the names, sizes and write
-    times of the files that the stream at `target` was converted from.
+    """Return the digests (`compute_stamp`) that `remember_stamps` stored: of the names, sizes and
+    write times of the files that the stream at `target` was converted from.
 
     None if this machine has stored no digests for the stream, or only those of an earlier
     conversion of it.

@@ -153,7 +153,7 @@ def prepare_formats(units: Iterable[Unit]) -> None:
         format.prepare()
 
 
-def counted_key(unit: Unit) -> str:
+def find_counted_key(unit: Unit) -> str:
     """Return the key of a record's place (`Item.place`) whose number starts again in each work
     unit, such as `line`; "" if the unit's format has no such key.
 

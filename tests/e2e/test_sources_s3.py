@@ -19,7 +19,7 @@ from mdsmix.conversion.source_cache import NOTE
 from mdsmix.errors import Unreachable
 from mdsmix.sources import (
     choose_splits,
-    content_of,
+    compute_content,
     find_files,
     plan_units,
     read_batches,
@@ -149,7 +149,7 @@ def test_an_object_that_was_replaced_after_the_listing_is_an_error(raw: str) -> 
             put(raw, f"{size}/{name}.jsonl", b"1\n" * size)
         [unit] = plan_units(find_files([f"{raw}/{size}/*.jsonl"], "/"))
         put(raw, f"{size}/b.jsonl", b"2\n" * size)
-        for read in (lambda unit: list(read_batches(unit)), content_of):
+        for read in (lambda unit: list(read_batches(unit)), compute_content):
             with pytest.raises(Unreachable, match=r"b\.jsonl.*replaced"):
                 read(unit)
 

@@ -173,7 +173,7 @@ def test_a_run_has_one_counting_process_and_its_counts_are_kept(
                 workers.map(lambda size: count_image_tokens(card.hash, [size]), SIZES)
             )
         assert counts_of_workers == [{size: expected[size]} for size in SIZES]
-        (pid,) = server.server_pids()
+        (pid,) = server.list_server_pids()
         assert 100 << 20 < measure_pss(pid) < server.SERVER_BYTES * 1.2
         assert count_image_tokens(card.hash, SIZES) == expected
         answers = count_image_tokens(card.hash, [(10, 3000), SIZES[0]])
@@ -183,7 +183,7 @@ def test_a_run_has_one_counting_process_and_its_counts_are_kept(
         assert [10, 3000] not in [size for *size, _ in json.loads(stored.read_text())]
         with pytest.raises(MdsmixError, match="the processor fails"):
             server.ask_processor(Path(folder), {"sizes": 1})
-    assert server.server_pids() == []
+    assert server.list_server_pids() == []
     with pytest.raises(ProcessLookupError):  # it ends with the run
         os.kill(pid, 0)
     monkeypatch.setattr(server.sys, "executable", "false")

@@ -22,7 +22,7 @@ from mdsmix.load.layout import SamplePlace
 from mdsmix.mix.epoch.draws import Machines
 from mdsmix.mix.streams.mix import Mix
 from mdsmix.mix.streams.resolve import make_mix
-from mdsmix.preview.epoch_windows import Preview, preview_warnings
+from mdsmix.preview.epoch_windows import Preview, list_preview_warnings
 from mdsmix.preview.options import PreviewOptions
 from mdsmix.preview.preview import preview
 from mdsmix.preview.shard_reader import ShardReader
@@ -159,7 +159,9 @@ def test_at_most_the_allowed_bytes_are_read_and_a_warning_tells_of_the_rest(fold
     assert [step.is_unread for step in result.steps] == [False, True]
     assert 0 == none.loaders.reader.read < result.loaders.reader.read < bytes_read
     assert result.steps[1].counts is result.steps[1].padding is None
-    assert any("1 step from step 1 on were not read" in line for line in preview_warnings(result))
+    assert any(
+        "1 step from step 1 on were not read" in line for line in list_preview_warnings(result)
+    )
     drawn = [
         [rank.ids for step in preview.steps for rank in step.ranks] for preview in (none, whole)
     ]
@@ -175,7 +177,9 @@ def test_text_that_the_loader_tokenizes_is_drawn_and_not_counted(folder: Path) -
     write_stream(folder / "raw", {"text": "str"}, [{"text": "a b c"}] * 40)
     result = preview_of(training_config(folder, "web raw", name="text"), 10, steps=1)
     assert result.windows.unit == "samples"
-    assert any(line.startswith("raw: the loader tokenizes") for line in preview_warnings(result))
+    assert any(
+        line.startswith("raw: the loader tokenizes") for line in list_preview_warnings(result)
+    )
     assert result.steps[0].drawn == 10 > result.steps[0].rows
     (alone,) = preview_of(training_config(folder, "raw", name="text"), 10, steps=1).steps
     assert (alone.counts, alone.padding, alone.is_unread) == (None, None, False)

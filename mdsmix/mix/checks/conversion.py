@@ -15,7 +15,7 @@ from mdsmix.encode.labels import Targets
 from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds import kind_of
-from mdsmix.kinds.finetuning import targets_of
+from mdsmix.kinds.finetuning import make_targets
 from mdsmix.kinds.prove_processor import FIX_UNEQUAL, find_difference, make_stored_row
 from mdsmix.messages import format_yaml_value, join_names
 from mdsmix.mix.checks.columns import find_layout
@@ -126,7 +126,7 @@ def _compare_targets(encoding: Encoding, policies: Targets, is_split: bool) -> s
         policies: the policies of the loader.
         is_split: whether answers of the stream are split into trained and untrained pieces.
     """
-    converted = targets_of(encoding)
+    converted = make_targets(encoding)
     # No prompt is empty, so `all` is the same as length>=1.
     least_now = max(1, policies.least_trained_prompt)
     least_converted = max(1, converted.least_trained_prompt)

@@ -18,8 +18,8 @@ from mdsmix.recipe.stream_spec import BY_BUDGET
 from mdsmix.shapes.functions import is_function
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources import ReadAs, SourceFile
-from mdsmix.sources.find import source_keys
-from mdsmix.sources.stamps import Stamps, recall_stamps, stamp_of
+from mdsmix.sources.find import list_source_keys
+from mdsmix.sources.stamps import Stamps, compute_stamp, recall_stamps
 
 CHECKS = CheckList()
 
@@ -180,7 +180,7 @@ def _compare_sources(
     assert spec.source is not None
 
     # Compare the keys that find and read source files.
-    keys = source_keys(spec.source.path, mix.recipe_spec.folder, ReadAs.of(spec.source))
+    keys = list_source_keys(spec.source.path, mix.recipe_spec.folder, ReadAs.of(spec.source))
     changes = compare_sources(manifest.source, keys)
     reading_changes = [change for change in changes if change.key != PATH_KEY]
     path_changes = [change for change in changes if change.key == PATH_KEY]
@@ -201,7 +201,7 @@ def _compare_sources(
         return _SourceDifferences(uncompared=reason)
 
     # If the files are the same, the path changed only because the recipe or its folder was moved.
-    if stamps is not None and Counter(map(stamp_of, files)) == stamps:
+    if stamps is not None and Counter(map(compute_stamp, files)) == stamps:
         return _SourceDifferences(changes=reading_changes)
     try:
         sizes = {source.path: source.size for source in manifest.read_sources(stream.folder)}
@@ -249,7 +249,7 @@ def _is_edited(file: SourceFile, sizes: Mapping[str, int], stamps: Stamps | None
     """
     size = sizes.get(file.name)
     # A Counter gives 0 for the stamp of a file that was not converted in this state.
-    has_other_stamp = stamps is not None and not stamps[stamp_of(file)]
+    has_other_stamp = stamps is not None and not stamps[compute_stamp(file)]
     return size is not None and (file.stat.size != size or has_other_stamp)
 
 

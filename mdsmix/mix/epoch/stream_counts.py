@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mdsmix.encode.labels import Labels, Turns
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import kind_of
-from mdsmix.kinds.finetuning import targets_of
+from mdsmix.kinds.finetuning import make_targets
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals
@@ -272,7 +272,7 @@ def has_policies_of(encoding: Encoding, loader: Loader) -> bool:
     """Check whether a stream was converted with the loader's policies on prompts and responses: the
     policies that decide which tokens are trained.
     """
-    converted = targets_of(encoding)
+    converted = make_targets(encoding)
     policies = loader.target_policies
     if policies is None:
         return False
