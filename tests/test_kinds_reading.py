@@ -178,7 +178,7 @@ ENCODER_DECODER = {"decoder_only_format": False}
 SETTINGS = [
     *(({"target_prompts": policy}, f"target_prompts is '{policy}'; .*length>=N") for policy in ("ALL", "length>=3x", "length>=0")),
     ({"target_responses": "none"}, "must be last or all"),
-    ({"target_responses": "all"} | ENCODER_DECODER, "decoder_only_format: false does not go with"),
+    ({"target_responses": "all"} | ENCODER_DECODER, "decoder_only_format: false cannot be used with"),
 ]  # fmt: skip
 CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     # the stream, settings of the recipe, the words of the message

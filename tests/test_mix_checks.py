@@ -619,6 +619,17 @@ def test_each_check_reports_its_fault_and_not_the_same_mix_without_it(tmp_path: 
         assert not find(right, tmp_path / id / "right", id), id
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [{"target_responses": "some"}, {"decoder_only_format": False, "target_prompts": "all"}],
+)
+def test_each_wrong_target_has_a_problem_and_a_fix(tmp_path: Path, keys: dict[str, Any]) -> None:
+    """Both are parts of one sentence, which the recipe's checks show as a whole."""
+    [finding] = find(finetuning_loader(**keys), tmp_path, "targets-invalid")
+    for sentence in (finding.message, finding.fix):
+        assert re.fullmatch(r".+[^.,;:]\.", sentence)
+
+
 def test_a_fresh_process_knows_all_checks() -> None:
     """Checks are registered when their package is imported, which other tests do."""
     program = "from mdsmix.mix.check import list_checks; print(len(list_checks()))"

@@ -70,7 +70,7 @@ def find_target_contradictions(
     prompts: str, responses: str, decoder_only_format: bool
 ) -> Iterator[str]:
     """Yield a sentence for each target policy, in a recipe or a training YAML, that LLM-Foundry
-    does not have.
+    does not have: the problem, `; `, and what to do.
     """
     if not TARGET_PROMPTS.fullmatch(prompts):
         yield (
@@ -81,8 +81,8 @@ def find_target_contradictions(
         yield f"target_responses is {responses!r}; it must be last or all."
     if not decoder_only_format and (prompts, responses) != ("none", "last"):
         yield (
-            f"decoder_only_format: false does not go with target_prompts: {prompts} and "
-            f"target_responses: {responses}: set target_prompts: none and target_responses: last, "
+            f"decoder_only_format: false cannot be used with target_prompts: {prompts} and "
+            f"target_responses: {responses}; set target_prompts: none and target_responses: last, "
             "the only targets that LLM-Foundry has for encoder-decoder models."
         )
 
