@@ -156,6 +156,7 @@ def test_a_run_that_finds_nothing_to_do_imports_what_it_needs(project: Project) 
     modules = {*done.stderr.splitlines()[-1].split()}
     assert {"mdsmix.mix.render.render", "mdsmix.conversion.run"} <= modules
     needless = {"rich", "hashlib", "secrets", "importlib.abc", "omegaconf", "pyarrow"}
+    needless |= {"random", "tempfile", "socket"}
     needless |= {"mdsmix.engines.local_engine", "multiprocessing.connection"}  # no workers
     needless |= {"mdsmix.encode.template_code"}  # what a template does is in the cache
     assert sorted(needless & modules) == []

@@ -25,7 +25,6 @@ so a record that occurs a billion times takes no more than one that occurs twice
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -130,6 +129,8 @@ def _find_repeats(
         yield first[_is_later(first), 2]
         return
     # More rows are written to bucket files, and sorted bucket by bucket.
+    import tempfile  # 1.5 ms, and few runs have so many records
+
     try:
         with tempfile.TemporaryDirectory(prefix="mdsmix-fingerprints-") as folder:
             for rows in chain((first, second), batches):

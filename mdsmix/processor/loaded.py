@@ -19,7 +19,6 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,6 +207,8 @@ class LoadedProcessor:
         """Return the fields of `processor.card.Processor` without name and path; `files` is
         {name: text}.
         """
+        from tempfile import TemporaryDirectory
+
         with TemporaryDirectory() as folder:
             self.processor.save_pretrained(folder)
             make_readable(Path(folder))

@@ -26,7 +26,6 @@ interrupted publication, and the next conversion completes it.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -267,7 +266,7 @@ def _take_lease(file: Location, say: Say) -> Lease:
         say: called with sentences for the user, such as that this run waits for another.
     """
     me = Holder(
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         pid=os.getpid(),
         since=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
         token=os.urandom(8).hex(),

@@ -19,7 +19,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -74,6 +73,8 @@ def open_readable_folder(name: str, tokenizer_json: Path | None = None) -> Itera
     if not changed and tokenizer_json is None:
         yield Readable(name, "")
         return
+    from tempfile import TemporaryDirectory  # 1.5 ms, and few tokenizers need a copy
+
     # The copy has the changed files, and links to all others.
     with TemporaryDirectory(prefix="mdsmix-") as copy:
         for path in folder.resolve().iterdir():

@@ -67,10 +67,25 @@ def find_several_phases(words: Sequence[str]) -> NamedYaml | None:
     """Return the recipe that the words of a command name, if it has phases and chooses none of
     them; otherwise None.
     """
+    named = find_named_yaml(words)
+    if named is None or not _may_have_phases(named):
+        return None
     recipe = find_named_recipe(words)
     if recipe is None or not recipe.phases or recipe.phase is not None:
         return None
-    return find_named_yaml(words)
+    return named
+
+
+def _may_have_phases(named: NamedYaml) -> bool:
+    """Return whether a file or an override of it has the key `phases`. If not, the recipe need not
+    be opened to see that it has no phases; the command opens it later, and reports its faults.
+    """
+    if any("phases" in override for override in named.overrides):
+        return True
+    try:
+        return "phases" in read_unresolved(read_text(named.path), named.path)
+    except RecipeError:
+        return False
 
 
 def _is_yaml(name: str) -> bool:
