@@ -89,6 +89,40 @@ def test_truncation_and_padding_of_the_file_change_nothing(
     assert saved_model.padding is None
 
 
+def test_a_bos_that_transformers_5_does_not_add_is_named(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """As for DeepSeek V3, whose tokenizer.json has no BOS."""
+    bos = {"bos_token": "<|im_start|>", "add_bos_token": True}
+    llama = bos | {"tokenizer_class": "LlamaTokenizerFast"}
+    configs = {
+        "a class that adds BOS": llama,
+        "a class that ignores the key": bos | {"tokenizer_class": "PreTrainedTokenizerFast"},
+        "no BOS": llama | {"add_bos_token": False},
+    }
+    with_bos = set[str]()
+    notes = dict[str, str]()
+    for case, config in configs.items():
+        folder = copy_with(tokenizer_folder, tmp_path / case, config)
+        described = describe.describe_tokenizer(folder, {})
+        if described["bos_id"] in described["prefix_ids"]:
+            with_bos.add(case)
+        if described["read_as"]:
+            notes[case] = described["read_as"]
+    if IS_TRANSFORMERS_4:
+        assert with_bos == {"a class that adds BOS"}
+        assert notes == {}
+    else:
+        assert with_bos == set()
+        assert list(notes) == ["a class that adds BOS"]
+        assert "add_bos_token: true" in notes["a class that adds BOS"]
+    # The argument that the note names gives what the folder asks for, under both.
+    folder = str(tmp_path / "a class that adds BOS")
+    described = describe.describe_tokenizer(folder, {"add_bos_token": True})
+    assert described["prefix_ids"] == [described["bos_id"]]
+    assert described["read_as"] == ""
+
+
 def lose_token(tree: dict[str, Any]) -> None:
     tree["added_tokens"].pop()
 

@@ -75,7 +75,7 @@ class Tokenizer:
     "Whether `stop_ids` come from the recipe."
     read_as: str = ""
     """How the tokenizer's folder was read, as the end of a sentence. Empty if it was read by the
-    class that the folder names.
+    class that the folder names, and with the BOS that it asks for.
     """
     class_changes: str = ""
     """A sentence with an example if the tokenizer's class gives other ids than its tokenizer.json;
@@ -100,8 +100,8 @@ class Tokenizer:
 
     @property
     def note(self) -> str:
-        """A sentence for the user on how the tokenizer's folder was read; empty if it was read by
-        the class that the folder names.
+        """A sentence for the user on how the tokenizer's folder was read (`read_as`); empty if
+        there is nothing to say.
         """
         return f"the tokenizer {self.name} was {self.read_as}" if self.read_as else ""
 

@@ -31,6 +31,7 @@ from mdsmix.tokenizer.content_hash import hash_content, hash_model
 from mdsmix.tokenizer.lazy_transformers import read_models_late
 from mdsmix.tokenizer.transformers_five import (
     GENERATION_CONFIG,
+    TOKENIZER_CONFIG,
     TOKENIZER_JSON,
     add_named_templates,
     is_saved_by_five,
@@ -38,6 +39,10 @@ from mdsmix.tokenizer.transformers_five import (
     open_readable_folder,
 )
 
+BOS_CLASSES = frozenset({"Llama", "CodeLlama", "Gemma", "Cohere", "GPTNeoX"})
+"""The beginnings of the names of the classes that, under transformers 4, add BOS if the folder's
+tokenizer_config.json has `add_bos_token: true`.
+"""
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
 "Texts that show which tokens a tokenizer adds by itself."
 RARE_PROBES = (
@@ -110,7 +115,7 @@ def describe_tokenizer(
         "hash": hash_content(tree, special_ids),
         "files": files,
         "stop_ids": stop_ids,
-        "read_as": note,
+        "read_as": note or _describe_unread_bos(name, kwargs, fields),
         "class_changes": class_changes,
     }
 
@@ -129,6 +134,35 @@ def _refuse_empty(tokenizer: Any, ids: dict[str, int]) -> None:
             "it opens as an empty tokenizer, since it has no file with a vocabulary "
             "(tokenizer.json)"
         )
+
+
+def _describe_unread_bos(name: str, kwargs: dict[str, Any], fields: dict[str, Any]) -> str:
+    """Return how the folder was read, as the end of a sentence, if its tokenizer_config.json asks
+    for a BOS that the tokenizer does not add. Otherwise return "".
+
+    transformers 5 does not read `add_bos_token` of a folder that has a tokenizer.json.
+
+    Args:
+        name: the tokenizer's folder, file or hub name.
+        kwargs: the recipe's arguments, which may set `add_bos_token`.
+        fields: what `_read_fields` returned.
+    """
+    if os.path.isfile(name) or "add_bos_token" in kwargs or fields["bos_id"] is None:
+        return ""
+    if fields["bos_id"] in fields["prefix_ids"]:
+        return ""
+    path = _find_file(name, TOKENIZER_CONFIG, kwargs)
+    if path is None:
+        return ""
+    config = orjson.loads(Path(path).read_bytes())
+    class_name = str(config.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
+    if config.get("add_bos_token") is not True or class_name not in BOS_CLASSES:
+        return ""
+    return (
+        "read without add_bos_token: true of its tokenizer_config.json, which transformers 5 does "
+        "not read, so it adds no BOS to a text; tokenizer.kwargs: {add_bos_token: true} adds it "
+        "under transformers 4 and 5"
+    )
 
 
 def _describe_class_changes(name: str, tokenizer: Any, model_hash: str, file_hash: str) -> str:
