@@ -54,7 +54,7 @@ def length_odd(loader: LoaderSection) -> Findings:
     if fault:
         yield Finding(
             f"dataset.max_seq_len of {{loader}} is {length}, and {fault}.",
-            "choose an even number, and convert the streams for it.",
+            "set max_seq_len to an even number, and convert the streams for it.",
         )
 
 
