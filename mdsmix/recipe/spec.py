@@ -99,7 +99,7 @@ class WeightSpec:
         ),
     )
     """The part of an epoch's tokens, or of the unit in `count`: `0.3`, `30%` or `1/3`. Streams
-    without a share divide the rest by their size.
+    without a share divide the rest in proportion to their size.
     """
     max_repeat: int | float | None = key(None, must=POSITIVE)
     "In a mix by shares: how often an epoch may draw each sample of this stream."

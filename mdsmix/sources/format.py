@@ -256,7 +256,12 @@ def item_blocks(
     """
 
     def make_block(block_items: list[Item], block_start: int) -> Block:
-        """Return the items as a block, which begins at `block_start` (as below)."""
+        """Return consecutive items as a block.
+
+        Args:
+            block_items: the items.
+            block_start: uncompressed bytes from the start of the range to the first item.
+        """
         return Block(
             format=format,
             file=file.name,
@@ -397,7 +402,7 @@ class Format(ABC):
     heeds: ClassVar[tuple[str, ...]] = ()
     "The settings of `ReadAs` that the format uses, besides `format`: `header`, `split_by`."
     ordinals: ClassVar[str] = "byte"
-    "The thing that the format's ordinals count: `byte`, `row`, `sample`."
+    "What the ordinals (the numbers that place a record in its file) count: `byte`, `row`, `sample`."
     counted: ClassVar[str] = ""
     """The key of a place (`Item.place`), such as `line`, that is counted from the split's start.
     Its number in the file is known only once the earlier splits were read.

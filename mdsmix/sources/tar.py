@@ -253,7 +253,7 @@ class _Record:
         self._reason = self._reason or reason
 
     def item(self) -> Item:
-        """Return the collected record as an item of the archive."""
+        """Return the collected record as an Item, with its place and bytes in the archive."""
         # The raw bytes have a hash in place of each blob. The item's length counts the blob too.
         raw = b"".join(self._raws)
         record = {KEY: self._key, **self._unread_sizes, **self._cells}
