@@ -61,8 +61,8 @@ _OTHER_CONTENT = (
     ),
     (
         rb"....ftypavi[fs]",
-        "it is AVIF, which Pillow reads from 11.3 on: install Pillow>=11.3; if it is installed, the "
-        "file is damaged",
+        "it is AVIF, which Pillow reads from 11.3 on: install Pillow>=11.3; if it is installed, "
+        "the file is damaged",
     ),
     (rb"....ftyp", f"it is HEIC or a video: {READABLE} are read"),
     (rb"\0*$", "it contains only zeros, as after an unfinished download or copy"),

@@ -402,7 +402,7 @@ class Format(ABC):
     heeds: ClassVar[tuple[str, ...]] = ()
     "The settings of `ReadAs` that the format uses, besides `format`: `header`, `split_by`."
     ordinals: ClassVar[str] = "byte"
-    "What the ordinals (the numbers that place a record in its file) count: `byte`, `row`, `sample`."
+    "What the ordinals (numbers that place a record in its file) count: `byte`, `row`, `sample`."
     counted: ClassVar[str] = ""
     """The key of a place (`Item.place`), such as `line`, that is counted from the split's start.
     Its number in the file is known only once the earlier splits were read.
