@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
 
-from mdsmix.load.direct_batch import write_batch
+from mdsmix.load.direct_batch import POSITION_IDS, SEQUENCE_ID, write_batch
 from mdsmix.load.id_rows import read_id_rows
 from mdsmix.load.preference_batch import (
     PreferenceRow,
@@ -264,23 +264,18 @@ class Collate:
             return None
         longest = max(rows.lengths)
         width = self._choose_width(longest, longest)
-        has_documents = self.with_sequence_id or self.with_position_ids
-        arrays = write_batch(rows, self.rules, width, has_documents, self.with_weights)
+        extra_keys = list[str]()
+        if self.with_position_ids:
+            extra_keys.append(POSITION_IDS)
+        if self.with_sequence_id:
+            extra_keys.append(SEQUENCE_ID)
+        if self.with_weights:
+            extra_keys.append(LOSS_WEIGHTS)
+        arrays = write_batch(rows, self.rules, width, extra_keys)
         if arrays is None:
             return None
         self.has_seen_a_batch = True
-        batch = {
-            "input_ids": torch.from_numpy(arrays.input_ids),
-            "labels": torch.from_numpy(arrays.labels),
-            "attention_mask": torch.from_numpy(arrays.attention_mask),
-        }
-        if self.with_position_ids:
-            position_ids = make_position_ids(arrays.documents) * arrays.attention_mask
-            batch["position_ids"] = torch.from_numpy(position_ids)
-        if self.with_sequence_id:
-            batch["sequence_id"] = torch.from_numpy(arrays.documents)
-        if arrays.weights is not None:
-            batch[LOSS_WEIGHTS] = torch.from_numpy(arrays.weights)
+        batch = {key: torch.from_numpy(values) for key, values in arrays.items()}
         if self.streams:
             numbers = [row.source.stream_number for row in stored]
             batch[STREAM_ID] = torch.tensor(numbers, dtype=torch.int64)
@@ -355,7 +350,7 @@ class Collate:
             sides = (0, added)
 
         # Widen all tensors, then write the image's tokens into the row.
-        fills = {"input_ids": self._fill, "labels": IGNORED_LABEL, "sequence_id": -1}
+        fills = {"input_ids": self._fill, "labels": IGNORED_LABEL, SEQUENCE_ID: -1}
         wide_batch = {}
         for key, tensor in batch.items():
             is_per_row = key == STREAM_ID
@@ -376,9 +371,9 @@ class Collate:
             "attention_mask": (documents >= 0).astype(np.int64),
         }
         if self.with_position_ids:
-            batch["position_ids"] = make_position_ids(documents) * batch["attention_mask"]
+            batch[POSITION_IDS] = make_position_ids(documents) * batch["attention_mask"]
         if self.with_sequence_id:
-            batch["sequence_id"] = documents
+            batch[SEQUENCE_ID] = documents
 
         if self.with_weights:
             batch[LOSS_WEIGHTS] = self._pad([*map(weigh_labels, rows)], width, 0)

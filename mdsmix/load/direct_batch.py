@@ -15,7 +15,7 @@ or an end of tokens is counted from the first token of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,23 +24,15 @@ from numpy.typing import NDArray
 
 from mdsmix.load.id_rows import STARTS_DTYPE, IdRows, encode_id
 from mdsmix.load.training_rows import RowRules, Tokens, Weights
-from mdsmix.shards.token_ids import IGNORED_LABEL, NO_IDS, Ids
+from mdsmix.shards.token_ids import IGNORED_LABEL, LOSS_WEIGHTS, NO_IDS, Ids
 
+POSITION_IDS = "position_ids"
+"The key of a batch with the position of each token in its document; 0 for padding."
+SEQUENCE_ID = "sequence_id"
+"The key of a batch with the number of each token's document in its row, from 0; -1 for padding."
 ONE = np.float32(1).tobytes()
 "The loss weight of a token of a sample without weights."
 NO_WEIGHT = np.float32(0).tobytes()
-
-
-class DirectBatch(NamedTuple):
-    """The arrays of a batch: [rows, width]."""
-
-    input_ids: Tokens
-    labels: Tokens
-    attention_mask: Tokens
-    documents: Tokens
-    "The number of each token's document, -1 for padding; empty if it was not asked for."
-    weights: Weights | None
-    "The loss weight of each label, 0 if it is not trained; None if it was not asked for."
 
 
 class Lines(NamedTuple):
@@ -77,27 +69,38 @@ class Lines(NamedTuple):
             parts.append(padding[: itemsize * (self.size - position)])
         return np.frombuffer(b"".join(parts), dtype)
 
-    def fill_gaps(self, values: Tokens, fill: int) -> None:
+    def fill(self, token: int, padding: int) -> Tokens:
+        """Return int64 [size]: one value for all tokens of rows, and one for padding."""
+        # np.full takes twice as long.
+        values = np.empty(self.size, np.int64)
+        values.fill(token)
+        self.fill_gaps(values, padding)
+        return values
+
+    def fill_gaps(self, values: Tokens, padding: int) -> None:
         """Set the values of padding.
 
         Args:
             values: int64 [size].
         """
         for begin, end in self.gaps:
-            values[begin:end] = fill
+            values[begin:end] = padding
 
 
 def write_batch(
-    rows: IdRows, rules: RowRules, width: int, has_documents: bool, has_weights: bool = False
-) -> DirectBatch | None:
+    rows: IdRows, rules: RowRules, width: int, extra_keys: Collection[str] = ()
+) -> dict[str, NDArray[Any]] | None:
     """Write rows into new arrays. Return None if a row is wrong, or the padding does not fit into
     the dtype of the ids. A row is wrong if an id is negative, its documents do not ascend, or no
     token of a packed row is trained.
 
     Args:
         width: tokens of each row of the batch, at least those of the longest row.
-        has_documents: whether the documents of the tokens are needed.
-        has_weights: whether the loss weights are needed.
+        extra_keys: those of POSITION_IDS, SEQUENCE_ID and LOSS_WEIGHTS that the batch has too.
+
+    Returns:
+        The arrays of the batch by their keys: loss weights float32, all others int64, each
+        [rows, width].
     """
     fill = encode_id(rules.ids.fill or 0, rows.dtype)
     if not fill:
@@ -109,12 +112,9 @@ def write_batch(
     if rows.dtype.kind == "i" and stored_ids.min() < 0:
         return None
     ids = stored_ids.astype(np.int64)
-    mask = np.empty(lines.size, np.int64)
-    mask.fill(1)
-    lines.fill_gaps(mask, 0)
+    mask = lines.fill(token=1, padding=0)
 
     # The labels are the ids, with IGNORED_LABEL for each token that is not trained.
-    labels = stored_ids.astype(np.int64)
     starts = NO_IDS
     if rows.starts:
         packed_starts = _read_starts(rows, lines)
@@ -124,25 +124,29 @@ def write_batch(
         is_trained = _find_trained(rows, lines, starts)
         if not is_trained.reshape(-1, width).any(axis=1).all():
             return None
+        labels = stored_ids.astype(np.int64)
         np.copyto(labels, IGNORED_LABEL, where=~is_trained)
     else:
-        _ignore_untrained(rows, lines, labels)
+        labels = _label_ranges(rows, lines, stored_ids)
     if rows.plain and rules.ids.pad is not None:
         _ignore_padding_tokens(rows, lines, stored_ids, labels, rules.ids.pad)
 
-    documents = NO_IDS
-    if has_documents:
+    arrays: dict[str, NDArray[Any]] = {
+        "input_ids": ids,
+        "labels": labels,
+        "attention_mask": mask,
+    }
+    if POSITION_IDS in extra_keys or SEQUENCE_ID in extra_keys:
         if rows.plain and rules.separator is not None:
             starts = np.concatenate([starts, _find_separated(rows, lines, stored_ids, rules)])
-        documents = _number_documents(lines, starts)
-    weights = _weigh_labels(rows, lines, labels) if has_weights else None
-    return DirectBatch(
-        ids.reshape(-1, width),
-        labels.reshape(-1, width),
-        mask.reshape(-1, width),
-        documents.reshape(-1, width),
-        None if weights is None else weights.reshape(-1, width),
-    )
+        documents = _find_documents(lines, starts) if len(starts) else None
+        if POSITION_IDS in extra_keys:
+            arrays[POSITION_IDS] = _number_positions(lines, documents)
+        if SEQUENCE_ID in extra_keys:
+            arrays[SEQUENCE_ID] = _number_documents(lines, documents)
+    if LOSS_WEIGHTS in extra_keys:
+        arrays[LOSS_WEIGHTS] = _weigh_labels(rows, lines, labels)
+    return {key: values.reshape(-1, width) for key, values in arrays.items()}
 
 
 def _place_rows(lengths: Sequence[int], width: int, is_left: bool) -> Lines:
@@ -168,12 +172,9 @@ def _place_rows(lengths: Sequence[int], width: int, is_left: bool) -> Lines:
     return Lines(begins, ends, gaps, width, first)
 
 
-def _ignore_untrained(rows: IdRows, lines: Lines, labels: Tokens) -> None:
-    """Change the labels of all tokens that are not trained: everything between the trained ranges.
-
-    Args:
-        labels: int64 [size].
-    """
+def _label_ranges(rows: IdRows, lines: Lines, stored_ids: NDArray[Any]) -> Tokens:
+    """Return int64 [size]: the ids of the trained ranges, and IGNORED_LABEL everywhere else."""
+    labels = stored_ids.astype(np.int64)
     position = 0
     for ranges, row_begin in zip(rows.trained, lines.begins, strict=True):
         for begin, end in ranges:
@@ -182,6 +183,7 @@ def _ignore_untrained(rows: IdRows, lines: Lines, labels: Tokens) -> None:
             position = row_begin + end
     if position < lines.size:
         labels[position:] = IGNORED_LABEL
+    return labels
 
 
 def _read_starts(rows: IdRows, lines: Lines) -> Ids | None:
@@ -236,26 +238,65 @@ def _find_separated(rows: IdRows, lines: Lines, stored_ids: NDArray[Any], rules:
     return separated
 
 
-def _number_documents(lines: Lines, starts: Ids) -> Tokens:
-    """Return int64 [size]: the number of each token's document in its row, -1 for padding.
+class Documents(NamedTuple):
+    """The documents of a batch, in order. The padding on the left of a row counts as tokens of its
+    first document, and padding on the right as tokens of its last one.
+    """
+
+    firsts: Ids
+    "The first token of each document."
+    lengths: Ids
+    numbers: Ids
+    "The number of each document in its row, from 0."
+
+
+def _find_documents(lines: Lines, starts: Ids) -> Documents:
+    """Return the documents of a batch.
 
     Args:
         starts: the first token of each document; that of a row's first document may be missing.
     """
-    documents = np.zeros(lines.size, np.int64)
-    if len(starts):
-        # Cut the batch at the beginning of each row, padding included, and of each later document.
-        row_edges = np.arange(0, lines.size, lines.width)
-        is_later = starts > np.array(lines.begins)[starts // lines.width]
-        edges = np.concatenate([row_edges, starts[is_later], [lines.size]])
-        edges.sort()
-        lengths = edges[1:] - edges[:-1]
-        firsts = edges.searchsorted(row_edges)
-        numbers = np.arange(len(lengths)) - firsts[edges[:-1] // lines.width]
-        # 4 us for 8 rows of 2,048; a cumulative sum over the first tokens takes 11.
-        documents = numbers.repeat(lengths)
-    lines.fill_gaps(documents, -1)
-    return documents
+    # Cut the batch at the beginning of each row, padding included, and of each later document.
+    row_begins = np.array(lines.begins)
+    row_edges = np.arange(0, lines.size, lines.width)
+    is_later = starts > row_begins[starts // lines.width]
+    edges = np.concatenate([row_edges, starts[is_later], [lines.size]])
+    edges.sort()
+    lengths = edges[1:] - edges[:-1]
+    firsts = edges[:-1]
+    first_documents = firsts.searchsorted(row_edges)
+    numbers = np.arange(len(firsts)) - first_documents[firsts // lines.width]
+    firsts[first_documents] = row_begins
+    return Documents(firsts, lengths, numbers)
+
+
+def _number_documents(lines: Lines, documents: Documents | None) -> Tokens:
+    """Return int64 [size]: the number of each token's document in its row, -1 for padding.
+
+    Args:
+        documents: None if each row is one document.
+    """
+    if documents is None:
+        return lines.fill(token=0, padding=-1)
+    # 4 us for 8 rows of 2,048; a cumulative sum over the first tokens takes 11.
+    numbers: Tokens = documents.numbers.repeat(documents.lengths)
+    lines.fill_gaps(numbers, -1)
+    return numbers
+
+
+def _number_positions(lines: Lines, documents: Documents | None) -> Tokens:
+    """Return int64 [size]: the position of each token in its document, 0 for padding.
+
+    Args:
+        documents: None if each row is one document.
+    """
+    positions = np.arange(lines.size)
+    if documents is None:
+        positions -= np.repeat(lines.begins, lines.width)
+    else:
+        positions -= documents.firsts.repeat(documents.lengths)
+    lines.fill_gaps(positions, 0)
+    return positions
 
 
 def _ignore_padding_tokens(

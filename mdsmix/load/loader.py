@@ -53,6 +53,23 @@ BATCHES_TRIED = 100
 "Batches that a packing ratio is tried on, as in LLM-Foundry."
 
 
+class InProcessReader:
+    """Torch's iterator of a pass without workers, which makes a record of each batch only if a
+    profiler is running. Otherwise the record takes 13 us, and all else of a batch of 8 full rows 67.
+    """
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        is_profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        batch: Batch = next(self.reader) if is_profiled else self.reader._next_data()
+        return batch
+
+
 class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     """A loader that yields batches: dicts of int64 tensors [batch, max_seq_len]. One pass is one
     epoch.
@@ -210,7 +227,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         """Return torch's iterator for a new pass. Torch calls this."""
         if self.num_workers:
             self.dataset.leave_to_workers()
-        self._reader = super()._get_iterator()
+        reader = super()._get_iterator()
+        self._reader = reader if self.num_workers else InProcessReader(reader)
         return self._reader
 
     def _stop_workers(self) -> None:

@@ -78,6 +78,20 @@ def test_streams_of_every_layout_are_read_by_one_loader(tmp_path: Path) -> None:
         assert mask == [1] * len(row) + [0] * padding
 
 
+def test_a_profiler_records_each_batch(tmp_path: Path) -> None:
+    """Without a profiler the record is left out; the batches and the state are the same."""
+    loader = loaded({"a": {"local": str(write_tokens(tmp_path, 10))}}, 4, drop_last=False)
+    batches = [*loader]
+    state = loader.state_dict()
+    loader.load_state_dict({**state, "epoch": 0, "sample_in_epoch": 0})
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        profiled = [*loader]
+    assert first_tokens(profiled) == first_tokens(batches) == [*range(10, 90, 8)]
+    assert loader.state_dict() == state
+    counts = [event.count for event in profile.key_averages() if "DataLoader" in event.key]
+    assert counts == [len(batches) + 1]  # the last finds the end of the epoch
+
+
 def test_the_state_counts_the_samples_that_packed_batches_drew(tmp_path: Path) -> None:
     rows = [{"input_ids": ROW[:1] + i, "labels": np.uint16([5, EOS])} for i in range(11)]
     streams = {"a": {"local": str(write_stream(tmp_path / "a", PAIR, rows))}}
