@@ -404,7 +404,8 @@ class MixDataset(ShardKeeper):
             for stream, count in zip(self.streams, self.shards_per_stream, strict=True)
         ]
         distinct_ranks = World.detect().num_ranks // (self.replication or 1)
-        settings = {**self.locked, "batch": (self.batch_size or 0) * distinct_ranks}
+        batch_size = self.batch_size or 0
+        settings = {**self.locked, "batch": batch_size * distinct_ranks}
         if self.batching_method != EXACT_METHOD:
             settings[DEVICES_SETTING] = self.devices
         return LoaderLock(streams=streams, settings=settings)
@@ -616,13 +617,13 @@ class MixDataset(ShardKeeper):
             self._mark_used(np.array([shard_id]))
         return row
 
-    def __getitem__(self, at: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Return the row of a sample, a list of rows for a list or slice, or an iterator over the
         rows of a SampleBlock, which Streaming asks for during a pass.
         """
-        if not isinstance(at, SampleBlock):
-            return super().__getitem__(at)
-        rows = self.read_block(at)
+        if not isinstance(index, SampleBlock):
+            return super().__getitem__(index)
+        rows = self.read_block(index)
         return rows if self._is_pass_stored else map(self._make_row, rows)
 
     def _make_row(self, stored: StoredRow) -> Any:

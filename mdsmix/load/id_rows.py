@@ -60,11 +60,11 @@ class IdRows:
     lengths: list[int] = field(default_factory=list)
     "For each row, its number of tokens."
     trained: list[Sequence[tuple[int, int]]] = field(default_factory=list)
-    """For each row, the ranges of its trained tokens in ascending order: first token and end. That
-    of a packed row is the whole row, of which `loss_masks` and `starts` take tokens out.
+    """For each row, the ranges of its trained tokens in ascending order: first token and end. The
+    range of a packed row is the whole row, and `loss_masks` and `starts` take tokens out of it.
     """
     plain: list[int] = field(default_factory=list)
-    "The pretraining rows, in which padding tokens and separators have a meaning."
+    "The pretraining rows: only in them padding tokens and separators have a meaning."
     starts: dict[int, bytes] = field(default_factory=dict)
     "Packed row -> int32: the positions at which its documents begin."
     loss_masks: dict[int, bytes] = field(default_factory=dict)

@@ -174,28 +174,28 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         """Count shards as used now, in this order; the one used longest ago is evicted first."""
         self._shard_access_times.numpy()[shards] = time_ns() + np.arange(len(shards))
 
-    def _find_window(self, it: _Iterator, index: int) -> Ids:
+    def _find_window(self, progress: _Iterator, index: int) -> Ids:
         """Return the samples that a thread may look at next: those from `index` on, or from the one
         that is read next, up to `predownload` after that.
         """
-        end = it.total
+        end = progress.total
         if self.predownload is not None:
-            end = min(end, it.yield_index + self.predownload + 1)
-        ids: Ids = it.sample_ids[index : min(end, index + MOST_AHEAD)]
+            end = min(end, progress.yield_index + self.predownload + 1)
+        ids: Ids = progress.sample_ids[index : min(end, index + MOST_AHEAD)]
         return ids
 
-    def _prepare_thread(self, it: _Iterator) -> None:
+    def _prepare_thread(self, progress: _Iterator) -> None:
         """Prepare the shards of the samples that are read next. Streaming runs this in a background
         thread.
         """
-        while not it.should_exit() and not self._event.is_set():
+        while not progress.should_exit() and not self._event.is_set():
             self.open_shards.close_replaced()
             # The loop over the samples overtakes this thread if their shards are ready.
-            it.prepare_index = max(it.prepare_index, it.yield_index)
-            if it.total in (it.prepare_index, it.ready_index):
-                it.prepare_index = it.total
+            progress.prepare_index = max(progress.prepare_index, progress.yield_index)
+            if progress.total in (progress.prepare_index, progress.ready_index):
+                progress.prepare_index = progress.total
                 break
-            ids = self._find_window(it, it.prepare_index)
+            ids = self._find_window(progress, progress.prepare_index)
             if not len(ids):
                 sleep(TICK)
                 continue
@@ -208,56 +208,66 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
             if len(unready):
                 self.prepare_shard(int(shards[count]), False)
                 count += 1
-            it.prepare_index += count
+            progress.prepare_index += count
         # All shards are prepared; another process may evict them until the pass ends.
-        while not it.should_exit() and not self._event.is_set() and it.yield_index < it.total:
+        while (
+            not progress.should_exit()
+            and not self._event.is_set()
+            and progress.yield_index < progress.total
+        ):
             self.open_shards.close_replaced()
             sleep(TICK)
-        it.on_exit()
+        progress.on_exit()
 
-    def _ready_thread(self, it: _Iterator) -> None:
+    def _ready_thread(self, progress: _Iterator) -> None:
         """Find the samples whose shards are present. Streaming runs this in a background thread."""
-        while not it.should_exit() and not self._event.is_set():
-            it.ready_index = max(it.ready_index, it.yield_index)
-            if it.ready_index == it.total:
+        while not progress.should_exit() and not self._event.is_set():
+            progress.ready_index = max(progress.ready_index, progress.yield_index)
+            if progress.ready_index == progress.total:
                 break
-            ids = self._find_window(it, it.ready_index)
+            ids = self._find_window(progress, progress.ready_index)
             shards = self._find_shards(ids)
             states = self._shard_states.numpy()[shards]
             absent = np.flatnonzero((ids != NO_SAMPLE) & (states != _ShardState.LOCAL))
             count = int(absent[0]) if len(absent) else len(ids)
-            it.ready_index += count
+            progress.ready_index += count
             # A shard that was prepared may have been evicted since then: fetch it again.
             if len(absent) and states[count] == _ShardState.REMOTE:
                 self.prepare_shard(int(shards[count]), False)
             elif count < MOST_AHEAD:
                 sleep(TICK)
-        it.on_exit()
+        progress.on_exit()
 
-    def _each_sample_id(self, it: _Iterator) -> Iterator[SampleBlock]:
+    def _each_sample_id(self, progress: _Iterator) -> Iterator[SampleBlock]:
         """Yield the samples of a pass in blocks of at most a batch, each when its shards are ready.
 
         Streaming passes each block to `__getitem__`.
         """
         try:
-            yield from self._find_blocks(it)
-            it.on_exit()
+            yield from self._find_blocks(progress)
+            progress.on_exit()
         finally:
             # End the threads, also if the training loop has left the pass.
-            it.non_blocking_exit()
+            progress.non_blocking_exit()
 
-    def _find_blocks(self, it: _Iterator) -> Iterator[SampleBlock]:
+    def _find_blocks(self, progress: _Iterator) -> Iterator[SampleBlock]:
         """Yield the blocks of a pass."""
         size = int(self.batch_size or 1)
         places = SampleBlock([], [])
         begin = 0  # of the next block in `places`
-        while not it.should_exit() and not self._event.is_set() and it.yield_index < it.total:
+        while (
+            not progress.should_exit()
+            and not self._event.is_set()
+            and progress.yield_index < progress.total
+        ):
             if begin == len(places.shards):
-                places = self._locate(it.sample_ids[it.yield_index :][: max(size, MOST_AHEAD)])
+                places = self._locate(
+                    progress.sample_ids[progress.yield_index :][: max(size, MOST_AHEAD)]
+                )
                 begin = 0
             end = begin + size
             if not self._are_readable(places.shards[begin:end]):
-                end = begin + min(size, it.ready_index - it.yield_index)
+                end = begin + min(size, progress.ready_index - progress.yield_index)
                 if end <= begin:
                     sleep(TICK)
                     continue
@@ -268,7 +278,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
             yield block
             # After the block was read, so that no shard that it needs is evicted before.
             begin += count
-            it.yield_index += count
+            progress.yield_index += count
 
     def _locate(self, ids: Ids) -> SampleBlock:
         """Return the places of samples; the shard of NO_SAMPLE is NO_SHARD."""
@@ -387,7 +397,7 @@ def _yield_and_raise(rows: list[StoredRow], error: Unreachable) -> Iterator[Stor
 def _leave_gaps_out(block: SampleBlock) -> SampleBlock:
     """Return the places of a block that samples fill."""
     places = zip(block.shards, block.positions, strict=True)
-    filled = [place for place in places if place[0] != NO_SHARD]
+    filled = [(shard, position) for shard, position in places if shard != NO_SHARD]
     return SampleBlock([shard for shard, _ in filled], [position for _, position in filled])
 
 

@@ -54,8 +54,8 @@ BATCHES_TRIED = 100
 
 
 class InProcessReader:
-    """Torch's iterator of a pass without workers, which makes a record of each batch only if a
-    profiler is running. Otherwise the record takes 13 us, and all else of a batch of 8 full rows 67.
+    """Torch's iterator of a pass without workers, which records each batch only if a profiler is
+    running. A record takes 13 us, and everything else of a batch of 8 full rows 67.
     """
 
     def __init__(self, reader: Any) -> None:

@@ -77,8 +77,8 @@ class OpenShard:
         if self.table:
             begin, end = _BEGIN_AND_END.unpack_from(self.table, 4 * position)
         else:
-            place = TABLE_BEGIN + 4 * position
-            offsets = os.pread(self.descriptor, _BEGIN_AND_END.size, place)
+            entry = TABLE_BEGIN + 4 * position
+            offsets = os.pread(self.descriptor, _BEGIN_AND_END.size, entry)
             begin, end = _BEGIN_AND_END.unpack(offsets)
         data = os.pread(self.descriptor, end - begin, begin)
         if len(data) != end - begin or not data:
@@ -111,7 +111,7 @@ class OpenShards:
     """
 
     files: dict[int, OpenShard] = field(default_factory=dict)
-    "Number of a shard -> its file, in the order in which they were opened."
+    "Number of a shard -> its file. The file that was opened first comes first."
     next_check: float = 0.0
     "When `close_replaced` checks the files again, by time.monotonic."
 
@@ -139,10 +139,10 @@ class OpenShards:
         """Close the files that were deleted or written since they were opened. This is done only
         every SECONDS_BETWEEN_CHECKS, so it may be called often.
         """
-        now = time.monotonic()
-        if now < self.next_check:
+        seconds = time.monotonic()
+        if seconds < self.next_check:
             return
-        self.next_check = now + SECONDS_BETWEEN_CHECKS
+        self.next_check = seconds + SECONDS_BETWEEN_CHECKS
         for shard_id, file in list(self.files.items()):
             if not file.is_current:
                 self.close(shard_id)

@@ -113,6 +113,8 @@ def repeat_pixels(pixels: dict[str, Any]) -> dict[str, Any]:
         pixels: name -> tensor or list whose entries belong to the images, in their order.
     """
     return {
-        name: torch.cat([values, values]) if isinstance(values, torch.Tensor) else [*values] * 2
+        name: torch.cat([values, values])
+        if isinstance(values, torch.Tensor)
+        else [*values, *values]
         for name, values in pixels.items()
     }

@@ -62,8 +62,8 @@ def make_head(size: int, itemsize: int) -> bytes:
         itemsize: bytes of each number.
     """
     for first_byte, length_bytes in LENGTH_BYTES.items():
-        length, rest = divmod(size - 1 - length_bytes, itemsize)
-        if not rest and 0 < length < 256**length_bytes:
+        length, remainder = divmod(size - 1 - length_bytes, itemsize)
+        if not remainder and 0 < length < 256**length_bytes:
             return first_byte + length.to_bytes(length_bytes, "little")
     return b""
 
@@ -90,7 +90,7 @@ class IdColumns:
     dtype: np.dtype[Any]
     "The dtype of the token ids."
     columns: Sequence[StoredColumn]
-    "All columns, in the order in which they are stored."
+    "All columns, as they follow each other in a sample."
 
     @cached_property
     def sizes(self) -> struct.Struct:

@@ -398,7 +398,7 @@ def make_position_ids(sequence_id: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def document_mask(sequence_id: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return the attention mask of a causal model in which documents do not attend to each other.
+    """Return the attention mask of a causal model whose documents do not attend to each other.
 
     The mask has n * n numbers for each row, so prefer an attention kernel that reads position_ids
     if the model has one.
