@@ -125,7 +125,7 @@ class EncodedPart(NamedTuple):
 
     encoded: Encoded
     diagnoses: Mapping[str, Mapping[str, int]]
-    "`Diagnostics.counts` of these records."
+    "The likely mistakes in these records (`Diagnostics.counts`): diagnosis -> name -> records."
     fingerprints: bytes
     "16 bytes for each record, as in `Membership.fingerprints`."
 
@@ -175,17 +175,17 @@ class RecordReader:
             fingerprints=membership.fingerprints(len(records)),
         )
 
-    def add_part(self, part: EncodedPart, first: int) -> None:
+    def add_part(self, encoded_part: EncodedPart, first: int) -> None:
         """Add the counts and fingerprints of some records of a window (a slice of a source file).
         Parts are added in the order of their records.
 
         Args:
-            part: the result of `encode_part`.
+            encoded_part: the result of `encode_part`.
             first: how many records of the window come before these.
         """
-        for diagnosis, record_counts in part.diagnoses.items():
+        for diagnosis, record_counts in encoded_part.diagnoses.items():
             self.diagnostics.add(diagnosis, record_counts)
-        self.membership.add_fingerprints(first, part.fingerprints)
+        self.membership.add_fingerprints(first, encoded_part.fingerprints)
 
     def encode(
         self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()

@@ -123,11 +123,11 @@ def _list_typed_fields(node: ast.AST, is_truth: bool = False) -> Iterator[str]:
         is_truth: whether the value of this part is used as true or false.
     """
     match node:
-        case ast.BoolOp(values=parts):
-            for part in parts:
-                yield from _list_typed_fields(part, is_truth=True)
-        case ast.UnaryOp(ast.Not(), part):
-            yield from _list_typed_fields(part, is_truth=True)
+        case ast.BoolOp(values=operands):
+            for operand in operands:
+                yield from _list_typed_fields(operand, is_truth=True)
+        case ast.UnaryOp(ast.Not(), operand):
+            yield from _list_typed_fields(operand, is_truth=True)
         case ast.Compare(left, operators, rights):
             sides = [left, *rights]
             for number, operator in enumerate(operators):

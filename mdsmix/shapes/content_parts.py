@@ -169,14 +169,14 @@ def _text_message(message: Message, parts: Sequence[Any]) -> Iterator[Message]:
         yield message | {"content": join_parts(parts)}
 
 
-def _convert_result(part: Mapping[str, Any]) -> Message:
-    """Return Anthropic's `tool_result` as a message of the role `tool`. Keys of the part that are
-    not in RESULT_KEYS become keys of the message.
+def _convert_result(tool_result: Mapping[str, Any]) -> Message:
+    """Return Anthropic's `tool_result` as a message of the role `tool`. Its keys that are not in
+    RESULT_KEYS become keys of the message.
     """
-    content = part.get("content")
+    content = tool_result.get("content")
     text = "" if content is None else result_to_text(content)
-    result = {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": text}
-    return result | {key: part[key] for key in _unread_keys(part, RESULT_KEYS)}
+    message = {"role": "tool", "tool_call_id": tool_result.get("tool_use_id"), "content": text}
+    return message | {key: tool_result[key] for key in _unread_keys(tool_result, RESULT_KEYS)}
 
 
 def _convert_answer(message: Message) -> Message:
@@ -213,7 +213,7 @@ def _convert_answer(message: Message) -> Message:
     return answer
 
 
-def _convert_call(part: Mapping[str, Any]) -> Message:
+def _convert_call(tool_use: Mapping[str, Any]) -> Message:
     """Return Anthropic's `tool_use` as a call: `{"id": ..., "name": ..., "arguments": ...}`."""
-    id_entry = {} if part.get("id") is None else {"id": part["id"]}
-    return {**id_entry, "name": part.get("name"), "arguments": part.get("input")}
+    id_entry = {} if tool_use.get("id") is None else {"id": tool_use["id"]}
+    return {**id_entry, "name": tool_use.get("name"), "arguments": tool_use.get("input")}

@@ -191,8 +191,8 @@ def _contains_prompt(answer: list[Any], prompt: list[Any]) -> bool:
 def _join_answer(prompt: list[Any], answer: list[Any]) -> list[Any]:
     """Return the whole conversation of a prompt and an answer, whose messages may contain it.
 
-    Raises RecordRefused (prompt_not_found) if the answer begins with a system message. It is a
-    whole conversation then, in which the prompt is written in another way.
+    Raises RecordRefused (prompt_not_found) if the answer begins with a system message. Then it is a
+    whole conversation, and its prompt is written in another way than the field `prompt`.
     """
     if _contains_prompt(answer, prompt):
         return answer

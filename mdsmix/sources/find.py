@@ -172,10 +172,10 @@ def _refuse_unlisted(path: str, matches: FoundFiles) -> None:
         listed = set[str]()
         with suppress(ValueError, TypeError, KeyError):
             listed = {entry["filename"] for entry in orjson.loads(fetched[1])["_data_files"]}
-        others = [file.name for file in files if listed and file.name not in listed]
-        if others:
+        unlisted = [file.name for file in files if listed and file.name not in listed]
+        if unlisted:
             raise RecipeError(
-                f"the source {path} matches {join_names(others)}, which the data set in {folder} "
+                f"the source {path} matches {join_names(unlisted)}, which the data set in {folder} "
                 f"does not have ({STATE}): datasets left it there, as an earlier version or a "
                 f"cache. Name the folder, {folder}, in source.path"
             )

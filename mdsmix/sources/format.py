@@ -370,8 +370,9 @@ def parse_message_fields(record: dict[str, Any], names: Iterable[str]) -> str:
 
 
 def describe_cells(unit: Unit) -> str:
-    """Return a note for `Block.format`, about the fields in which only lists and objects are
-    decoded. "" if the unit has none, so that its digests stay the same as before version 2 of csv.
+    """Return a note for `Block.format` on the fields that may have texts or messages: only lists
+    and objects are decoded in them. "" if the unit has no such fields, so that its digests stay the
+    same as before version 2 of csv.
     """
     if not unit.text_or_messages:
         return ""
