@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TERMINAL_VARIABLES = ("FORCE_COLOR", "TTY_COMPATIBLE")
-"Environment variables by which rich takes a file or a pipe for a terminal."
+"Environment variables that make rich take a file or a pipe for a terminal."
 STYLES = {"text": "", "mark": "bold", "control": "cyan"}
 "The form of a run of text -> its style on a terminal."
 SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -171,7 +171,7 @@ def _lines(
 
     Args:
         item: the item.
-        width: the columns of the terminal; None if there is no terminal.
+        width: the columns of the terminal; None: not a terminal.
         rule: the character of a table's rule.
     """
     if isinstance(item, Table):
