@@ -19,7 +19,7 @@ import pytest
 
 from mdsmix.conversion import shared_batches, unit
 from mdsmix.encode.backends import Unequal
-from mdsmix.engines import assistants, hang, local_engine, workers
+from mdsmix.engines import hang, local_engine, workers
 from mdsmix.engines.tasks import Assistant
 from mdsmix.engines.workers import WorkerChannel
 from mdsmix.kinds.pretraining import Pretraining
@@ -46,8 +46,8 @@ def share_units(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.setattr(record_batches, "BLOCK_BYTES", BATCH)
     monkeypatch.setattr(format, "BLOCK_BYTES", BATCH)
     monkeypatch.setattr(jsonl, "PIECE_BYTES", BATCH)
-    monkeypatch.setattr(assistants, "LEAST_SHARE", 1)
     monkeypatch.setattr(local_engine, "LEAST_SHARE", 1)
+    monkeypatch.setattr(local_engine, "LEAST_NEW_SHARE", 1)
     encode_batch = unit.encode_batch
     counted = project.folder / "helped"
 

@@ -23,7 +23,7 @@ from mdsmix.estimate.survey import read_splits
 from mdsmix.kinds import kind_of, open_recipe
 from mdsmix.kinds.assemble import pack_best_fit
 from mdsmix.kinds.encodings import resolve_stream
-from mdsmix.kinds.read_records import RecordReader
+from mdsmix.kinds.read_records import Diagnostics, RecordReader
 from mdsmix.ragged import Ragged
 from mdsmix.record import Document, detail_of
 from mdsmix.shapes import SHAPES
@@ -258,3 +258,20 @@ def test_a_recipe_resolves_to_the_kind_that_its_published_stream_has(
         assert received.shape is resolved.shape
         assert received.fields_read == resolved.fields_read
         assert type(received.kind) is type(resolved.kind)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_counts_of_parts_are_those_of_all_records(size: int) -> None:
+    """Whoever has counted a part: of 106 names the first 64 are counted one by one."""
+    records = [{"text": "", f"field {n * n % 211}": 1, "...": n % 3} for n in range(300)]
+    parts = [records[start : start + size] for start in range(0, len(records), size)]
+    together = Diagnostics(["text"])
+    apart = Diagnostics(["text"])
+    for part in parts:
+        together.count_unread_fields(part)
+        counted = apart.for_part()
+        counted.count_unread_fields(part)
+        for diagnosis, counts in counted.counts.items():
+            apart.add(diagnosis, counts)
+    assert len(together.counts["unread"]) > 60
+    assert [*together.counts["unread"].items()] == [*apart.counts["unread"].items()]

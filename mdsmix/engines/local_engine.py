@@ -12,7 +12,7 @@ from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 
-from mdsmix.engines.assistants import LEAST_SHARE, find_shared_bytes
+from mdsmix.engines.assistants import LEAST_NEW_SHARE, LEAST_SHARE, find_shared_bytes
 from mdsmix.engines.memory import LEAST_BYTES, PERIOD, MemoryBudget, measure_rss
 from mdsmix.engines.tasks import (
     NO_ACTIVE_RECORDS,
@@ -60,8 +60,8 @@ class PoolSettings:
 
 
 def count_sharers(task: Task[Any]) -> int:
-    """Return how many workers can do a task together, if each does at least LEAST_SHARE bytes."""
-    return max(1, find_shared_bytes(task) // LEAST_SHARE)
+    """Return for how many workers a task has work, if each does at least LEAST_NEW_SHARE bytes."""
+    return max(1, find_shared_bytes(task) // LEAST_NEW_SHARE)
 
 
 class LocalEngine:

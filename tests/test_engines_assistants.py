@@ -1,0 +1,195 @@
+"""A worker and its assistant: every part is answered once and in order, or by nobody."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mdsmix.engines.assistants import PipeToAssistant, assist
+from mdsmix.engines.local_engine import LEAST_NEW_SHARE, count_sharers
+from mdsmix.engines.memory_pipe import MemoryPipe
+from mdsmix.engines.tasks import ActiveRecords, Attempt, Part, Reporter
+from tests.alarm import fail_after
+from tests.tasks import make_call, make_records
+
+
+class Double:
+    """A shared task that doubles numbers; a function does so."""
+
+    name = "of numbers"
+
+    def __init__(self, function: Callable[[Any], Any], size: int = 0) -> None:
+        self.function = function
+        self.shared_bytes = size
+
+    def do(self, attempt: Attempt, reporter: Reporter) -> Any:
+        raise AssertionError
+
+    def open_assistant(self) -> Callable[[Any], Any]:
+        return self.function
+
+
+class Channel:
+    """Records the active records of an assistant."""
+
+    def __init__(self) -> None:
+        self.active = list[ActiveRecords | None]()
+        self.recalled = threading.Event()
+
+    def on_records(self, records: ActiveRecords | None) -> None:
+        self.active.append(records)
+
+    def is_recalled(self) -> bool:
+        return self.recalled.is_set()
+
+    def wait_for_part(self, pipe: MemoryPipe) -> bool:
+        while not self.recalled.is_set():
+            if pipe.poll(0.01):
+                return True
+        return False
+
+
+@pytest.fixture
+def pipes() -> Iterator[tuple[MemoryPipe, MemoryPipe]]:
+    before = os.listdir("/proc/self/fd")
+    ends = socket.socketpair()
+    first, second = (MemoryPipe(end.detach()) for end in ends)
+    with fail_after(20):
+        yield first, second
+    first.close()
+    second.close()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def list_files_in_memory() -> list[str]:
+    """Return the files in memory that this process has open or mapped."""
+    maps = Path("/proc/self/maps").read_text()
+    open_files = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.exists()]
+    return [line for line in [*maps.splitlines(), *open_files] if "memfd:mdsmix" in line]
+
+
+def test_objects_arrive_unchanged_and_leave_no_file(pipes: tuple[MemoryPipe, MemoryPipe]) -> None:
+    """Nobody waits: many objects may be sent before the first one is received. Arrays that could be
+    changed before can be changed after.
+    """
+    sender, receiver = pipes
+    fixed = np.frombuffer(b"abc", np.uint8)
+    messages = [
+        {"lines": np.arange(3_000_000), "none": np.empty(0, np.uint16), "fixed": fixed},
+        ("text", np.arange(7)[::2]),
+        None,
+    ]
+    for message in messages:
+        sender.send(message)
+    sender.close()
+    first, second, third = (receiver.receive() for _ in messages)
+    assert {name: array.tolist() for name, array in first.items()} == {
+        "lines": [*range(3_000_000)],
+        "none": [],
+        "fixed": [*b"abc"],
+    }
+    assert (first["lines"].flags.writeable, first["fixed"].flags.writeable) == (True, False)
+    assert (second[0], second[1].tolist(), third) == ("text", [0, 2, 4, 6], None)
+    assert receiver.poll()
+    with pytest.raises(EOFError):
+        receiver.receive()
+    with pytest.raises(BrokenPipeError):
+        receiver.send(1)
+    assert list_files_in_memory() == []
+
+
+def start_assistant(task: Double, pipe: MemoryPipe) -> tuple[Channel, threading.Thread]:
+    channel = Channel()
+    thread = threading.Thread(target=assist, args=(channel, task, pipe))
+    thread.start()
+    return channel, thread
+
+
+def make_part(number: int) -> Part:
+    return Part(make_records(number), number)
+
+
+def test_parts_are_answered_in_order(pipes: tuple[MemoryPipe, MemoryPipe]) -> None:
+    """An error is the answer to its part, and a part that is taken back has none. The assistant
+    leaves when the worker closes its end.
+    """
+    near, far = pipes
+    begins = threading.Event()
+    goes_on = threading.Event()
+
+    def double(number: int) -> int:
+        begins.set()
+        assert goes_on.wait(60)
+        if number == 3:
+            raise KeyError(number)
+        return 2 * number
+
+    channel, thread = start_assistant(Double(double), far)
+    assistant = PipeToAssistant(near)
+    for number in (1, 2):
+        assistant.send(make_part(number))
+    assert begins.wait(60)
+    assert not assistant.has_answer()
+    assistant.take_back()  # 2, which has not begun
+    for number in (3, 4):
+        assistant.send(make_part(number))
+    assert assistant.unanswered == 3
+    goes_on.set()
+    assert assistant.receive() == 2
+    with pytest.raises(KeyError):
+        assistant.receive()
+    assert assistant.receive() == 8
+    assert assistant.unanswered == 0
+    # It has begun part 5 when this is taken back: the late answer is not that of part 6.
+    begins.clear()
+    goes_on.clear()
+    assistant.send(make_part(5))
+    assert begins.wait(60)
+    assistant.take_back()
+    assistant.send(make_part(6))
+    goes_on.set()
+    assert assistant.receive() == 12
+    assistant.close()
+    thread.join()
+    active = [records.ordinal for records in channel.active if records]
+    assert active == [1, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("leaves", ["recalled", "out of memory"])
+def test_nobody_answers_the_parts_of_an_assistant_that_has_left(
+    pipes: tuple[MemoryPipe, MemoryPipe], leaves: str
+) -> None:
+    near, far = pipes
+    channel = Channel()
+
+    def leave(number: int) -> int:
+        if number == 2 and leaves == "out of memory":
+            raise MemoryError
+        if number == 2:
+            channel.recalled.set()
+        return number
+
+    thread = threading.Thread(target=assist, args=(channel, Double(leave), far))
+    thread.start()
+    assistant = PipeToAssistant(near)
+    for number in (1, 2, 3):
+        assistant.send(make_part(number))
+    answers = [assistant.receive() for _ in range(3)]
+    assert answers == [1, 2 if leaves == "recalled" else None, None]
+    assert assistant.has_left
+    assistant.send(make_part(4))
+    assert assistant.receive() is None
+    thread.join()
+
+
+def test_only_large_tasks_have_work_for_several_workers() -> None:
+    sizes = (0, LEAST_NEW_SHARE, 3 * LEAST_NEW_SHARE)
+    assert [count_sharers(Double(int, size)) for size in sizes] == [1, 1, 3]
+    assert count_sharers(make_call(int)) == 1
