@@ -276,6 +276,13 @@ def test_an_incomplete_file_is_refused_with_one_sentence(tmp_path: Path) -> None
 UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
     ("a.csv", b"a,a\n1,2\n", {}, Unreachable, "two columns are named 'a'"),
     ("a.csv", b'"a\n', {}, Unreachable, r"its columns \(not_csv\)"),
+    (
+        "a.csv",
+        b"\xef\xbb\xbf\na,b\n1,2\n",
+        {"header": ("a", "b")},
+        Unreachable,
+        "would be read as a record: remove source.header",
+    ),
     ("a.jsonl", b"1\n", {"header": ("n",)}, RecipeError, r"header does not apply to a\.jsonl"),
     (
         "a.jsonl",

@@ -97,13 +97,33 @@ class CsvTable(Format):
             next_line = partial(stream.readline, LONGEST_ROW)
             rows = _RowReader(first_line, next_line, delimiter).rows()
             header = list(file.read_as.header)  # as the recipe sets it
-            if not header:
+            if header:
+                rows = _refuse_repeated_header(file, rows, header)
+            else:
                 header = _read_header(file, rows)
             records = _records(rows, header, span.unit)
             # The digests cover the delimiter and the header: with others, equal bytes would be
             # other records.
             decoding = f"{delimiter} {header}{describe_cells(span.unit)}"
             yield from item_blocks(file, span, decoding, records)
+
+
+def _refuse_repeated_header(
+    file: SourceFile, rows: Iterator[Item], header: list[str]
+) -> Iterator[Item]:
+    """Yield all rows. Raise Unreachable if the first row that is not blank has the names that the
+    recipe sets as the header: it would become a record.
+    """
+    is_first = True
+    for row in rows:
+        if is_first and row.record == header:
+            raise Unreachable(
+                f"the first line of {file.location.url} names the fields, as source.header does, "
+                "so it would be read as a record: remove source.header from the recipe"
+            )
+        if row.record or row.reason:
+            is_first = False
+        yield row
 
 
 def _read_header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
