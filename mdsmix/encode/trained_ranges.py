@@ -182,7 +182,7 @@ def _mark_response(
     first = np.searchsorted(stops, located.starts, "right")
     first = np.minimum(first, last_range)
     last = np.searchsorted(stops, located.ends - 1, "right")
-    last = np.clip(last, first, last_range)
+    last = np.maximum(np.minimum(last, last_range), first)
     marks["part"] = part_numbers[first]
     marks["weight"] = weights[first]
     # Few tokens have characters of several ranges.
