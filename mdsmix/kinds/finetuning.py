@@ -132,7 +132,7 @@ class Finetuning(Kind):
         # A record is in the stream if at least one of its rows is. Give all others their reason.
         in_stream = np.isin(positions, positions[keep])
         faults = dict(zip(positions[~in_stream].tolist(), verdicts[~in_stream], strict=True))
-        # Count the tokens that were lost on the way.
+        # Count the tokens that were lost on the way, and the rows that were shortened.
         lengths_before = rows.turns.samples.lengths
         if rows.whole_lengths is not None:
             lengths_before = rows.whole_lengths
@@ -151,12 +151,9 @@ class Finetuning(Kind):
                 truncated_rows=int(np.count_nonzero(shortened_by)),
                 truncated_tokens=int(shortened_by.sum()) + encoded.totals.truncated_tokens,
             )
-        # Count the loss weights, the answers with marked characters, and the turns left out.
+        # Count the loss weights, the records with marked characters, and the turns left out.
         if self.has_weights:
-            weights = encoded.columns[LOSS_WEIGHTS].values
-            if not self.encoding.pack:  # rows of turns have the weights of all responses
-                weights = weights[labels.trained]
-            totals = replace(totals, loss_weights=count_by_weight(weights))
+            totals = replace(totals, loss_weights=self._count_weights(encoded, labels))
         if rows.has_spans is not None:
             is_marked = rows.has_spans & keep
             totals = replace(
@@ -174,6 +171,18 @@ class Finetuning(Kind):
             unread=rows.unread,
             placeholders=rows.placeholders,
         )
+
+    def _count_weights(self, encoded: Encoded, labels: Labels) -> dict[str, int]:
+        """Return loss weight -> number of tokens that are trained with it.
+
+        Args:
+            encoded: the samples, with a column of weights.
+            labels: the turns of the samples, with the tokens that the model is trained on.
+        """
+        weights = encoded.columns[LOSS_WEIGHTS].values
+        if not self.encoding.pack:  # rows of turns have the weights of all responses
+            weights = weights[labels.trained]
+        return count_by_weight(weights)
 
     def _prepare_turns(self, rows: TurnRows) -> Turns:
         """Return the turns of the rows as they are trained: shortened if the stream leaves out last

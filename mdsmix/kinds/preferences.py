@@ -51,6 +51,14 @@ class Halves(NamedTuple):
     rejected: Half
 
 
+class TokenizedHalves(NamedTuple):
+    """Preferences as token ids."""
+
+    halves: list[Halves]
+    with_specials: set[int]
+    "Positions of the preferences whose text contains the string of a special token."
+
+
 class StoredIds(NamedTuple):
     """The token ids of a preference that can be used for training."""
 
@@ -173,21 +181,14 @@ class Preferences(JudgedAnswers):
         (float64) if the recipe names their fields. In the counts of tokens a prompt counts twice,
         since the model sees it before each answer.
         """
-        # Tokenize both halves of each preference, and give them the same prompt. Preference i has
-        # its chosen half at 2 i and its rejected half at 2 i + 1.
-        answers = list[Answer]()
-        for preference in preferences:
-            answers += (preference.chosen, preference.rejected)
-        tokenized = self.tokenize(answers)
-        pairs = zip(tokenized.turns[::2], tokenized.turns[1::2], strict=True)
-        halves = [Halves(*pair) for pair in pairs]
-        with_specials = {number // 2 for number in tokenized.with_specials}
-        self._share_prompts(preferences, halves)
+        # Tokenize both halves of each preference, and give them the same prompt.
+        tokenized = self._tokenize_halves(preferences)
+        self._share_prompts(preferences, tokenized.halves)
         # Select the preferences that can be used for training.
         trainable = dict[int, StoredIds]()
         faults = dict[int, str]()
         for position, preference in enumerate(preferences):
-            verdict = self._judge(preference, halves[position])
+            verdict = self._judge(preference, tokenized.halves[position])
             if isinstance(verdict, str):
                 faults[position] = verdict
             else:
@@ -225,11 +226,24 @@ class Preferences(JudgedAnswers):
             lost_tokens=int((lengths_before - lengths).sum()),
             cut=cut,
             truncated=lengths_before - lengths,
-            specials=len(with_specials),
+            specials=len(tokenized.with_specials),
             unread=self._count_unread(preferences, trainable),
             placeholders=count_answer_placeholders([preference[:2] for preference in preferences]),
             rejected=faults,
             images=self.images_of([preferences[position] for position in trainable]),
+        )
+
+    def _tokenize_halves(self, preferences: Sequence[Preference]) -> TokenizedHalves:
+        """Tokenize both halves of each preference."""
+        # Preference i has its chosen half at 2 i and its rejected half at 2 i + 1.
+        answers = list[Answer]()
+        for preference in preferences:
+            answers += (preference.chosen, preference.rejected)
+        tokenized = self.tokenize(answers)
+        pairs = zip(tokenized.turns[::2], tokenized.turns[1::2], strict=True)
+        return TokenizedHalves(
+            halves=[Halves(*pair) for pair in pairs],
+            with_specials={number // 2 for number in tokenized.with_specials},
         )
 
     def _lay_out(self, prompts: Ragged, chosen: Ragged, rejected: Ragged) -> dict[str, Ragged]:
