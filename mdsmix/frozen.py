@@ -1,20 +1,19 @@
-"""`@frozen`: a frozen dataclass that is made in a quarter of the time.
+"""`@frozen`: a frozen dataclass that is made in a fifth of the time.
 
 Python's `dataclass(frozen=True)` writes six methods for each class and compiles them: 0.48 ms. A
 command imports about 110 such classes, which was a fifth of its seconds if it had nothing to do.
 But five of the six methods differ only in the names of the fields. Here they are the same functions
-for all classes, and only `__init__` is compiled: 0.12 ms.
+for all classes, and only a short `__init__` is compiled: 0.09 ms.
 
 Nothing else differs in a class that has a docstring: `fields`, `replace`, `asdict`, `match`,
-pickles, copies, inheritance and the texts of all errors. Comparing and hashing take 0.5 us longer.
-A class that Python's decorator makes frozen cannot inherit from one of these, nor these from it, so
-mdsmix uses `@frozen` for all frozen classes but one that is ordered and one that is compared by
-identity.
+pickles, copies, inheritance and the texts of all errors. Making an object takes 0.3 us longer,
+comparing and hashing 0.5 us. A class that Python's decorator makes frozen cannot inherit from one
+of these, nor these from it, so mdsmix uses `@frozen` for all frozen classes but one that is ordered
+and one that is compared by identity.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from reprlib import recursive_repr
@@ -70,43 +69,68 @@ def _add_methods(cls: type[Any], slots: bool) -> type[Any]:
     return cls
 
 
+_FACTORY_WANTED = object()
+"The default value of a parameter whose field has a default factory."
+
+
 def _compile_init(cls: type[Any]) -> Callable[..., None]:
     """Return the `__init__` of a frozen dataclass. Of two fields `url: str` and
     `names: list[str] = field(default_factory=list)` it is:
 
-        def __init__(self, url, names=_MISSING):
-            _set(self, "url", url)
-            _set(self, "names", _make_names() if names is _MISSING else names)
+        def __init__(self, url, names):
+            for _name, _value in zip(
+                _NAMES, (url, _make_names() if names is _FACTORY_WANTED else names)
+            ):
+                _set(self, _name, _value)
+
+    A loop and separate default values compile twice as fast as a line for each field.
     """
-    values: dict[str, Any] = {"_set": object.__setattr__, "_MISSING": MISSING}
+    items = fields(cls)
+    known: dict[str, Any] = {
+        "__name__": cls.__module__,
+        "_NAMES": [item.name for item in items],
+        "_FACTORY_WANTED": _FACTORY_WANTED,
+        "_set": object.__setattr__,
+    }
     positional = ["self"]
     by_name = list[str]()
-    lines = list[str]()
-    for item in fields(cls):
-        value = parameter = item.name
+    defaults = list[Any]()
+    defaults_by_name = dict[str, Any]()
+    values = list[str]()
+    for item in items:
+        value = item.name
+        default = item.default
         if item.default_factory is not MISSING:
-            values[f"_make_{item.name}"] = item.default_factory
-            value = f"_make_{item.name}() if {item.name} is _MISSING else {item.name}"
-            parameter = f"{item.name}=_MISSING"
-        elif item.default is not MISSING:
-            values[f"_default_{item.name}"] = item.default
-            parameter = f"{item.name}=_default_{item.name}"
-        (by_name if item.kw_only else positional).append(parameter)
-        lines.append(f"  _set(self, {item.name!r}, {value})\n")
-    if hasattr(cls, "__post_init__"):
-        lines.append("  self.__post_init__()\n")
+            known[f"_make_{item.name}"] = item.default_factory
+            value = f"_make_{item.name}() if {item.name} is _FACTORY_WANTED else {item.name}"
+            default = _FACTORY_WANTED
+        values.append(f"{value}, ")
+        if item.kw_only:
+            by_name.append(item.name)
+            if default is not MISSING:
+                defaults_by_name[item.name] = default
+            continue
+        positional.append(item.name)
+        if default is not MISSING:
+            defaults.append(default)
+        elif defaults:
+            raise TypeError(f"non-default argument {item.name!r} follows default argument")
     parameters = ", ".join([*positional, "*", *by_name] if by_name else positional)
     source = (
-        f"def make_init({', '.join(values)}):\n"
-        f" def __init__({parameters}):\n{''.join(lines) or '  pass'}\n"
-        " return __init__\n"
+        f"def __init__({parameters}):\n"
+        f"  for _name, _value in zip(_NAMES, ({''.join(values)})):\n"
+        "    _set(self, _name, _value)\n"
     )
+    if hasattr(cls, "__post_init__"):
+        source += "  self.__post_init__()\n"
     compiled = dict[str, Any]()
-    exec(source, sys.modules[cls.__module__].__dict__, compiled)
-    init: Callable[..., None] = compiled["make_init"](**values)
+    exec(source, known, compiled)
+    init: Any = compiled["__init__"]
+    init.__defaults__ = tuple(defaults)
+    init.__kwdefaults__ = defaults_by_name
     init.__qualname__ = f"{cls.__qualname__}.__init__"
-    init.__annotations__ = {item.name: item.type for item in fields(cls)} | {"return": None}
-    return init
+    init.__annotations__ = {item.name: item.type for item in items} | {"return": None}
+    return init  # type: ignore[no-any-return]
 
 
 def _list_compared(value: Any) -> tuple[Any, ...]:
