@@ -460,6 +460,18 @@ def test_the_prompt_may_be_in_whole_conversations(shape: str) -> None:
         assert alone.chosen.messages == whole["chosen"]
 
 
+def test_a_reward_is_a_finite_number() -> None:
+    """Tables may have NaN, and JSON a whole number that no float has."""
+    record = {"prompt": "Why?", "chosen": "So.", "rejected": "No.", "rejected_reward": 1}
+    keys = {key: key for key in (*record, "chosen_reward")}
+    for reward in (float("nan"), float("inf"), -float("inf"), 10**400, True, "1", None):
+        read = SHAPES["preference"].read(record | {"chosen_reward": reward}, keys)
+        assert read == "bad_reward", reward
+    for reward in (0, -2.5, 10**30):
+        read = SHAPES["preference"].read(record | {"chosen_reward": reward}, keys)
+        assert read.rewards == (float(reward), 1.0)
+
+
 @pytest.mark.parametrize("shape", ["preference", "preference_openai"])
 def test_a_prompt_that_whole_conversations_lack_is_refused(shape: str) -> None:
     """It would come before their system message. Answers that begin with the assistant's message

@@ -138,8 +138,8 @@ class Preferences(JudgedAnswers):
             "after the prompt, so they would train results of tools and questions too."
         ),
         "bad_reward": (
-            "A reward of the preference is not a number, or is missing although the recipe names "
-            "its field."
+            "A reward of the preference is not a finite number, or is missing although the recipe "
+            "names its field."
         ),
     }
 

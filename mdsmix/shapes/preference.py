@@ -20,6 +20,8 @@ left out if such a mark is on an answer that is compared.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from math import inf, isfinite
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -209,8 +211,8 @@ def _role_of(message: Any) -> Any:
 def _make_preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
     """Return the preference of two answers, with the record's rewards.
 
-    Raises RecordRefused (bad_reward) if a reward is not a number, or the record has only one
-    reward.
+    Raises RecordRefused (bad_reward) if a reward is not a finite number, or the record has only
+    one reward.
 
     Args:
         raw: the record.
@@ -220,9 +222,20 @@ def _make_preference(raw: RawRecord, chosen: Any, rejected: Any) -> Preference:
     rewards = [*map(raw.value, REWARDS)]
     if rewards == [None, None]:
         return Preference(chosen, rejected)
-    if any(type(reward) not in (int, float) for reward in rewards):
+    return Preference(chosen, rejected, tuple(map(_read_reward, rewards)))
+
+
+def _read_reward(value: Any) -> float:
+    """Return a reward. Raises RecordRefused (bad_reward) if it is not a finite number, such as the
+    NaN of a table or a whole number beyond the largest float.
+    """
+    reward = inf
+    if type(value) in (int, float):
+        with suppress(OverflowError):
+            reward = float(value)
+    if not isfinite(reward):
         raise RecordRefused("bad_reward")
-    return Preference(chosen, rejected, tuple(map(float, rewards)))
+    return reward
 
 
 def parse_preference_openai(raw: RawRecord) -> Preference:
@@ -334,7 +347,7 @@ def _answer_items(raw: RawRecord, key: str) -> list[Any]:
 REWARD_SYNONYMS = {"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)}
 PREFERENCE = Shape(
     name="preference",
-    version=3,  # the prompt is found after a system message of the answers
+    version=3,  # the prompt is found after a system message; rewards are finite
     gives=Preference,
     fields=ANSWERS,
     optional=("prompt", *REWARDS),
@@ -361,7 +374,7 @@ PREFERENCE = Shape(
 )
 PREFERENCE_OPENAI = Shape(
     name="preference_openai",
-    version=2,  # several messages of a prompt are found in the answers
+    version=2,  # several messages of a prompt are found in the answers; rewards are finite
     gives=Preference,
     fields=ANSWERS,
     optional=("prompt", "system", "tools", *REWARDS),
@@ -382,6 +395,7 @@ PREFERENCE_OPENAI = Shape(
 )
 PREFERENCE_ALPACA = Shape(
     name="preference_alpaca",
+    version=2,  # a reward that is not finite is bad
     gives=Preference,
     fields=("instruction", *ANSWERS),
     optional=("input", "history", "system", *REWARDS),
@@ -394,6 +408,7 @@ PREFERENCE_ALPACA = Shape(
 )
 PREFERENCE_SHAREGPT = Shape(
     name="preference_sharegpt",
+    version=2,  # a reward that is not finite is bad
     gives=Preference,
     fields=("conversations", *ANSWERS),
     optional=("system", "tools", *REWARDS),
