@@ -4,9 +4,9 @@
 which id_rows.py reads. If a row of a batch needs more, its rows are made one by one. The tensors
 are the same (tests/with_torch/test_load_direct_batch.py).
 
-This is a second way to the same batch because it takes a third to a half of the CPU time. Of rows
-of 2,048 tokens in batches of 8 a CPU second gives, with it and without it: 76,000 and 23,000 full
-rows, 66,000 and 25,000 documents, 64,000 and 21,000 pairs, 34,000 and 9,900 packed rows, 26,000 and
+This is a second way to the same batch because it takes 30 to 42 % of the CPU time. Of rows of 2,048
+tokens in batches of 8 a CPU second gives, with it and without it: 88,000 and 28,000 full rows,
+83,000 and 32,000 documents, 71,000 and 26,000 pairs, 45,000 and 13,000 packed rows, 31,000 and
 13,000 conversations.
 
 In this file a batch is one line: row after row, each `width` tokens wide with its padding. A begin
@@ -221,19 +221,17 @@ def _find_trained(rows: IdRows, lines: Lines, starts: Ids) -> NDArray[np.bool_]:
 
 
 def _find_separated(rows: IdRows, lines: Lines, stored_ids: NDArray[Any], rules: RowRules) -> Ids:
-    """Return the first token of each document of pretraining rows, except the first document of a
-    row: a document begins with a BOS, or after an EOS.
+    """Return the first token of each document of pretraining rows: a document begins with a BOS, or
+    after an EOS. That of a row's first document may be missing, or be in the padding before it.
     """
     starts = np.flatnonzero(stored_ids == rules.separator)
     if not rules.separator_starts:
         starts += 1
-    # Leave out those in padding and in other rows. A row may end with EOS, or begin with BOS.
+    # Leave out those after the tokens of a row, which may end with EOS, and in other rows.
     row_numbers = np.minimum(starts // lines.width, len(lines.begins) - 1)
     is_plain = np.zeros(len(lines.begins), bool)
     is_plain[rows.plain] = True
-    is_inside = is_plain[row_numbers]
-    is_inside &= starts > np.array(lines.begins)[row_numbers]
-    is_inside &= starts < np.array(lines.ends)[row_numbers]
+    is_inside = is_plain[row_numbers] & (starts < np.array(lines.ends)[row_numbers])
     separated: Ids = starts[is_inside]
     return separated
 
@@ -254,7 +252,8 @@ def _find_documents(lines: Lines, starts: Ids) -> Documents:
     """Return the documents of a batch.
 
     Args:
-        starts: the first token of each document; that of a row's first document may be missing.
+        starts: the first token of each document. That of a row's first document may be missing, or
+            be a token of the padding before it.
     """
     # Cut the batch at the beginning of each row, padding included, and of each later document.
     row_begins = np.array(lines.begins)

@@ -352,6 +352,23 @@ def test_padding_that_the_dtype_of_the_ids_lacks_is_written(
     assert written == [False]
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_one_padding_token_of_a_text_is_not_trained(
+    tmp_path: Path, written: list[bool], side: str
+) -> None:
+    folder = write_stream(
+        tmp_path,
+        {"tokens": "ndarray:uint16"},
+        [{"tokens": np.array(ids, np.uint16)} for ids in ([3, PAD, 4], [5, 6])],
+    )
+    tree = config({"a": {"local": str(folder)}}, "mdsmix", shuffle=False)
+    (batch,) = build_loader(tree, 2, ids=TokenIds(eos=EOS, pad=PAD, padding_side=side))
+    tokens = slice(0, 3) if side == "right" else slice(5, 8)
+    assert batch["labels"][0, tokens].tolist() == [3, -100, 4]
+    assert [row[row != -100].tolist() for row in batch["labels"]] == [[3, 4], [5, 6]]
+    assert written == [True]
+
+
 def test_damaged_bytes_are_not_read_as_ids(tmp_path: Path) -> None:
     """Whatever a sample's bytes are, either they are not read or they are as they were written."""
     shard_folder = write(tmp_path / "packed", "packed", "uint16")
