@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 
 from mdsmix.engines.assistants import PipeToAssistant, assist
-from mdsmix.engines.local_engine import LEAST_NEW_SHARE, count_sharers
+from mdsmix.engines.local_engine import (
+    LEAST_NEW_SHARE,
+    LocalEngine,
+    PoolSettings,
+    count_sharers,
+)
 from mdsmix.engines.memory_pipe import MemoryPipe
 from mdsmix.engines.tasks import ActiveRecords, Attempt, Part, Reporter
 from tests.alarm import fail_after
@@ -193,3 +198,11 @@ def test_only_large_tasks_have_work_for_several_workers() -> None:
     sizes = (0, LEAST_NEW_SHARE, 3 * LEAST_NEW_SHARE)
     assert [count_sharers(Double(int, size)) for size in sizes] == [1, 1, 3]
     assert count_sharers(make_call(int)) == 1
+
+
+def test_a_task_is_shared_from_the_beginning_only_if_memory_is_ample() -> None:
+    """Too little memory for all sharers must not delay the workers that have tasks."""
+    tasks = [Double(int, 3 * LEAST_NEW_SHARE), make_call(int)]
+    for gigabytes, workers, expected in ((64, 8, 4), (64, 3, 3), (3, 8, 2), (1, 8, 2)):
+        pool = PoolSettings(workers=workers, memory=gigabytes << 30)
+        assert LocalEngine(pool).count_useful_workers(tasks) == expected

@@ -76,15 +76,15 @@ class DoneWindow(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The name of the file in which a worker stored the result of the window:
+        """The name of the file where a worker stored the result of the window:
         `<key>-<place>.unit`.
         """
         return unit_file_name(self.record.key, self.window)
 
     @property
     def base(self) -> str:
-        """The key by which the window's fingerprints are stored (`lines_key`). The record stores it
-        in `base` only if it differs from the record's own key.
+        """The key of the file with the window's fingerprints (`lines_key`). The record stores it in
+        `base` only if it differs from the record's own key.
         """
         return self.record.base or self.record.key
 

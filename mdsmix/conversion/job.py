@@ -118,8 +118,8 @@ class Job:
 
     @property
     def rules(self) -> dict[str, int]:
-        """The rules by which mdsmix reads and encodes the records of the stream: name -> version.
-        Rules in version 1 are left out.
+        """The rules for reading and encoding the records of the stream: name -> version. Rules in
+        version 1 are left out.
         """
         return {**self.encoding.rules, **self.formats}
 

@@ -58,7 +58,7 @@ def bad_records_name(key: str, window: Window) -> str:
 
 
 def unit_file_name(key: str, window: Window) -> str:
-    """Return the name of the file in which a worker stores the result of a window (a slice of a
+    """Return the name of the file where a worker stores the result of a window (a slice of a
     work unit's source): `<key>-<place>.unit`.
 
     Args:

@@ -436,7 +436,7 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
     unfinished = list[Unit]()
     if not is_up_to_date:
         # Count as if nothing were dropped if the duplicates are not known (None).
-        unfinished = _find_unfinished(plan, dropped or [{}] * len(contents))
+        unfinished = _find_unfinished(plan, dropped or [{} for _ in contents])
     yield (
         f"{job.name}: {len(unfinished)} of {len(units)} work units would be converted, into "
         f"{job.target}"

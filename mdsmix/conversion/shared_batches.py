@@ -35,7 +35,7 @@ class EncodedPiece(NamedTuple):
 
 
 class BatchToEncode(NamedTuple):
-    """A batch in the form in which an assistant gets it."""
+    """A batch in the form that an assistant gets."""
 
     content: BatchContent
     membership: Membership
@@ -162,7 +162,9 @@ class SharedBatches:
 
     def _find_free_assistant(self) -> Assistant | None:
         """Return the assistant with the fewest batches; None if each has MOST_UNANSWERED."""
-        self._assistants[:] = [each for each in self._assistants if not each.has_left]
+        self._assistants[:] = [
+            assistant for assistant in self._assistants if not assistant.has_left
+        ]
         fewest = min(self._assistants, key=attrgetter("unanswered"), default=None)
         return fewest if fewest and fewest.unanswered < MOST_UNANSWERED else None
 

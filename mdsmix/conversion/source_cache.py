@@ -312,7 +312,7 @@ def recall_dropped(
         cache: the cache of the stream.
     """
     if not job.drops:
-        return [{}] * len(contents)
+        return [{} for _ in contents]
     entries = recall(cache.path.with_suffix(DROPPED)) or []
     keys = list[str]()
     for content in contents:

@@ -210,8 +210,8 @@ def _describe_new_columns(job: Job, old: Manifest, recipe: Recipe) -> str:
 
 
 def _describe_gone(recipe: Recipe) -> str:
-    """Return which stream of prompts and responses is published beside the recipe's streams and not
-    in the recipe any more.
+    """Return which stream of prompts and responses is published next to the recipe's streams and
+    not in the recipe any more.
     """
     gone = list[str]()
     with suppress(Unreachable):

@@ -473,7 +473,7 @@ class UnitTask(_UnitOfJob):
         return estimate_unit_size(self.unit)
 
     def open_assistant(self) -> Callable[[BatchToEncode], EncodedBatch]:
-        """Return the function by which an assistant encodes batches of the unit."""
+        """Return a function that encodes batches of the unit, for an assistant."""
         backend = open_tokenizer_backend(self.job)
         backend.begin(self.job.name)
         reading = open_record_encoder(self.job.stream, self.job.tokenizer, backend)

@@ -1,5 +1,5 @@
-"""Finds and deletes whole streams that are stored beside those of a recipe and that the recipe does
-not name, such as a stream that was removed from the recipe or renamed.
+"""Finds and deletes whole streams that are stored next to those of a recipe and that the recipe
+does not name, such as a stream that was removed from the recipe or renamed.
 
 A folder is a stream if it, or a folder in it, has an index that Streaming can read, a manifest, or
 records of finished work units. Of a stream only files are deleted that mdsmix names, or that the
@@ -34,7 +34,7 @@ FIRST = (INDEX, MANIFEST)
 
 @frozen(kw_only=True)
 class UnnamedStream:
-    """A stream beside those of a recipe, with the files of it that may be deleted."""
+    """A stream next to those of a recipe, with the files of it that may be deleted."""
 
     name: str
     folder: Location
@@ -244,10 +244,10 @@ def choose_streams(
 ) -> list[UnnamedStream]:
     """Return the unnamed streams that the user asks for by name.
 
-    Raises RecipeError if a name is neither in the recipe nor beside its streams.
+    Raises RecipeError if a name is neither in the recipe nor next to its streams.
 
     Args:
-        unnamed: the streams beside the recipe's.
+        unnamed: the streams next to the recipe's.
         named: the names of the recipe's streams.
         asked: the names that the user gives.
         recipe: the recipe's path, for the message.

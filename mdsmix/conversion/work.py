@@ -96,7 +96,7 @@ class Work:
             stored=StoredUnits() if is_empty else list_stored(job),
             engine=engine,
             watcher=watcher,
-            dropped=[{}] * len(plan.units),
+            dropped=[{} for _ in plan.units],
         )
 
     def say(self, sentence: str) -> None:

@@ -162,8 +162,8 @@ class AssistantChannel(Protocol):
 
 
 def assist(channel: AssistantChannel, task: Task[Any], pipe: MemoryPipe) -> None:
-    """Do parts of a task in the order in which they arrive, until one of the two ends is closed. If
-    the memory is not sufficient for a part, leave it to the worker.
+    """Do parts of a task as they arrive, one after the other, until one of the two ends is closed.
+    If the memory is not sufficient for a part, leave it to the worker.
 
     Args:
         channel: the connection to the engine.

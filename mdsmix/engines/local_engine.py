@@ -97,7 +97,7 @@ class LocalEngine:
 
     def run(self, tasks: Sequence[Task[R]], on_progress: OnProgress, say: Say) -> TaskResults[R]:
         """Do the tasks, and yield (position, result) of each when it ends (see `Engine.run`)."""
-        self.begin(on_progress, say, max_workers=sum(map(count_sharers, tasks)))
+        self.begin(on_progress, say, max_workers=self.count_useful_workers(tasks))
         for number, task in enumerate(tasks):
             self.add(number, task)
         try:
@@ -105,6 +105,14 @@ class LocalEngine:
                 yield from self.step()
         finally:
             self.stop()
+
+    def count_useful_workers(self, tasks: Sequence[Task[Any]]) -> int:
+        """Return how many workers can do these tasks at once. There are more than tasks if large
+        tasks can be shared, and if memory suffices for so many workers already.
+        """
+        sharers = sum(map(count_sharers, tasks))
+        allowed = self.budget.allowed_workers(min(self.settings.workers, sharers))
+        return max(len(tasks), allowed)
 
     def begin(self, on_progress: OnProgress, say: Say, max_workers: int = sys.maxsize) -> None:
         """Begin a run: store its settings, and end the idle workers of the last run if this run
@@ -256,6 +264,7 @@ class LocalEngine:
             case ("assisted",):
                 # A worker that was an assistant when the last run ended may send this later.
                 if worker in self.assistants:
+                    worker.check_size()
                     with delay_signals():
                         self._retire(worker)
             case _:  # ("died",): the worker's end of the pipe is closed

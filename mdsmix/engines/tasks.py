@@ -102,7 +102,7 @@ def plan_next_attempt(
     single record has killed two workers and `set_aside` is false.
 
     Args:
-        attempt: the attempt in which the worker ended.
+        attempt: the attempt that the worker had begun.
         records: the records that the worker was converting; None if there were none.
         end: how the worker ended.
         set_aside: whether a record that has killed two workers is put into quarantine.
@@ -189,8 +189,8 @@ class Part(NamedTuple):
 
 
 class Assistant(Protocol):
-    """Another worker that does parts of a task, as the worker sees it that has the task. It answers
-    the parts in the order in which they were sent.
+    """Another worker that does parts of a task, as the worker sees it that has the task. Parts are
+    answered in their order.
     """
 
     @property

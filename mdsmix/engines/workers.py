@@ -401,8 +401,12 @@ class Worker:
         assert self.storing is not None, "the worker has sent that it stores"
         number = self.storing.number
         self.storing = None
-        self.needs_restart = measure_rss(self.pid) > self.limit
+        self.check_size()
         return number
+
+    def check_size(self) -> None:
+        """Note whether the process has grown so much that it needs a restart."""
+        self.needs_restart = measure_rss(self.pid) > self.limit
 
     def receive(self) -> tuple[Any, ...]:
         """Return the next message of the worker; ("died",) if its end of the pipe is closed."""
