@@ -4,7 +4,7 @@
 which id_rows.py reads. If a row of a batch needs more, its rows are made one by one. The tensors
 are the same (tests/with_torch/test_load_direct_batch.py).
 
-This is a second way to the same batch because it takes 30 to 42 % of the CPU time. Of rows of 2,048
+This is a second way to the same batch because it takes 29 to 42 % of the CPU time. Of rows of 2,048
 tokens in batches of 8 a CPU second gives, with it and without it: 88,000 and 28,000 full rows,
 83,000 and 32,000 documents, 71,000 and 26,000 pairs, 45,000 and 13,000 packed rows, 31,000 and
 13,000 conversations.
