@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Surprise: axolotl's sample packing joins labels unchanged, so the last token of each document is trained to predict the first
-#   token of the next one, which attention hides from it. attention_mask and position_ids do tell the documents apart.
+#   token of the next one, though attention_mask and position_ids keep the documents apart.
 # Likely guess: packing that keeps documents apart also leaves out the one target that crosses their border, as TRL's
 #   collator does: the first label of each document is -100 there.
 # Why it matters: data whose first token has a label (`type: completion`, `train_on_inputs: true`, tokenized rows of others)

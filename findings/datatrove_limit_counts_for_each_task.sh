@@ -3,9 +3,9 @@
 #   with tasks=1 and 20 with tasks=4; skip=5 leaves out 5, or 20. A task has files of its own, and counts in them.
 # Likely guess: "limit the number of documents to read" is one number for the pipeline, as in `head -n 5`. tasks= is a
 #   setting of speed, which does not change the result.
-# Why it matters: a sample of N documents is as many times larger as there are tasks, and so a run on a cluster's
-#   1,000 tasks reads 1,000 times as much as the trial on a laptop. skip= with another number of tasks trains
-#   documents again that an earlier run read.
+# Why it matters: a sample grows with the number of tasks that have files: 1,000 tasks of a cluster read 1,000 times as
+#   much as the trial with one task on a laptop. A run with skip= and another number of tasks reads documents again
+#   that an earlier run has read, or leaves out others.
 set -euo pipefail
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT

@@ -3,8 +3,8 @@
 #   That token of the text is lost, and a document in the middle of a row begins without BOS. It happens with tokenizers
 #   that add a BOS (`add_bos_token`), such as those of Llama 2, Mistral 7B and DeepSeek.
 # Likely guess: BOS is put before each document, or before each row, whose text is one token shorter then.
-# Why it matters: a row of cutoff_len tokens loses one, at any place of a text: 1 in 64 tokens with short rows. The model
-#   learns words without their beginning, and the EOS of a document if it was the first token of a row.
+# Why it matters: each row loses a token, at any place of a text: the beginning of a word, or the EOS between two
+#   documents, which then run into each other. The tokenizer's setting alone decides whether it happens.
 set -euo pipefail
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
