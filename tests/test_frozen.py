@@ -144,6 +144,16 @@ def test_classes_are_those_of_python(options: dict[str, bool]) -> None:
 
 
 @pytest.mark.parametrize("decorate", DECORATORS, ids=["frozen", "python"])
+def test_objects_of_different_classes_are_unequal(decorate: Decorate) -> None:
+    plain, undecorated = [
+        cls("a") for cls in make_classes(decorate) if cls.__name__ in ("Plain", "Undecorated")
+    ]
+    assert plain == type(plain)("a")
+    assert plain != undecorated
+    assert undecorated != plain
+
+
+@pytest.mark.parametrize("decorate", DECORATORS, ids=["frozen", "python"])
 def test_a_field_without_default_comes_first(decorate: Decorate) -> None:
     with pytest.raises(TypeError, match="non-default argument 'size' follows default argument"):
 
