@@ -194,16 +194,20 @@ class DescribedBench(NamedTuple):
 def read_bench(
     path: str, loader: str, batch: int | None, ranks: int, **measured: Any
 ) -> DescribedBench:
-    """Read the loader of a YAML, and describe it.
+    """Read a loader of a training YAML. Return the Bench that measures it, and a sentence that says
+    what is measured: the loader, its streams, the rows of a batch and the simulated step.
 
-    Raises RecipeError if the YAML cannot be read, is a recipe, or has no loader of that name.
+    Raises RecipeError if the YAML cannot be read, is a recipe, or has no loader of that name; or if
+    the global batch of the YAML cannot be divided by `ranks`.
 
     Args:
         path: the training YAML.
         loader: `train_loader`, or `eval_loader.<label>`.
         batch: rows of one device in a step; None: as the YAML sets them, or DEFAULT_BATCH.
-        ranks: the devices of the run, which share the YAML's batch.
-        measured: the fields `step`, `seconds` and `tmp` of the Bench.
+        ranks: the number of devices of the run, which share the YAML's batch.
+        measured: the other fields of the Bench: `step` (seconds that a step of the model takes),
+            `seconds` (of measurement for each setting) and `tmp` (the folder for local copies of
+            shards; None: the system's folder for temporary files).
     """
     yaml = read_training_yaml(path, loader)
     section = yaml.loader(loader)

@@ -343,15 +343,16 @@ class UnitTask(_UnitOfJob):
 
     def _store(self, open_window: _OpenWindow, digests: Digests) -> UnitRecord:
         """Store the result of a window (a slice of the unit's source) that was encoded to its end:
-        its last shards, and then the unit file `<key>-<place>.unit` with its record, fingerprints
-        and bad records. Return the record.
+        its last shards, and then the unit file, named by `unit_file_name`. It has the window's
+        UnitRecord (its shards and counts), its bad records, and the fingerprints of its records
+        (16-byte hashes, by which duplicates are found). Return the UnitRecord.
 
         The hash of the window's images is added to `digests`. The window is also noted in the cache
         of this machine.
 
         Args:
-            open_window: the window.
-            digests: the hashes of the unit.
+            open_window: the window, with its rows that fill no shard yet.
+            digests: the hashes of the contents of the unit's windows.
         """
         job = self.job
         pictures = open_window.reading.images

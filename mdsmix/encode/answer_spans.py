@@ -79,13 +79,17 @@ def match_answers(conversation: Conversation, rows: Rows) -> Iterator[Sequence[i
 
 
 def _weigh_response(response: str, loss: AnswerLoss, edges: Edges) -> list[WeightedRange]:
-    """Return ranges with weights that cover a response.
+    """Return ranges that cover a response from its beginning to its end, with their loss weights.
+
+    Without spans the whole response has the weight of the answer. With spans, each span has a
+    weight of its own, what the template prints after the content has the weight of the answer, and
+    all other characters have the weight 0: those before, between and after the spans.
 
     Args:
-        response: the text.
-        loss: the marks of the answer.
-        edges: the places of the end of the content and of the ends of each span in the response;
-            empty if the answer has no spans.
+        response: the text that the template prints for an answer.
+        loss: the spans of the answer's content and its weight, as the record sets them.
+        edges: offset in the content -> offset in the response, for the beginning and the end of
+            each span and for the end of the content; empty if the answer has no spans.
     """
     if loss.spans is None:
         return [WeightedRange(0, len(response), loss.weight)]

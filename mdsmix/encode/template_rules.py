@@ -68,10 +68,13 @@ def _has_named_templates(encoding: Encoding, tokenizer: Tokenizer | None) -> boo
 
 
 def _takes_fewer_forms(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether records may have calls of tools, and mdsmix does not use every way to write a
-    call that the template prints correctly in the last message. A way is not used if the template
-    prints it wrongly in earlier messages, or if the model writes calls in another way
-    (`Forms.is_narrowed`).
+    """Return True if records may have calls of tools, and mdsmix leaves out at least one form of a
+    call that the template prints correctly in the last message (`Forms.is_narrowed`). A form is a
+    way to write a message with a call, such as arguments as JSON text or as an object. A form is
+    left out if the template fails on it or prints `None` in an earlier message, or if it has
+    arguments as text that the template prints differently as an object.
+
+    Without the tokenizer the template is unknown: then True if records may have calls.
     """
     takes_tools = _may_have_tools(encoding, tokenizer)
     # Without the tokenizer the template is unknown, so the answer is: perhaps, if there are tools.

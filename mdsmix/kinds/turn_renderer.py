@@ -304,21 +304,34 @@ class TurnRenderer:
     def mark_rows(
         self, conversation: Conversation, rows: Sequence[Sequence[Turn]]
     ) -> list[list[MarkedRange]]:
-        """Split each response of a conversation's rows into ranges of characters. A range has a
-        mark: the part of the answer that it belongs to (such as the reasoning), and the weight of
-        its loss, 0 if it is not trained. A character is trained only if both the recipe's
-        `train_parts` and the record's own spans (ranges in `train_detail`) train it.
+        """Split each response of a conversation's rows into ranges of characters. A range has the
+        number of the part of the answer that it belongs to (such as the reasoning), and its loss
+        weight, 0 if it is not trained. The weight is the product of the weights that the recipe's
+        `train_parts` and the record itself (its `train_detail`, with ranges of characters called
+        spans) give these characters.
 
-        Raises RecordRefused if the parts or the spans of an answer cannot be found
-        (parts_not_found, span_not_printed), or the run would train the characters that the record
-        does not train (untrained_in_prompt, span_in_encoder).
+        Raises RecordRefused with one of these reason codes:
+            parts_not_found: an answer's parts are not found in what the template prints.
+            span_not_printed: the template does not print the content of an answer with spans as it
+                is.
+            untrained_in_prompt: the recipe trains prompts, so an answer that the record leaves
+                untrained would be trained as a part of a later prompt.
+            span_in_encoder: the recipe sets decoder_only_format: false, so an encoder would read
+                characters that the record does not train.
 
         Args:
             conversation: the record.
             rows: its rows, each a list of turns.
+
+        Returns:
+            A list of ranges for each response, in the order of the rows and their turns.
         """
         responses = [response for row in rows for _, response in row]
-        ranges = [[MarkedRange(0, len(response), 0, 1.0)] for response in responses]
+        # Without parts and spans, a response is one range: no part, trained with the weight 1.
+        ranges = [
+            [MarkedRange(start=0, stop=len(response), part_number=0, weight=1.0)]
+            for response in responses
+        ]
         if self.encoding.train_parts:
             ranges = self._mark_parts(conversation, rows)
         if conversation.losses:
@@ -326,8 +339,10 @@ class TurnRenderer:
                 raise RecordRefused("untrained_in_prompt")
             if not self.encoding.decoder_only_format:
                 raise RecordRefused("span_in_encoder")
+            # Spans are found by rendering the conversation again, with a private character in the
+            # content at each end of a span: the template may strip or move the content.
             weighed = weigh_responses(
-                conversation, rows, lambda marked: self.rows_of(marked, Counter())
+                conversation, rows, lambda marked: self.rows_of(marked, unread=Counter())
             )
             pairs = zip(ranges, chain.from_iterable(weighed), strict=True)
             ranges = [multiply_weights(*pair) for pair in pairs]

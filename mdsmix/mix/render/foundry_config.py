@@ -368,7 +368,12 @@ def _find_published_copy(recipe: Recipe) -> str:
 
 
 def folder_on_node(recipe: Recipe, folder: Location) -> str:
-    """Return the path to which a training node copies a published folder: next to the node's
-    caches, or in the folder where training starts.
+    """Return the path at which a training node finds a tokenizer's or processor's folder after the
+    user has copied it there: `LOCAL/NAME` if the recipe sets `local`, which has the node's copies
+    of streams; otherwise `./NAME`, in the folder from which training is started.
+
+    Args:
+        recipe: the recipe of the rendered YAML.
+        folder: the published folder, next to the streams; only its name is used.
     """
     return f"{recipe.local or '.'}/{folder.name}"
