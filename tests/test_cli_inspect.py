@@ -117,7 +117,7 @@ def test_samples_are_shown_by_number_longest_or_at_random_or_not(
     for shard in (tmp_path / "damaged").glob("[0-9a-f]*.mds*"):
         shard.write_bytes(b"\xff" * shard.stat().st_size)
     for arguments, code, words in (
-        ((many, "--sample", 200), 2, "only 200 samples, and the first is 0"),
+        ((many, "--sample", 200), 2, "only 200 samples, and the first is 0: name"),
         ((many, "--longest", "--sample", 1), 2, "exclude each other"),
         ((tmp_path / "damaged",), 4, "is damaged"),
         ((tmp_path / "damaged", "--longest"), 4, "is damaged"),

@@ -148,7 +148,7 @@ def test_records_of_another_shape_are_refused_with_advice(project: Project) -> N
             talk("user", "user", "assistant"),
             "consecutive_roles: merge joins consecutive messages of one role",
         ),
-        (rounds, "mdsmix init SOURCE shows which shape and settings"),
+        (rounds, "Run mdsmix init SOURCE, which shows which shape and settings"),
         (talk("user", "bot"), "shape: sharegpt accepts any role that its tags name"),
     ):
         project.write_source([record])
@@ -257,7 +257,7 @@ def test_decoding_notices_a_document_that_begins_at_no_start(project: Project) -
     assert decode_and_count(shard, samples) is not None
     values = samples.values.copy()
     values[-4:] = [0, 0, 16, 0]  # the last column of the last row is `starts`
-    with pytest.raises(ValueError, match="do not begin at its starts"):
+    with pytest.raises(ValueError, match="does not ascend from 0"):
         decode_and_count(shard, Ragged(values, samples.offsets))
 
 

@@ -94,8 +94,8 @@ def test_several_records_are_not_blamed_however_often_they_kill() -> None:
     for records, end, times, words in (
         (many, DIED, MOST_DEATHS, "the 2 records from byte 7 of a on"),
         (many, HUNG, MOST_DEATHS, "the 2 records from byte 7 of a on"),
-        (None, DIED, 3, "while it converted no record"),
-        (None, HUNG, 1, "while it converted no record"),
+        (None, DIED, 3, "while the worker was converting no record"),
+        (None, HUNG, 1, "while the worker was converting no record"),
     ):
         attempt = Attempt()
         for deaths in range(1, times + 1):
@@ -198,7 +198,7 @@ def test_a_worker_without_a_sign_of_life_is_reported_and_replaced_and_others_con
     for sentence in sentences:
         assert "a worker process hung (no sign of life for " in sentence
         assert "it was stopped, or waits for a mount, and uses no processor time" in sentence
-        assert "on the work unit of a.jsonl, while it converted no record" in sentence
+        assert "on the work unit of a.jsonl, while the worker was converting no record" in sentence
 
 
 @pytest.mark.usefixtures("impatient")

@@ -277,7 +277,7 @@ def test_the_error_of_a_unit_names_its_node_if_there_are_several(ray: FakeRay) -
 
 
 def test_paths_of_one_machine_are_refused_if_there_are_more_nodes(ray: FakeRay) -> None:
-    message = r"has further nodes \(host-m\), and only this machine has /here"
+    message = r"has other nodes \(host-m\), and only this machine has /here"
     with closing(RayEngine("", make_settings(0), {}, ["/here"])) as engine:
         for _ in range(2):
             with pytest.raises(RecipeError, match=message):

@@ -165,16 +165,16 @@ def test_a_difference_is_an_error_in_training_unless_it_is_accepted() -> None:
 SHARDS = '{"name": "web", "drawn": 3, "samples": 3, "shards": "0123456789ab*3"}'
 BAD_LOCKS = (
     (None, "train.yaml has no lock: there is no train.yaml.mix.lock next to it"),
-    ("{", "is not a lock of a mix: "),
-    ("[1]", "is not a lock of a mix: "),
-    ('{"version": 3}', "is not a lock of a mix: loaders is missing"),
+    ("{", "settings of a run: "),
+    ("[1]", "settings of a run: "),
+    ('{"version": 3}', "settings of a run: loaders is missing"),
     (
         '{"version": 7, "more": {}}',
         "by a newer mdsmix: it has version 7, but this mdsmix reads only version 3",
     ),
     (
         f'{{"version": 3, "loaders": {{"train_loader": {{"streams": [{SHARDS}]}}}}}}',
-        "is not a lock of a mix: loaders.train_loader.streams[0].shards is",
+        "settings of a run: loaders.train_loader.streams[0].shards is",
     ),
 )
 "The content of a lock's file (None: no file) -> words of the message."

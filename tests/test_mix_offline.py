@@ -245,7 +245,7 @@ def test_streams_that_cannot_be_mixed_are_refused(two: Path) -> None:
         refused(3, words, two, *weights)
     bad = two.parent / "a/train/shard.00002.mds"
     bad.write_bytes(bad.read_bytes()[:-1] + b"!")
-    refused(4, f"the shard {bad} is damaged: its xxh128 is", two)
+    refused(4, f"the shard {bad} is damaged: the file's xxh128 hash is", two)
     bad.unlink()
     refused(3, "shard.00002.mds", two)
 

@@ -266,7 +266,10 @@ def test_each_phase_gets_a_yaml_and_a_lock(home: Path, tmp_path: Path) -> None:
         "render-yaml", write(home), "phase=main", "--into", tmp_path / "train.main.yaml"
     )
     assert again.code == 2
-    assert "is the rendered YAML of the phase main: name the config of the whole run" in again.err
+    assert (
+        "is the YAML that was rendered for the phase main: name the config of the whole run"
+        in again.err
+    )
     planned = command("plan", tmp_path / "train.anneal.yaml", "--gpus", 1).out
     assert "max_duration: 2ep also counts the steps of the checkpoint in load_path" in planned
 
@@ -411,7 +414,7 @@ def test_commands_for_one_mix_name_the_phases(home: Path) -> None:
     assert yaml.safe_load(chosen.yaml)["max_duration"] == "2ep"
     assert chosen.remarks[0] == "set load_path to the last checkpoint of main"
     assert mdsmix.plan(path, ["phase=anneal"], **MACHINES).run.steps == 10
-    with pytest.raises(RecipeError, match="phase is anneal: leave phase out, or call plan"):
+    with pytest.raises(RecipeError, match="phase=anneal chooses one: remove phase"):
         mdsmix.plan_phases(path, ["phase=anneal"], **MACHINES)
     with pytest.raises(RecipeError, match=r"YAML of one phase, such as train\.main\.yaml\."):
         mdsmix.build_loader(path, 4)

@@ -361,10 +361,12 @@ REFUSED = {
     ),
     "web chat | max_repeat=1.5 | budget=5 passes of chat": "that fits is 1.5 passes of chat;",
     "web chat | mix={web: {share: 99.999%}, chat: {share: 0.001%}} | budget=30k tokens": (
-        "the share of chat, 0.001%, is less than one sample of about 4 tokens: set a larger budget"
+        "the share of chat, 0.001%, is less than one sample of the stream, which has about 4 "
+        "tokens: set a larger budget"
     ),
     "web chat | mix={web: {share: 0}} | budget=2 passes of web": (
-        "budget is 2 passes of web, but the share of web is 0"
+        "budget: 2 passes of web counts how often an epoch reads stream web, but the share of "
+        "web is 0"
     ),
     "web docs": (
         f"the tokens of docs {UNCOUNTED} its first samples suggest 4.0 tokens a sample, which --estimate"

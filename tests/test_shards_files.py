@@ -112,7 +112,7 @@ def test_a_damaged_or_newer_manifest_is_refused_in_one_sentence() -> None:
         (orjson.dumps({"format_version": 4}), "format_version is 4, and this mdsmix reads 3"),
         (orjson.dumps({"format_version": 1}), "an earlier commit of mdsmix (format version 1;"),
         (seal_manifest({"format_version": 3}), "is missing"),
-        (changed, "it was changed after mdsmix wrote it"),
+        (changed, "the manifest was changed after mdsmix wrote it"),
         (seal_manifest(whole | {"compleat": True}), "did you mean complete"),
         (seal_manifest(whole | {"complete": False}), "complete"),
     ):

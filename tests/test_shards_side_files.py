@@ -121,7 +121,7 @@ def test_gc_keeps_a_side_file_and_its_damage_is_noticed(project: Project) -> Non
     content = side_file.read_bytes()
     wrong_size = f"expected {len(content)} bytes, found {len(content) - 1}"
     for problem, damaged in (
-        ("its xxh128 is", content[:-1] + b"x"),
+        ("the file's xxh128 hash is", content[:-1] + b"x"),
         (wrong_size, content[1:]),
     ):
         side_file.write_bytes(damaged)

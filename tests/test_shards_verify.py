@@ -129,13 +129,13 @@ def test_a_sample_whose_length_contradicts_its_sizes_is_a_fault(tmp_path: Path) 
     head = whole.index(b"\x05\x02\x00")
     shard.write_bytes(whole[: head + 1] + b"\x03" + whole[head + 2 :])
     assert [problem for _, problem in find_faults(home)] == [
-        "an array's length contradicts its shape"
+        "the bytes of an array in the file are more or fewer than its shape states"
     ]
     stop = int.from_bytes(whole[4:8], "little") + 3
     shard.write_bytes(whole[:8] + stop.to_bytes(4, "little") + whole[12:stop])
     edit(home / "index.json", lambda t: t["shards"][0]["raw_data"].update(bytes=stop))
     ((_, problem),) = find_faults(home)
-    assert problem == "a sample is too short for the sizes of its columns"
+    assert problem == "a sample of the file is too short for the sizes of its columns"
 
 
 def test_a_stream_of_another_tool_is_compared_with_its_index(tmp_path: Path) -> None:

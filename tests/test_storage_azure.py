@@ -159,7 +159,7 @@ SETTINGS: list[tuple[dict[str, str], str]] = [
         {"AZURE_ACCOUNT_ACCESS_KEY": "no base64!"},
         "the key in AZURE_ACCOUNT_ACCESS_KEY is not an account's key",
     ),
-    ({"AZURE_STORAGE_CONNECTION_STRING": "x"}, "names no account: it looks like"),
+    ({"AZURE_STORAGE_CONNECTION_STRING": "x"}, "names no account: its value must look like"),
     (
         {"AZURE_STORAGE_CONNECTION_STRING": "AccountName=other"},
         "and AZURE_STORAGE_CONNECTION_STRING the account other",

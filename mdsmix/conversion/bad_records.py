@@ -272,7 +272,7 @@ ARRAY = (
     "A file begins with [, so it is one JSON array, but its name has the suffix of files with one "
     "JSON value per line: rename it to .json, or set source.format: json."
 )
-SHAPE = "mdsmix init SOURCE shows which shape and settings read such records."
+SHAPE = "Run mdsmix init SOURCE, which shows which shape and settings read the source's records."
 ADVICE = {
     "json_array": ARRAY,
     "bad_mark": "loss_weights: true reads marks such as 0.5 as loss weights.",

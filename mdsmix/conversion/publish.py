@@ -211,8 +211,9 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
     if not records.adds_up:
         raise MdsmixError(
             f"stream {job.name}: {records.read} records were read, but {records.written} written, "
-            f"{records.dropped} filtered and {records.bad} put into quarantine, which does not add "
-            "up. Nothing is published. This is a bug in mdsmix: please report it."
+            f"{records.dropped} filtered and {records.bad} put into quarantine, and these three do "
+            "not sum to the records read. Nothing is published. This is a bug in mdsmix: please "
+            "report it."
         )
     # The stream must have a sample.
     if not totals.samples:

@@ -90,7 +90,7 @@ def refuse_unproved_processor(job: Job, files: Sequence[SourceFile]) -> None:
     difference = find_difference(Path(job.processor.path), job.encoding, job.tokenizer, rows)
     if difference:
         raise RecipeError(
-            f"stream {job.name}: the processor {job.processor.name} cannot be used, because "
+            f"stream {job.name}: the image processor {job.processor.name} cannot be used, because "
             f"{difference}: {FIX_UNEQUAL}."
         )
 

@@ -122,7 +122,9 @@ def published_manifest(job: Job, target: TargetState, reencode: bool) -> Manifes
     if isinstance(target.damage, EarlierFormat):
         return None
     if target.damage and not reencode:
-        raise Unreachable(f"{target.damage} To publish the stream again, pass --reencode.")
+        raise Unreachable(
+            f"{target.damage} To publish the stream again, run mdsmix convert with --reencode."
+        )
     if target.manifest is None and not reencode and INDEX in target.files:
         raise RecipeError(
             f"stream {job.name}: {job.target} has a stream without an mdsmix manifest, and convert "

@@ -179,7 +179,7 @@ class RayEngine:
         names = sorted(node["NodeManagerHostname"] for id, node in nodes.items() if id != own_id)
         if names and self._local:
             raise RecipeError(
-                f"the cluster has further nodes ({join_names(names)}), and only this machine has "
+                f"the Ray cluster has other nodes ({join_names(names)}), and only this machine has "
                 f"{join_names(self._local)}: read from and publish to a bucket instead. If every "
                 "node mounts these folders under the same names, write `shared: true` in the "
                 "recipe."

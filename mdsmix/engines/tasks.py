@@ -35,7 +35,9 @@ since 2^4 = 16.
 ALONE = 30
 """After later deaths and after hangs, it is halved so often that records are done one at a time.
 """
-NO_ACTIVE_RECORDS = "while it converted no record (but was reading, laying out shards or storing)"
+NO_ACTIVE_RECORDS = (
+    "while the worker was converting no record (but reading, laying out shards or storing)"
+)
 SIGN_OF_LIFE = 1.0
 "Seconds between two messages to the engine while a worker and an assistant wait for each other."
 CRASHED = "crashed_worker"

@@ -505,8 +505,8 @@ def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:
     """
     if multiprocessing.current_process().daemon:
         raise RecipeError(
-            "the work is done by worker processes, and Python does not let a daemonic process of "
-            "multiprocessing, such as one of a Pool, start any: call it from the main program, a "
+            "mdsmix starts worker processes, which Python forbids in a daemonic process of "
+            "multiprocessing, such as a worker of a Pool: call mdsmix from the main program, a "
             "thread, a subprocess, or a worker of concurrent.futures.ProcessPoolExecutor."
         )
     method = choose_start_method()

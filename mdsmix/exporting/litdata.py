@@ -85,8 +85,9 @@ class LitData(FileWriter):
         offsets = np.concatenate(ends)
         if offsets[-1] >= 1 << 32:
             raise Unreachable(
-                f"the shard {shard.stored.basename} would be a chunk of {offsets[-1]:,} bytes, but "
-                "litData's chunks have at most 4,294,967,295: use --to parquet."
+                f"the shard {shard.stored.basename} cannot be exported to litData: it would be a "
+                f"chunk of {offsets[-1]:,} bytes, but litData's chunks have at most 4,294,967,295. "
+                "Use --to parquet."
             )
         file.seek(0)
         file.write(np.concatenate([[shard.samples], offsets]).astype("<u4").data)

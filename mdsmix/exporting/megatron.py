@@ -52,8 +52,8 @@ class Megatron(Writer):
         super().__init__(stream, folder)
         if len(str(folder).split()) > 1:
             raise RecipeError(
-                f"--out {folder} contains white space, at which Megatron splits --data-path: name "
-                "another folder."
+                f"--out {folder} contains white space, at which Megatron would split the paths of "
+                "its option --data-path: name another folder."
             )
         self._ends = {self._bin: 0, self._lengths: 0}
         "Name of a file -> its bytes up to the last finished piece."

@@ -100,8 +100,9 @@ def choose_exported_streams(mix: Mix, only: Collection[str]) -> list[ExportedStr
         manifest = stream.trusted_manifest
         if manifest is None:
             raise MixRefused(
-                f"{name} has no manifest that fits its index, so which of its tokens are trained "
-                "is unknown: run mdsmix convert, or convert it as a source of another recipe."
+                f"stream {name} cannot be exported: it has no manifest that fits its index, so it "
+                "is unknown which of its tokens are trained. Run mdsmix convert on its recipe, or "
+                "name its folder as a source of another recipe."
             )
         chosen.append(ExportedStream(name, stream, manifest))
     return chosen

@@ -159,7 +159,10 @@ class ExportedStream:
             for batch in _split_samples(samples):
                 tokens = decode_tokens(shard, batch)
                 if tokens is None:
-                    raise ValueError(f"its columns {shard.columns} contain no token ids")
+                    raise ValueError(
+                        "none of the shard's columns contains token ids: "
+                        f"{', '.join(shard.columns)}"
+                    )
                 yield self.kind.finish_rows(tokens, self.eos)
 
     def read_preferences(self, shard: Shard, samples: Ragged) -> Iterator[PreferenceRows]:

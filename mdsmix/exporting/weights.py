@@ -36,8 +36,11 @@ def find_weights(
         amount = stream.delivered if unit == "samples" else stream.tokens
         if not is_known(amount):
             raise MixRefused(
-                f"the tokens that an epoch draws of {stream.stream} are unknown, and with them its "
-                "weight: export its folder alone, or convert it again."
+                f"mdsmix export cannot compute the sampling weight of stream {stream.stream} for "
+                f"the trainer, because the {unit} that an epoch draws of the stream are unknown: "
+                "its manifest does not count them under the settings of this recipe. Run mdsmix "
+                "convert on the recipe, or name the stream's folder in place of the recipe, which "
+                "exports the stream without a weight."
             )
         amounts[stream.stream] = float(amount)
     total = sum(amounts.values())

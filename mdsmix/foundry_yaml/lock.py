@@ -183,7 +183,8 @@ def parse_lock(cls: type[AnyLock], content: str | bytes, where: str, fix: str) -
         return schema.parse_mapping(cls, tree)
     except (orjson.JSONDecodeError, schema.Misfit) as error:
         raise RecipeError(
-            f"{where} is not a lock of a mix: {flatten_error(error)}; {fix}."
+            f"{where} cannot be read as a lock, the JSON in which mdsmix records the data and "
+            f"settings of a run: {flatten_error(error)}; {fix}."
         ) from None
 
 

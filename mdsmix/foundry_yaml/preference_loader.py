@@ -60,9 +60,9 @@ def make_pairwise_row(rules: BatchRules, sample: Sample, number: int) -> dict[st
     cut = int(cut_per_answer(sum(map(len, sides)), max_seq_len))
     if min(map(len, sides)) <= cut:
         raise MixRefused(
-            f"truncation to max_seq_len: {max_seq_len} removes a prompt and its answer completely: "
-            f"convert the stream again with max_seq_len: {max_seq_len} in the recipe, which leaves "
-            "such records out."
+            f"truncation to max_seq_len: {max_seq_len} leaves no token of this preference's prompt "
+            "with one of its answers: convert the stream again with max_seq_len: "
+            f"{max_seq_len} in the recipe, which leaves such records out."
         )
     rewards = {key: sample[key] for key in REWARDS if key in sample}
     answers = [side[: len(side) - cut] for side in sides]

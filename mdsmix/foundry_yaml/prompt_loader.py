@@ -42,10 +42,10 @@ def make_prompt_row(rules: BatchRules, sample: Sample, number: int) -> dict[str,
     room = rules.max_seq_len - rules.max_gen_len
     if len(prompt) > room:
         raise MixRefused(
-            f"the prompt has {len(prompt):,} tokens, but max_seq_len: {rules.max_seq_len} and "
-            f"max_gen_len: {rules.max_gen_len} leave {room:,} for it, and ComposeRL would cut off "
-            "its end: convert the stream again for these two lengths, which leaves such prompts "
-            "out."
+            f"the prompt of this sample has {len(prompt):,} tokens, but max_seq_len: "
+            f"{rules.max_seq_len} and max_gen_len: {rules.max_gen_len} leave {room:,} for it, and "
+            "ComposeRL would cut off its end: convert the stream again for these two lengths, "
+            "which leaves such prompts out."
         )
     row = {"prompt_id": number, "prompt": prompt}
     if sample.get(ANSWER):  # ComposeRL treats an empty answer as none

@@ -46,9 +46,9 @@ def make_unpaired_row(rules: BatchRules, sample: Sample, number: int) -> Unpaire
     prompt, completion = (decode_ids(sample[name], DTYPE) for name in UNPAIRED_COLUMNS)
     if len(prompt) >= rules.max_seq_len:
         raise MixRefused(
-            f"the prompt has {len(prompt):,} tokens, and max_seq_len: {rules.max_seq_len} leaves "
-            "nothing of its completion: convert the stream again with this max_seq_len, which "
-            "leaves such records out."
+            f"the prompt of this sample has {len(prompt):,} tokens, so max_seq_len: "
+            f"{rules.max_seq_len} leaves nothing of its completion: convert the stream again with "
+            "this max_seq_len, which leaves such records out."
         )
     return UnpairedRow(prompt, completion[: rules.max_seq_len - len(prompt)], bool(sample[LABEL]))
 

@@ -53,8 +53,8 @@ log = logging.getLogger(__name__)
 LOCK_KEY = "mdsmix_lock"
 "The key of a state with the lock, as one line of JSON."
 ACCEPT_HINT = (
-    "to resume all the same, set accept_changed: true in the train_loader (name: mdsmix), or pass "
-    "accept_changed=True to build_loader"
+    "to resume although the data or the devices changed, set accept_changed: true in the "
+    "train_loader (name: mdsmix), or pass accept_changed=True to build_loader"
 )
 EXACT_METHOD = "random"
 """The batching method under which a resume in the middle of an epoch is exact on other devices, if
@@ -158,11 +158,11 @@ class CheckedStream(Stream):  # type: ignore[misc]
             shards: list[Reader] = super().get_shards(world, allow_unsafe_types)
             files = _list_files(shards)
             if not any(map(len, shards)):
-                raise ValueError("it lists no samples")
+                raise ValueError("the index lists no samples")
             for file in files:
                 path = PurePosixPath(file.basename)
                 if path.is_absolute() or ".." in path.parts:
-                    raise ValueError(f"it lists the shard {path}, outside its own folder")
+                    raise ValueError(f"the index lists the shard {path}, outside its own folder")
         except Exception as error:
             raise Unreachable(
                 f"Stream {self.name}: index.json under {self.url} cannot be used "
@@ -240,11 +240,15 @@ class CheckedStream(Stream):  # type: ignore[misc]
             path = Path(self.local, self.split, raw.basename)
             size = path.stat().st_size
             if size != raw.bytes:
-                raise ValueError(f"{path} has {size} bytes, but its index states {raw.bytes}")
+                raise ValueError(
+                    f"{path} has {size} bytes, but the stream's index states {raw.bytes}"
+                )
             algorithm = self.validate_hash
             expected = raw.hashes.get(algorithm) if with_hash else None
             if expected and get_hash(algorithm, np.memmap(path, np.uint8, "r")) != expected:
-                raise ValueError(f"{path} does not have the {algorithm} hash that its index states")
+                raise ValueError(
+                    f"{path} does not have the {algorithm} hash that the stream's index states"
+                )
 
     def is_leftover_whole(self, shard: Reader) -> bool:
         """Check a shard that an earlier run left in `local`. Return False if it is a damaged copy,

@@ -358,7 +358,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
             raise
         except Exception as error:
             raise stream.fail_at(shard, position, error) from error
-        raise AssertionError("the last attempt returns or raises")
+        raise AssertionError("the last attempt to read a row neither returned nor raised")
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for a worker that is not forked from this process."""

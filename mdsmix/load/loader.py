@@ -44,10 +44,10 @@ from mdsmix.shards.token_ids import (
 
 log = logging.getLogger(__name__)
 LOCAL_IN_USE = (
-    "a local folder of its streams is in use: by two of its streams, by another loader that still "
-    "exists, or by a run that was killed. Give each stream a local of its own, delete the other "
-    "loader, or call streaming.base.util.clean_stale_shared_memory() if no other run is on this "
-    "machine."
+    "the loader cannot be built, because the folder `local` of one of its streams is in use: by "
+    "two of its streams, by another loader that still exists, or by a run that was killed. Give "
+    "each stream a `local` of its own, delete the other loader, or call "
+    "streaming.base.util.clean_stale_shared_memory() if no other run is on this machine."
 )
 BATCHES_TRIED = 100
 "Batches that a packing ratio is tried on, as in LLM-Foundry."
@@ -127,9 +127,9 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
                 self._follow_dataset()
                 if number != self._passes:
                     raise RecipeError(
-                        "After this pass another pass was begun, or load_state_dict or set_epoch "
-                        "was called, and only the last pass can be read: take the batches of the "
-                        "last pass, or iterate the loader again."
+                        "This iterator of the loader can no longer be read, because a newer "
+                        "iterator was started, or load_state_dict or set_epoch was called: read "
+                        "the newest iterator, or call iter(loader) again."
                     )
         except MdsmixError as error:
             if number == self._passes:
@@ -203,9 +203,9 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         """
         if self.dataset.other_row or self.dataset.gives_preferences:
             raise RecipeError(
-                f"stream_ids: a row of the {self.settings.section.name} loader has no labels, so "
-                "losses cannot be counted for each stream: leave stream_ids and the callback of "
-                "streams out."
+                f"rows of the {self.settings.section.name} loader have no labels, so the losses of "
+                "each stream cannot be counted: leave out stream_ids, and the callback "
+                "mdsmix_streams."
             )
         self.dataset.numbers_streams = True
         self.collate_fn.streams = len(self.dataset.streams)
@@ -282,8 +282,9 @@ def build_loader(
     mix_loader = open_loader(settings, batch_size, ids or open_token_ids(settings), accept_changed)
     if position_ids and not mix_loader.collate_fn.rules.decoder_only_format:
         raise RecipeError(
-            "position_ids need samples of one sequence, but under decoder_only_format: false a "
-            "sample has two, an input and a target; call build_loader without position_ids."
+            "position_ids=True cannot be used with decoder_only_format: false: it needs samples of "
+            "one sequence, but there a sample has two, an input and a target; call build_loader "
+            "without position_ids."
         )
     mix_loader.collate_fn.with_position_ids = position_ids
     if stream_ids:

@@ -53,7 +53,7 @@ class OpenShard:
         size = source.shard.file_pairs[0][0].bytes
         if status.st_size != size:
             raise ValueError(
-                f"{source.path} has {status.st_size} bytes, but its index states {size}"
+                f"{source.path} has {status.st_size} bytes, but the stream's index states {size}"
             )
         # The file begins with the number of samples, and then has an offset (uint32) for each
         # sample and one for the end of the last.
@@ -83,8 +83,8 @@ class OpenShard:
         data = os.pread(self.descriptor, end - begin, begin)
         if len(data) != end - begin or not data:
             raise ValueError(
-                f"{self.source.path} has {len(data)} bytes for it at {begin:,}, but its table "
-                f"states that it ends at {end:,}"
+                f"{self.source.path} is cut off: the sample {position} is at bytes {begin:,} to "
+                f"{end:,}, but only {len(data):,} bytes of it are there"
             )
         return StoredRow(data, self.source, position)
 

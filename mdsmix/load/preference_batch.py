@@ -91,10 +91,10 @@ def join_answers(
             answer = getattr(row, key)[: max_seq_len - len(prompt.input_ids)]
             if len(prompt.input_ids) >= max_seq_len or not len(answer):
                 raise MixRefused(
-                    f"{row.name}: the prompt has {len(prompt.input_ids):,} tokens or more, and so "
-                    f"leaves nothing of an answer within max_seq_len {max_seq_len:,}; convert the "
-                    "stream with this max_seq_len and this processor, which leaves such records "
-                    "out."
+                    f"{row.name}: the {key} answer has no token within max_seq_len "
+                    f"{max_seq_len:,}, of which the prompt takes {len(prompt.input_ids):,} or "
+                    "more; convert the stream with this max_seq_len and this processor, which "
+                    "leaves such records out."
                 )
             nothing = np.zeros(len(answer), np.int64)
             outputs = {

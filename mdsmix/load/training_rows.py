@@ -118,14 +118,14 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
     """Turn a decoded MDS sample into a row to train on. The sample's columns decide how.
 
     Raises MixRefused if the sample does not fit the rules. The caller puts stream, shard and row
-    before the message, which begins with "it".
+    before the message, which begins with "this row".
     """
     columns = find_id_columns(sample)
     end = rules.max_seq_len
     if columns in (PACKED_COLUMNS, ("tokens",)) and not rules.decoder_only_format:
         raise MixRefused(
-            "it is a pretraining or packed row, which has no encoder input; set "
-            "decoder_only_format: true or leave its stream out."
+            "this row is a pretraining or packed row, which has no input for an encoder; set "
+            "decoder_only_format: true, or take the row's stream out of the training YAML."
         )
     if columns == PACKED_COLUMNS:
         return _make_packed_row(sample, rules)
@@ -144,8 +144,8 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
     if not rules.decoder_only_format:
         if LOSS_WEIGHTS in sample:
             raise MixRefused(
-                "it has loss weights, which rows of an encoder-decoder cannot have; set "
-                "decoder_only_format: true or leave its stream out."
+                "this row has loss weights, which rows of an encoder-decoder cannot have; set "
+                "decoder_only_format: true, or take the row's stream out of the training YAML."
             )
         return _make_encoder_decoder_row(ended_turns, rules)
     row = _make_decoder_row(ended_turns, rules)
@@ -161,9 +161,9 @@ def refuse_bare_placeholders(rules: RowRules) -> None:
     """Raise MixRefused if the loader has no processor, which a row with images needs."""
     if rules.image is None:
         raise MixRefused(
-            "it has images, but the loader has no processor, so its tokens would contain only a "
-            "bare placeholder for each image; set train_loader.dataset.processor to the folder or "
-            "name of the model's processor, or take the stream out of the mix."
+            "this row has images, but the loader has no processor, so its tokens would contain "
+            "only a bare placeholder for each image; set train_loader.dataset.processor to the "
+            "folder or name of the model's processor, or take the stream out of the mix."
         )
 
 
@@ -190,7 +190,7 @@ def find_pictures(ids: Tokens, sample: Sample, rules: RowRules) -> RowImages:
     spots = np.flatnonzero(ids == rules.image)
     if not len(spots) == len(sample["sizes"]) == len(sample["images"]):
         raise MixRefused(
-            f"it has {len(sample['images'])} images, but {len(spots)} tokens with the id "
+            f"this row has {len(sample['images'])} images, but {len(spots)} tokens with the id "
             f"{rules.image}, the processor's placeholder for an image; set "
             "train_loader.dataset.processor to the processor that the stream was converted for."
         )
@@ -223,9 +223,10 @@ def refuse_negative_ids(input_ids: Tokens) -> None:
     """Raise MixRefused if an id is negative, such as -100."""
     if input_ids.size and input_ids.min() < 0:
         raise MixRefused(
-            f"it contains the id {input_ids.min()}, which no vocabulary has; if its labels are "
-            "input_ids masked by -100 (Hugging Face's form), write the prompt as input_ids and the "
-            "answer as labels, or convert the data with `mdsmix convert`."
+            f"this row contains the token id {input_ids.min()}, which no vocabulary has; if its "
+            "labels are its input_ids with -100 for untrained tokens (as Hugging Face writes "
+            "them), write the prompt as input_ids and the answer as labels, or convert the data "
+            "with `mdsmix convert`."
         )
 
 
@@ -233,8 +234,8 @@ def _refuse_untrained(labels: Tokens, rules: RowRules) -> None:
     """Raise MixRefused if no label is trained."""
     if (labels == IGNORED_LABEL).all():
         raise MixRefused(
-            f"with max_seq_len {rules.max_seq_len} it has nothing left to train on under "
-            f"target_prompts: {rules.target_prompts} and target_responses: "
+            f"this row, cut to max_seq_len {rules.max_seq_len}, has nothing left to train on "
+            f"under target_prompts: {rules.target_prompts} and target_responses: "
             f"{rules.target_responses}; convert the data with these settings, which leaves such "
             "records out."
         )
@@ -269,8 +270,8 @@ def _read_weights(sample: Sample, length: int, spare: int = 0) -> Weights:
     missing = length - weights.size
     if not 0 <= missing <= spare or not weights.size:
         raise MixRefused(
-            f"its column {LOSS_WEIGHTS} has {weights.size} values for {length} tokens; convert the "
-            "data again."
+            f"the column {LOSS_WEIGHTS} of this row has {weights.size} values for {length} tokens; "
+            "convert the data again."
         )
     return np.append(weights, weights[-1:].repeat(missing))
 
@@ -310,8 +311,8 @@ def _end_with_eos(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
     # Without EOS nothing is appended, so an empty response is not looked at here.
     if not turns or (eos is not None and not turns[-1].response.size):
         raise MixRefused(
-            "it has no turns, or its last response is empty, so there is nothing to train on; "
-            "convert the data again, which leaves such records out."
+            "this row has no turns, or its last response is empty, so there is nothing to train "
+            "on; convert the data again, which leaves such records out."
         )
     *earlier_turns, last_turn = turns
     if eos is None or last_turn.response[-1] == eos:
@@ -373,7 +374,9 @@ def _warn_of_cuts(max_seq_len: int) -> None:
         return
     last_warned.fill_(max_seq_len)
     warnings.warn(
-        f"Rows longer than max_seq_len {max_seq_len} are cut; `mdsmix check` counts them.",
+        f"The loader cuts rows that are longer than max_seq_len {max_seq_len}: `mdsmix check` on "
+        "the training YAML counts them. To train all tokens, raise max_seq_len, or convert the "
+        "streams with this max_seq_len.",
         stacklevel=2,
     )
 

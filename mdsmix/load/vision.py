@@ -117,11 +117,12 @@ def _fetch_published_processor(settings: LoaderSettings) -> str | None:
         actual = load_processor(str(folder)).digest
         if actual != expected:
             raise MixRefused(
-                f"{published} contains the processor that the streams were converted for "
-                f"({expected[:8]}), but transformers {version('transformers')} makes another one "
-                f"from its files ({actual[:8]}): install the version of transformers that "
-                "converted the streams, or name this processor by dataset.processor in the "
-                "training YAML. A processor that is named there is used without this comparison."
+                f"{published} contains the processor that the streams were converted for, whose "
+                f"hash begins with {expected[:8]}. From the same files the installed transformers "
+                f"{version('transformers')} makes a processor whose hash begins with {actual[:8]}: "
+                "install the version of transformers with which mdsmix convert ran (the manifest "
+                "does not state it), or name this processor by dataset.processor in the training "
+                "YAML. A processor that is named there is used without this comparison."
             )
         return str(folder)
     return None
@@ -231,8 +232,9 @@ class Vision:
             return self.processor.process_images(images_of_rows)
         except Exception as error:
             raise MixRefused(
-                f"{row_name}: the processor {self.name} refuses a batch with its images "
-                f"({describe_error(error)[:300]}); convert the stream for this processor."
+                f"{row_name}: the processor {self.name} fails on a batch with the images of this "
+                f"row ({describe_error(error)[:300]}); convert the stream with this processor in "
+                "the recipe (processor: ...)."
             ) from error
 
 
@@ -307,9 +309,10 @@ def expand_images(row: TrainingRow, pieces: Sequence[Arrays], rules: RowRules) -
     end = int(spots[-1]) + 1 - len(pieces) + sum(lengths)
     if end > rules.max_seq_len:
         raise MixRefused(
-            f"{pictures.where}: its images end at token {end:,} of at most "
-            f"{rules.max_seq_len:,}, but an image cannot be truncated; convert the stream with "
-            "this processor in the recipe (processor: ...), which leaves such records out."
+            f"{pictures.where}: the tokens of this row's images end at position {end:,}, beyond "
+            f"max_seq_len {rules.max_seq_len:,}, and an image cannot be truncated; convert the "
+            "stream with this processor in the recipe (processor: ...), which leaves such records "
+            "out."
         )
     outputs = fill_row(row.input_ids, spots, pieces)
     ignored = [np.full(length, IGNORED_LABEL) for length in lengths]

@@ -48,8 +48,8 @@ MOST_UNREAD = 8
 "Unread fields to name."
 REASONING = ("messages.reasoning_content", "messages.reasoning", "messages.thinking")
 REASONING_HINT = (
-    "rename it to the key that the chat template prints (reasoning_content, reasoning or "
-    "thinking), or move it into the content"
+    "rename this field to the key that the chat template prints (reasoning_content, reasoning or "
+    "thinking), or move its text into the content"
 )
 RATINGS = ("label", "kto_tag")
 "Fields that may mark bad answers. LLaMA-Factory's records for KTO have the second one."

@@ -27,8 +27,8 @@ COLUMNS = (
 LONGEST = 160
 "Tokens to show of a shared run at most."
 BOUND = (
-    "Lower bound: paraphrases, translations and other tokenizations are missed. A match isn't "
-    "proof: both may quote the same source."
+    "These counts are a lower bound: paraphrases, translations and other tokenizations are missed. "
+    "A match isn't proof: both may quote the same source."
 )
 
 

@@ -28,7 +28,9 @@ class LogFile:
     def __init__(self, path: str) -> None:
         """Open the file. Raises RecipeError if it cannot be written, or is not a log of mdsmix."""
         if "://" in path:
-            raise RecipeError(f"--log-file {path} is a URL: name a local file.")
+            raise RecipeError(
+                f"--log-file {path} is a URL, but a log is written only to a local file: name one."
+            )
         try:
             is_other_file = not _may_continue(Path(path))
         except OSError:

@@ -420,7 +420,7 @@ def _choose_numbers(stream: PublishedStream, choice: Choice) -> Sequence[int]:
     for number in choice.numbers:
         if number >= total:
             raise RecipeError(
-                f"--sample {number}: {stream.folder} has only {plural(total, 'sample')}, and the "
-                "first is 0."
+                f"--sample {number} does not exist: {stream.folder} has only "
+                f"{plural(total, 'sample')}, and the first is 0: name a smaller number."
             )
     return choice.numbers

@@ -103,7 +103,7 @@ def _lay_out_arrays(rows: Ragged) -> list[Ragged]:
     lengths = rows.lengths
     has_empty_row = len(lengths) > 0 and lengths.min() == 0
     if has_empty_row:
-        raise ValueError("it contains an empty row, which MDS cannot store")
+        raise ValueError("a sample has an array without values, which MDS cannot store")
     # A length takes 1, 2 or 4 bytes; log2 of this width is 0, 1 or 2.
     log_widths = (lengths > 0xFF).astype(np.int64) + (lengths > 0xFFFF)
     return [lay_out_lengths(lengths, log_widths), *_as_bytes(rows)]
@@ -177,7 +177,8 @@ def _split_images(data: bytes) -> list[bytes]:
     edges = head_bytes + np.concatenate([[0], np.cumsum(sizes)])
     if len(sizes) < count or edges[-1] != len(data):
         raise ValueError(
-            f"the sizes of {count} images do not add up to the {len(data):,} bytes of their list"
+            f"a sample's images are damaged: the sizes of its {count} images do not add up to the "
+            f"{len(data):,} bytes that are stored for them"
         )
     return [data[start:end] for start, end in pairwise(edges.tolist())]
 

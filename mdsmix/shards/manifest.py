@@ -341,8 +341,8 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         tree.pop("hash", None)
         if not seal or seal[1].decode() != xxhash.xxh128_hexdigest(content[seal.end() :]):
             raise schema.Misfit(
-                "its key `hash` is not the hash of its other bytes, so it was changed after mdsmix "
-                "wrote it"
+                "the manifest's key `hash` is not the hash of its other bytes, so the manifest was "
+                "changed after mdsmix wrote it"
             )
         return schema.parse_mapping(Manifest, tree)
     except (orjson.JSONDecodeError, RecursionError, schema.Misfit) as error:

@@ -221,8 +221,8 @@ def make_shard_parts(layout: ShardLayout, rows: Rows) -> list[bytes | memoryview
     shard_bytes = offsets[-1]  # the end of the last row
     if shard_bytes >= 1 << 32:
         raise ValueError(
-            f"a shard of {shard_bytes:,} bytes does not fit MDS, whose offsets have 32 bits: a "
-            "sample must have less than 4 GiB"
+            f"a shard would have {shard_bytes:,} bytes, but MDS stores offsets in 32 bits, so a "
+            "shard, and each sample, must have less than 4 GiB: split or filter the largest records"
         )
     head = np.uint32(len(rows)).tobytes() + offsets.astype("<u4").tobytes() + settings
     return [head, *(np.ascontiguousarray(array).data for array in rows.arrays)]

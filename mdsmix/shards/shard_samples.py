@@ -125,7 +125,9 @@ def check_stored(stored: StoredFile, data: bytes, origin: str = "index") -> None
     for algorithm, expected in stored.hashes.items():
         digest = _compute_hash(algorithm, data)
         if digest not in (None, expected):
-            raise ValueError(f"its {algorithm} is {digest}, but its {origin} states {expected}")
+            raise ValueError(
+                f"the file's {algorithm} hash is {digest}, but its {origin} states {expected}"
+            )
 
 
 def _compute_hash(algorithm: str, data: bytes) -> str | None:
@@ -200,12 +202,12 @@ def _parse_sample_table(shard: Shard, raw: bytes) -> NDArray[np.int64]:
         raise ValueError(f"the file contains {count} samples, but its index states {shard.samples}")
     table_end = 4 * (count + 2)
     if len(raw) < table_end:
-        raise ValueError("its table of samples is cut off")
+        raise ValueError("the file ends before the end of the table of its samples' offsets")
     offsets = np.frombuffer(raw, "<u4", count + 1, 4).astype(np.int64)
     is_inside = table_end <= offsets[0] and offsets[-1] == shard.raw_data.bytes
     if not is_inside or (np.diff(offsets) < 0).any():
         raise ValueError(
-            "the offsets in its table of samples do not ascend, or point outside of the shard"
+            "the offsets in the file's table of samples do not ascend, or point outside of the file"
         )
     return offsets
 
@@ -266,7 +268,7 @@ def split_columns(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]
     varying = sum(1 for size in shard.column_sizes if not size)  # columns without a fixed size
     heads = samples.first(4 * varying)
     if (heads.lengths < 4 * varying).any():
-        raise ValueError("a sample is too short for the sizes of its columns")
+        raise ValueError("a sample of the file is too short for the sizes of its columns")
     # The rows of the transposed array are columns: the sizes of one column in all samples.
     varying_sizes = iter(heads.values.view("<u4").reshape(count, varying).T.astype(np.int64))
     sizes_of_columns = list[NDArray[np.int64]]()
@@ -275,7 +277,7 @@ def split_columns(shard: Shard, samples: Ragged) -> Iterator[tuple[str, Ragged]]
     sizes = np.array(sizes_of_columns)  # int64 [columns, samples]
     ends = 4 * varying + np.cumsum(sizes, axis=0)  # where each cell ends in its sample
     if (ends[-1] != samples.lengths).any():
-        raise ValueError("a sample's length is not the sum of its columns' sizes")
+        raise ValueError("the length of a sample of the file is not the sum of its columns' sizes")
     for name, column_sizes, column_ends in zip(shard.columns, sizes, ends, strict=True):
         yield name, samples.cut(column_ends - column_sizes, column_sizes)
 
@@ -303,6 +305,8 @@ def decode_arrays(cells: Ragged, codec: Codec) -> Ragged:
     sizes = cells.lengths - skipped
     is_whole = (sizes >= 0).all() and not (sizes % width).any()
     if not is_whole or not np.array_equal(heads.values, cells.first(skipped).values):
-        raise ValueError("an array's length contradicts its shape")
+        raise ValueError(
+            "the bytes of an array in the file are more or fewer than its shape states"
+        )
     values = cells.cut(skipped, sizes)
     return Ragged(values.values.view(codec.dtype), values.offsets // width)

@@ -119,9 +119,9 @@ def decode_turns(sample: Sample, dtype: str = "int64") -> list[Turn]:
     names = find_id_columns(sample)
     if not names:
         raise MixRefused(
-            f"its columns are {', '.join(sorted(sample))}, but the loader does not tokenize and "
-            "needs token ids in the columns `tokens`, `turns`, or `input_ids` and `labels`; first "
-            "convert the data with `mdsmix convert`."
+            f"the columns of this sample are {', '.join(sorted(sample))}, but the loader does not "
+            "tokenize and needs token ids in the columns `tokens`, `turns`, or `input_ids` and "
+            "`labels`; first convert the data with `mdsmix convert`."
         )
     return LAYOUTS[names](sample, dtype)
 
@@ -138,7 +138,9 @@ def _decode_stored_turns(sample: Sample, _: str) -> list[Turn]:
             turns.append(Turn(prompt, response))
         return turns
     except (KeyError, TypeError):
-        raise MixRefused("a turn lacks input_ids or labels; convert the data again.") from None
+        raise MixRefused(
+            "a turn of this sample lacks input_ids or labels; convert the data again."
+        ) from None
 
 
 def decode_preference(sample: Sample) -> list[Ids]:
@@ -219,12 +221,14 @@ def decode_packed_row(sample: Sample) -> PackedRow:
     ascend_from_zero = edges[0] == 0 and (np.diff(edges) > 0).all()
     if not ascend_from_zero:
         raise MixRefused(
-            "the column `starts` does not contain ascending positions of documents, from 0 on, in "
-            f"a row of {len(ids)} tokens; convert the data again."
+            "the column `starts` of this packed row must contain the positions at which its "
+            f"documents begin, ascending from 0, all below its {len(ids)} tokens, and does not; "
+            "convert the data again."
         )
     if len(is_trained) != len(ids):
         raise MixRefused(
-            f"the column loss_mask has {len(is_trained)} values for a row of {len(ids)} tokens; "
+            f"the column loss_mask has {len(is_trained)} values for a packed row of {len(ids)} "
+            "tokens; "
             "convert the data again."
         )
     is_trained[starts] = False  # nothing predicts a document's first token
@@ -403,7 +407,7 @@ def decode_tokens(shard: Shard, samples: Ragged) -> Tokens | None:
         return tokens
     weights = decode_arrays(columns[LOSS_WEIGHTS], find_codec(shard.columns[LOSS_WEIGHTS]))
     if (weights.lengths != tokens.ids.lengths).any():
-        raise ValueError("the loss_weights of a row are not as many as its tokens")
+        raise ValueError("the column loss_weights of a row has more or fewer values than tokens")
     return replace(tokens, weights=weights.values)
 
 
@@ -497,7 +501,7 @@ def _decode_tokens_of_packed_rows(
         mask: for each row, 1 for each trained token; None: all tokens may be trained.
     """
     if mask and (mask.lengths != rows.lengths).any():
-        raise ValueError("the loss_mask of a row is not as long as its tokens")
+        raise ValueError("the column loss_mask of a row has more or fewer values than tokens")
     # Turn positions in a row into positions in the tokens of all rows.
     row_starts = rows.offsets[:-1]
     offsets_of_rows = np.repeat(row_starts, starts_of_rows.lengths)
@@ -507,7 +511,9 @@ def _decode_tokens_of_packed_rows(
     begin_with_rows = np.array_equal(starts[starts_of_rows.offsets[:-1]], row_starts)
     has_row_without_starts = (starts_of_rows.lengths == 0).any()
     if has_row_without_starts or not begin_with_rows or (starts >= ends).any():
-        raise ValueError("the documents of a row do not begin at its starts")
+        raise ValueError(
+            "the column starts of a packed row does not ascend from 0 to positions inside the row"
+        )
     is_trained = mask.values > 0 if mask else np.ones(len(rows.values), bool)
     is_trained[starts] = False  # a document's first token is never trained, whatever the mask is
     lengths = ends - starts
@@ -529,7 +535,10 @@ def _read_int64_bytes(name: str, cells: Ragged) -> Ragged:
         cells: the bytes of each value.
     """
     if (cells.lengths % 8).any():
-        raise ValueError(f"a value of the column {name} is not a row of int64 ids")
+        raise ValueError(
+            f"a value of the column {name} is not an array of int64 ids: its bytes are not a "
+            "multiple of 8"
+        )
     return Ragged(cells.values.view("<i8"), cells.offsets // 8)
 
 

@@ -122,7 +122,7 @@ def _parse_connection_string(text: str) -> Account:
     name = settings.get("accountname") or (host[1] if host else "")
     if not name:
         raise Unreachable(
-            f"{CONNECTION_VARIABLE} names no account: it looks like "
+            f"{CONNECTION_VARIABLE} names no account: its value must look like "
             "AccountName=NAME;AccountKey=KEY;BlobEndpoint=https://NAME.blob.core.windows.net; "
             "copy it from the account's page of access keys"
         )

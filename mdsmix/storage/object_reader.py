@@ -178,7 +178,9 @@ class RandomReader(io.RawIOBase):
         origins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
         position = origins[whence] + offset
         if position < 0:
-            raise OSError(errno.EINVAL, "a seek to before the beginning")
+            raise OSError(
+                errno.EINVAL, f"cannot seek to byte {position}, before the beginning of the file"
+            )
         self._position = position
         return position
 

@@ -216,7 +216,7 @@ def test_a_loader_finds_the_published_processor_next_to_the_streams(
     with monkeypatch.context() as patched:
         patched.setattr(LoadedProcessor, "digest", property(lambda _: "0" * 32))
         with pytest.raises(
-            MixRefused, match=r"makes another one from its files \(00000000\): install the"
+            MixRefused, match=r"makes a processor whose hash begins with 00000000: install the"
         ):
             build_loader(path, 3)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "third"))
@@ -224,7 +224,7 @@ def test_a_loader_finds_the_published_processor_next_to_the_streams(
     with pytest.raises(Unreachable, match="have changed since the processor was published"):
         build_loader(path, 3)
     (home / "mdsmix.processor").unlink()
-    with pytest.raises(MixRefused, match="it has images, but the loader has no processor"):
+    with pytest.raises(MixRefused, match="this row has images, but the loader has no processor"):
         list(build_loader(path, 3))
     assert (
         "the processor of see is unknown"

@@ -165,7 +165,7 @@ def test_a_damaged_copy_is_fetched_again(damage: Any, workers: int, tmp_path: Pa
 def test_a_row_that_does_not_decode_or_fit_is_named(tmp_path: Path) -> None:
     rows = [{"turns": [{"input_ids": [10], "labels": labels}]} for labels in ([11], [])]
     shard = write_stream(tmp_path, {"turns": "json"}, rows, hashes=()) / "shard.00000.mds"
-    start = "Stream web, shard shard.00000.mds, row 1: it has no turns, or its last resp"
+    start = "Stream web, shard shard.00000.mds, row 1: this row has no turns, or its last resp"
     assert first_error(build(tmp_path))[1].startswith(start)
     shard.write_bytes(shard.read_bytes().replace(b'"labels"', b"'labels'"))
     tokens, sentence = first_error(build(tmp_path))

@@ -239,13 +239,17 @@ def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: lis
     for number, (columns, sample, message) in enumerate(
         [
             (pair, make_pair([5, 6, 7], [*many[3:], EOS]), ""),  # has one token too many
-            (pair, make_pair([5, -100], [EOS]), "row 0: it contains the id -100"),
+            (pair, make_pair([5, -100], [EOS]), "row 0: this row contains the token id -100"),
             (pair, make_pair(many, [EOS]), "row 0: .* nothing left to train on"),
-            (packed, make_packed([0, 2, 1], [1, 1, 1, 1]), "`starts` does not contain ascending"),
-            (packed, make_packed([1, 2], [1, 1, 1, 1]), "`starts` does not contain ascending"),
-            (packed, make_packed([0, 4], [1, 1, 1, 1]), "`starts` does not contain ascending"),
-            (packed, make_packed([0, 5], [1, 1, 1, 1]), "`starts` does not contain ascending"),
-            (packed, make_packed([0, -1], [1, 1, 1, 1]), "`starts` does not contain ascending"),
+            (
+                packed,
+                make_packed([0, 2, 1], [1, 1, 1, 1]),
+                "the column `starts` of this packed row",
+            ),
+            (packed, make_packed([1, 2], [1, 1, 1, 1]), "the column `starts` of this packed row"),
+            (packed, make_packed([0, 4], [1, 1, 1, 1]), "the column `starts` of this packed row"),
+            (packed, make_packed([0, 5], [1, 1, 1, 1]), "the column `starts` of this packed row"),
+            (packed, make_packed([0, -1], [1, 1, 1, 1]), "the column `starts` of this packed row"),
             # more documents than the batch is wide
             (packed, make_packed([*range(30)], [1, 1, 1, 1]), "`starts` does not contain ascend"),
             (packed, make_packed([0, 1], [1, 1, 0, 0]), "nothing left to train on"),
@@ -253,7 +257,7 @@ def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: lis
             (
                 {"tokens": "ndarray:int16"},
                 {"tokens": np.array([4, -2], np.int16)},
-                "it contains the id -2",
+                "this row contains the token id -2",
             ),
             ({"tokens": "ndarray:int64"}, {"tokens": np.array([4, 5], np.int64)}, ""),
             ({"tokens": "ndarray"}, {"tokens": np.array([4, 5], np.uint16)}, ""),

@@ -132,7 +132,9 @@ def test_a_wrong_state_is_refused_in_one_sentence(
             loader.load_state_dict(wrong_state)
     for lock in ("{", 5):
         loader.dataset.accept_changed = False
-        with pytest.raises(RecipeError, match="the lock in the checkpoint is not a lock of a mix"):
+        with pytest.raises(
+            RecipeError, match="the lock in the checkpoint cannot be read as a lock"
+        ):
             loader.load_state_dict(state | {LOCK_KEY: lock})
         caplog.clear()
         loader.dataset.accept_changed = True

@@ -98,7 +98,7 @@ def test_padding_on_the_left_and_cut_rows(streams: Any) -> None:
     (batch,) = build_loader(settings, 2, ids=left)
     assert batch["loss_weights"][0].tolist() == [0, 0, 0, 0.5, 0.25, 0, 2, 2]
     settings["train_loader"]["dataset"]["max_seq_len"] = 4
-    with pytest.warns(UserWarning, match="are cut"):
+    with pytest.warns(UserWarning, match="cuts rows"):
         (batch,) = build_loader(settings, 2, ids=IDS)
     assert batch["loss_weights"][0].tolist() == [0, 0, 0.5, 0.25]
 
@@ -120,7 +120,7 @@ def test_rows_that_the_loader_packs_keep_their_weights(streams: Any) -> None:
 def test_wrong_weights_and_encoder_decoders_are_refused(tmp_path: Path, streams: Any) -> None:
     short = WEIGHTED | {"loss_weights": floats(0, 1, 1)}
     write_stream(tmp_path / "short", TURNS, [short] * 2)
-    with pytest.raises(MixRefused, match="loss_weights has 3 values for 7 tokens"):
+    with pytest.raises(MixRefused, match="loss_weights of this row has 3 values for 7 tokens"):
         batch_of({"short": {"local": str(tmp_path / "short")}})
     with pytest.raises(MixRefused, match="loss weights, which rows of an encoder-decoder"):
         batch_of(only(streams, "turns"), decoder_only_format=False, target_responses="last")

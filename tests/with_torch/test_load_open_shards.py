@@ -290,7 +290,7 @@ def test_a_shard_that_is_replaced_by_another_version_is_refused(tmp_path: Path) 
 
     tokens, sentence = read_on(loader, replace)
     assert tokens == [10, 18, 26, 34]
-    assert f"but its index states {size})" in sentence
+    assert f"but the stream's index states {size})" in sentence
 
 
 def read_on(loader: MixLoader, damage: Any) -> tuple[list[int], str]:

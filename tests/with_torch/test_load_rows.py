@@ -75,7 +75,7 @@ def test_only_the_last_response_gets_an_eos_which_is_cut_without_a_warning() -> 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert row(pair([10], [11, 12, 13]), max_seq_len=4)[1] == [X, 11, 12, 13]
-    with pytest.warns(UserWarning, match="max_seq_len 4 are cut"):
+    with pytest.warns(UserWarning, match="longer than max_seq_len 4:"):
         assert row(pair([10], [11, 12, 13, 14]), max_seq_len=4)[0] == [10, 11, 12, 13]
     with pytest.raises(MixRefused, match="nothing left to train on"):
         row(pair([10, 11, 12, 13, 14], [20]), max_seq_len=4)
@@ -132,7 +132,7 @@ def test_an_encoder_gets_everything_before_the_last_response_and_cut_sides_end_i
     sides = row(CHAT, decoder_only_format=False)
     assert sides == ([10, 11, 12, 20, 21, 13], [22, 23, EOS])
     long = {"turns": [{"input_ids": [10, 11, 12, 13], "labels": [20, 21, 22]}]}
-    with pytest.warns(UserWarning, match="are cut"):
+    with pytest.warns(UserWarning, match="cuts rows"):
         sides = row(long, max_seq_len=3, decoder_only_format=False)
     assert sides == ([10, 11, EOS], [20, 21, EOS])
 
@@ -153,20 +153,20 @@ def test_the_target_policies_do_not_change_the_labels_of_a_packed_row() -> None:
 PACKED = packed([5, 6], [7, 8])
 WRONG_STARTS = ([1], [0, 2, 2], [0, 4], [])
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"text": "hello"}, {}, "its columns are text, but the loader"),
+    ({"text": "hello"}, {}, "the columns of this sample are text, but the loader"),
     ({"turns": []}, {}, "has no turns"),
     ({"turns": [{"input_ids": [1]}]}, {}, "lacks input_ids or labels"),
     ({"turns": [{"input_ids": [10], "labels": []}]}, {}, "last response is empty"),
     ({"tokens": np.array([1.5])}, {}, "must contain bytes or a row of integers"),
-    ({"tokens": np.array([10])}, {"decoder_only_format": False}, "no encoder input"),
+    ({"tokens": np.array([10])}, {"decoder_only_format": False}, "no input for an encoder"),
     (PACKED, {"decoder_only_format": False}, "decoder_only_format: true"),
     (packed([5, 6], trained=[0, 1]), {"max_seq_len": 1}, "nothing left to train on"),
     (packed([5, 6], trained=[0, 0]), {}, "nothing left to train on"),
     *(
-        (PACKED | {"starts": np.int32(starts)}, {}, "`starts` does not contain")
+        (PACKED | {"starts": np.int32(starts)}, {}, "the column `starts` of this packed row")
         for starts in WRONG_STARTS
     ),
-    (PACKED | {"loss_mask": np.uint8([1])}, {}, "loss_mask has 1 values for a row of"),
+    (PACKED | {"loss_mask": np.uint8([1])}, {}, "loss_mask has 1 values for a packed row of"),
 ]
 
 

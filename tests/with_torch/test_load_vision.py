@@ -162,7 +162,10 @@ def test_a_preview_shows_one_token_an_image(published: Any) -> None:
     short.write_text(short.read_text().replace(f"max_seq_len: {LENGTH}", "max_seq_len: 30"))
     answer = mdsmix("preview", short, "--gpus", "1", "--batch", "4")
     assert answer.code == 3
-    assert re.search(r"Step 0, .*, row 0: its images end at token \d+ of at most 30", answer.err)
+    assert re.search(
+        r"Step 0, .*, row 0: .* images end at position \d+, beyond max_seq_len 30",
+        answer.err,
+    )
 
 
 def test_a_model_learns_nothing_from_a_dummy_image(published: Any) -> None:
@@ -230,7 +233,7 @@ def test_records_whose_images_do_not_fit_are_filtered_and_not_cut(
     assert batch["image_grid_thw"].tolist() == [[1, 4, 4]] * 3
     run_recipe(recipe, "processor=null", "local=blind")
     config["train_loader"]["dataset"]["streams"]["fit"]["local"] = str(tmp_path / "blind/fit")
-    named = r"Stream fit, shard .*, row 1: its images end at token .* of at most 64"
+    named = r"Stream fit, shard .*, row 1: .* images end at position .*, beyond max_seq_len 64"
     with pytest.raises(MixRefused, match=named):
         list(build_loader(config, 3))
 

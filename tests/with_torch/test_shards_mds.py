@@ -104,7 +104,7 @@ def test_the_bytes_are_mdswriters(tmp_path: Path) -> None:
 def test_a_sample_that_no_shard_may_hold_is_refused() -> None:
     """An empty row as by MDSWriter; and a shard's last offset fits 32 bits."""
     tokens = {"tokens": Ragged.from_rows([[1], []], "uint16")}
-    with pytest.raises(ValueError, match="column tokens: it contains an empty row"):
+    with pytest.raises(ValueError, match="column tokens: a sample has an array without values"):
         lay_out_samples(ShardLayout({"tokens": "ndarray:uint16"}), tokens)
 
     def of_bytes(count: int) -> Any:
@@ -243,7 +243,7 @@ def test_a_shard_that_contradicts_its_index_is_damaged(tmp_path: Path) -> None:
     short = dataclasses.replace(raw, bytes=table - 1, hashes={})
     for content, changes, match in (
         (whole[:-1], {}, "bytes, but its index states"),
-        (whole[: table - 1], {"raw_data": short}, "table of samples is cut off"),
+        (whole[: table - 1], {"raw_data": short}, "ends before the end of the table"),
         (whole, {"compression": "br", "zip_data": raw}, "compressed by br"),
     ):
         file.write_bytes(content)

@@ -90,8 +90,8 @@ def index_stale(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
 
 
 EVICTS_SHARDS = (
-    "Streaming evicts shards that a worker still waits for, and may wait for ever; it refuses far "
-    "smaller limits (ValueError)."
+    "Under a cache_limit this small, Streaming evicts shards that a worker still waits for, and "
+    "the run may wait for ever; Streaming refuses far smaller limits (ValueError)."
 )
 
 

@@ -225,8 +225,8 @@ def choose_epoch_samples(
         if share.target and not count and not share.is_used_up:
             raise MixRefused(
                 f"the share of {share.stream}, {format_percent(share.target)}, is less than one "
-                f"sample of about {float(share.share_units):,.0f} {unit}: set a larger budget, "
-                "raise max_repeat, or give the stream a larger share."
+                f"sample of the stream, which has about {float(share.share_units):,.0f} {unit}: "
+                "set a larger budget, raise max_repeat, or give the stream a larger share."
             )
         reached = size / total
         if is_absolute and exact:
@@ -330,9 +330,9 @@ def compute_ideal_samples(shares: Shares, budget: Budget | None) -> list[Fractio
         position = [share.stream for share in shares].index(str(budget.stream))
         if not per_unit[position]:
             raise MixRefused(
-                f"budget is {budget}, but the share of {budget.stream} is 0, so passes of that "
-                "stream give no size of the epoch: write a budget in passes of another stream, or "
-                "in tokens."
+                f"budget: {budget} counts how often an epoch reads stream {budget.stream}, but the "
+                f"share of {budget.stream} is 0, so this budget gives no size of the epoch: name "
+                "another stream in the budget, or write the budget in tokens."
             )
         units = budget.amount * shares[position].samples / per_unit[position]
     return [samples * units for samples in per_unit]

@@ -201,7 +201,8 @@ def plan_mix(mix: Mix, compression: str | None, seed: int) -> MixPlan:
             sources.append(Source(stream=stream, drawn=draws, weight=weight, drawn_before=before))
     if not sources:
         raise MixRefused(
-            "the weights draw no sample of any stream; give a stream a weight above 0."
+            "the mix would be empty: the weights (proportion, repeat or choose) of its streams "
+            "draw no sample of any stream; give a stream a weight above 0."
         )
     sources.sort(key=lambda source: source.stream.name)
     _refuse_different_settings([source.stream for source in sources])

@@ -129,8 +129,8 @@ def resolve_phases_for_plan(recipe: RecipeInput, overrides: Sequence[str] = ()) 
     phase = mixes[0].phase
     if phase and len(mixes) < len(phase.names):
         raise RecipeError(
-            f"a plan of phases covers all of them, but phase is {phase.name}: leave phase out, or "
-            "call plan."
+            f"mdsmix.plan_phases plans every phase of a recipe, but phase={phase.name} chooses "
+            "one: remove phase from the overrides, or call mdsmix.plan, which plans one phase."
         )
     return mixes
 

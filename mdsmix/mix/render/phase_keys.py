@@ -100,8 +100,8 @@ def refuse_phase_yaml(text: str, into: str) -> None:
     phase = find_phase_of_yaml(text)
     if phase:
         raise RecipeError(
-            f"--into names {into}, which is the rendered YAML of the phase {phase}: name the "
-            "config of the whole run, into which the phases were rendered."
+            f"--into names {into}, which is the YAML that was rendered for the phase {phase}: name "
+            "the config of the whole run, from which the YAML of each phase is rendered."
         )
 
 

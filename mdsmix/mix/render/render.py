@@ -94,7 +94,10 @@ def validate_with_foundry(text: str, labels: Sequence[str]) -> str:
         if error is None:
             return drawing.result()
         reason = f"{type(error).__name__}: {error}".strip()
-    raise MixRefused(f"LLM-Foundry's loader fails on the rendered YAML: {reason}")
+    raise MixRefused(
+        "LLM-Foundry's loader fails on the rendered YAML, so correct the loader's keys in the "
+        f"recipe or config, or render without --validate: {reason}"
+    )
 
 
 def _draw_batches(text: str, labels: Sequence[str]) -> str:

@@ -118,7 +118,8 @@ def set_sections(
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
         raise RecipeError(
-            f"{origin} cannot be written into: its top level must be keys on lines of their own."
+            f"{origin} cannot be written into: its top level must be keys on lines of their own. "
+            "Write it so, or render without --into and copy train_loader and tokenizer by hand."
         )
     config = _set_values(was, tree, without)
     # The text may have keys that `was` lacks, such as a merge (`<<`) or a number. Keep these keys.

@@ -213,7 +213,10 @@ def open_phase_mixes(
     recipe = open_recipe(recipe_input, overrides)
     name = name_recipe(recipe_input)
     if not recipe.phases:
-        raise RecipeError(f"{name} has no phases: add phases, or call the function for one mix.")
+        raise RecipeError(
+            f"{name} has no phases: add phases to the recipe, or call the function for a recipe "
+            "without phases: mdsmix.check or mdsmix.plan."
+        )
     if own_evals == "drop":
         recipe = drop_evaluations(recipe, name)
     return make_phase_mixes(recipe, name, may_estimate, survey, overrides)

@@ -52,8 +52,8 @@ STEPS, WINDOWS = 3, 12
 UNKNOWN = "Unknown: see the problem at the top of the page."
 "A problem is described once, at the top. The parts that it affects show this sentence."
 NO_PREVIEW = (
-    "the first batches need published streams that can be mixed, and the loader's section of a "
-    "recipe or a training YAML"
+    "the first batches can be shown only of published streams that can be mixed, and for the "
+    "loader of a recipe or a training YAML"
 )
 ERRORS_OF_A_PART = (RecipeError, MixRefused, Unreachable, Damaged)
 "Errors that would end a command. Here they end one part of the page."
