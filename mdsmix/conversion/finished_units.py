@@ -83,8 +83,8 @@ class DoneWindow(NamedTuple):
 
     @property
     def base(self) -> str:
-        """The key of the file with the window's fingerprints (`lines_key`). The record stores it in
-        `base` only if it differs from the record's own key.
+        """The key of the window's fingerprints (`lines_key`). The record stores it in `base` only
+        if it differs from the record's own key.
         """
         return self.record.base or self.record.key
 
