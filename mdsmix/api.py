@@ -569,7 +569,8 @@ def _list_phases(recipe: RecipeInput, overrides: Sequence[str]) -> list[str]:
     opened = open_recipe(recipe, overrides)
     if not opened.phases:
         raise RecipeError(
-            f"{name_recipe(recipe)} has no phases: add phases, or call the function for one mix."
+            f"{name_recipe(recipe)} has no phases: add phases to the recipe, or call "
+            "mdsmix.render_yaml, which renders a recipe without phases."
         )
     return list_chosen_phases(opened)
 

@@ -399,7 +399,7 @@ def test_a_process_that_may_start_no_workers_says_so_in_one_sentence(project: Pr
     project.write_source(TEXTS)
     project.configure()
     project.patch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
-    with pytest.raises(RecipeError, match="does not let a daemonic process"):
+    with pytest.raises(RecipeError, match="which Python forbids in a daemonic process"):
         mdsmix.convert(project.recipe, workers=2, progress=False)
 
 

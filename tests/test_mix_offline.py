@@ -262,7 +262,7 @@ def test_a_stream_of_the_recipe_is_never_replaced_and_others_with_replace(two: P
     assert len(samples(mix(two, "--replace", out="other"))) == 500
     before = read_files(folder := mix(two, "--seed", 3))
     publish(two.parent / "c", CONCAT, concat_rows(9))
-    was = 'contains another draw, {"a":{},"b":{}} (seed 3, columns tokens)'
+    was = 'contains the samples of another mix, {"a":{},"b":{}} (seed 3, columns tokens)'
     for streams, change, draw in (
         ("ab", ("--seed", 4), '{"a":{},"b":{}} (seed 4,'),
         ("ab", ("mix.a.repeat=2",), '{"a":{"repeat":2},"b":{}} (seed 3,'),
@@ -272,7 +272,7 @@ def test_a_stream_of_the_recipe_is_never_replaced_and_others_with_replace(two: P
         recipe = write_mix(two.parent, *streams, **TEXT)
         result = invoke(recipe, "--seed", 3, *change)
         assert result.code == 2
-        assert f"{was}, but this mix would be the draw {draw}" in result.err
+        assert f"{was}. This mix, {draw}" in result.err
         assert read_files(folder) == before
     assert len(samples(mix(recipe, "--replace"))) == 9
 

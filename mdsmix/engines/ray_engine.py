@@ -159,7 +159,8 @@ class RayEngine:
             self._start(id, current[id])
         if not current:
             self._say_once(
-                "no node of the Ray cluster has a processor yet; the run waits until one has"
+                "no node of the Ray cluster offers a CPU to Ray yet (--num-cpus of ray start); the "
+                "run waits until a node does"
             )
 
     def _current_nodes(self) -> dict[str, dict[str, Any]]:

@@ -111,7 +111,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Batch]:
         """Yield the remaining batches of the epoch.
 
-        Raises RecipeError if another pass is begun, or a state is loaded, before this pass ends.
+        Raises RecipeError if another iterator of the loader is started, or `load_state_dict` or
+        `set_epoch` is called, before this iterator ends.
         """
         self._follow_dataset()
         # Stop the workers of an earlier pass. Only persistent workers in the middle of a pass are

@@ -187,7 +187,8 @@ def check_lock(mix: Mix, named: MixInput, is_accepted: bool) -> LockComparison:
     targets = list_words(named)
     if mix.recipe_path or mix.is_bare or len(targets) != 1:
         raise RecipeError(
-            "--lock compares one training YAML with the lock next to it, and "
+            f"--lock compares one training YAML with its lock, the file YAML{SUFFIX} next to it, "
+            "in which `mdsmix render-yaml` recorded the data and settings of the run. "
             f"{', '.join(targets)} is not a training YAML; name the YAML that `mdsmix render-yaml` "
             "wrote."
         )

@@ -105,7 +105,7 @@ def test_a_loader_that_was_iterated_goes_on_from_a_state(mixed: Any, settings: A
     next(reading)
     first.load_state_dict(late)
     first.load_state_dict(early)
-    with pytest.raises(RecipeError, match="only the last pass can be read"):
+    with pytest.raises(RecipeError, match="This iterator of the loader can no longer be read"):
         next(reading)
     assert first.state_dict() == early
     half = first_tokens(islice(first, 4))
@@ -158,7 +158,7 @@ def test_only_the_last_of_two_passes_can_be_read(mixed: Any) -> None:
     second = iter(loader)
     next(first)
     next(second)
-    with pytest.raises(RecipeError, match="only the last pass can be read"):
+    with pytest.raises(RecipeError, match="This iterator of the loader can no longer be read"):
         next(first)
     assert len(list(second)) == STEPS - 1
 

@@ -167,10 +167,10 @@ def _refuse_replacing(plan: MixPlan, target: Location, replace: bool) -> None:
     if record:
         if record.draw == plan.draw:
             return
-        content = f"another draw, {record.draw}"
+        content = f"the samples of another mix, {record.draw}"
     raise RecipeError(
-        f"{published} contains {content}, but this mix would be the draw {plan.draw}. Publish "
-        "elsewhere (--out), or pass --replace to replace the published stream."
+        f"{published} contains {content}. This mix, {plan.draw}, would overwrite that stream: "
+        "publish elsewhere (--out), or pass --replace to replace the published stream."
     )
 
 
