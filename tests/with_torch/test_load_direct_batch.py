@@ -251,7 +251,11 @@ def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: lis
             (packed, make_packed([0, 5], [1, 1, 1, 1]), "the column `starts` of this packed row"),
             (packed, make_packed([0, -1], [1, 1, 1, 1]), "the column `starts` of this packed row"),
             # more documents than the batch is wide
-            (packed, make_packed([*range(30)], [1, 1, 1, 1]), "`starts` does not contain ascend"),
+            (
+                packed,
+                make_packed([*range(30)], [1, 1, 1, 1]),
+                "the column `starts` of this packed row",
+            ),
             (packed, make_packed([0, 1], [1, 1, 0, 0]), "nothing left to train on"),
             (packed, make_packed([0, 1], [1, 1, 1]), "loss_mask has 3 values"),
             (

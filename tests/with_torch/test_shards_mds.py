@@ -113,7 +113,7 @@ def test_a_sample_that_no_shard_may_hold_is_refused() -> None:
 
     head, last = len(of_bytes(0)), (1 << 32) - 1
     assert np.frombuffer(of_bytes(last - head), "<u4", 3).tolist() == [1, head, last]
-    with pytest.raises(ValueError, match=f"a shard of {last + 1:,} bytes"):
+    with pytest.raises(ValueError, match=f"a shard would have {last + 1:,} bytes"):
         of_bytes(last + 1 - head)
 
 
