@@ -26,7 +26,15 @@ from benchmarks.contenders import HERE, Setup, write_recipe
 from benchmarks.rounds import MB, environment
 from mdsmix.conversion.planning import Options
 from mdsmix.conversion.run import convert
-from mdsmix.engines.tasks import ActiveRecords, Attempt, OnProgress, R, Task, TaskResults
+from mdsmix.engines.tasks import (
+    ActiveRecords,
+    Attempt,
+    OnProgress,
+    R,
+    Reporter,
+    Task,
+    TaskResults,
+)
 from mdsmix.engines.workers import THREADS
 from mdsmix.freed_memory import keep_freed_blocks
 from mdsmix.kinds.recipes import open_recipe
@@ -36,7 +44,7 @@ from mdsmix.report.progress import watching
 SHOWN = 25
 
 
-class InProcess:
+class InProcess(Reporter):
     """An engine that does each task in this process, and the reporter of these tasks."""
 
     peak = 0

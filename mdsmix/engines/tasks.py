@@ -250,7 +250,7 @@ class Reporter(Protocol):
     def take_assistants(self) -> Sequence[Assistant]:
         """Return the assistants that the engine has sent since the last call. An engine sends them
         only for a `SharedTask`, when other workers have nothing to do. An engine without assistants
-        need not define this method.
+        inherits from `Reporter`, and need not define this method.
         """
         return ()
 
