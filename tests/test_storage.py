@@ -234,7 +234,7 @@ def test_every_recipe_key_refuses_a_url_without_a_bucket(project: Project) -> No
         assert_refused(answer, 2, url.rstrip("/"), "does not name a")
         assert "web" not in answer.err
     for url in ("s3://bucket/../x", "gs://bucket/..", "hf://buckets/org/name/./x"):
-        assert_refused(mdsmix("check", project.recipe, f"remote={url}"), 2, url, "no folder")
+        assert_refused(mdsmix("check", project.recipe, f"remote={url}"), 2, url, "is not a folder")
     assert locate("s3://Bucket/a/b/").path == "Bucket/a/b"  # old buckets of AWS have such names
 
 

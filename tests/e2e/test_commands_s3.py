@@ -224,13 +224,15 @@ def test_images_in_a_bucket_are_requested_once(bucket: str, proxy: Proxy, see: P
 
 def test_a_record_that_names_a_missing_bucket_is_bad(bucket: str, see: Project) -> None:
     locate(f"s3://{bucket}/0.jpg").write(drawing())
-    gone = [f"s3://{bucket}-gone/0.jpg", f"s3://{bucket}/../x.jpg", f"s3://{'B' * 9}/0.jpg"]
+    no_path = f"s3://{bucket}/../x.jpg"
+    gone = [f"s3://{bucket}-gone/0.jpg", no_path, f"s3://{'B' * 9}/0.jpg"]
     gone += [f"s3://{bucket}/", "x" * 1025, "s3://b/0.jpg"]
     configure(see, f"s3://{bucket}", *map(record, gone), record("0.jpg"))
     see.run()
     assert see.manifest.records.written == 1
     bad = {record["detail"]["image"]: record for record in see.bad}
     assert list(bad) == [path[:300] for path in gone]
+    assert bad.pop(no_path)["reason"] == "bad_image_path"
     assert {record["reason"] for record in bad.values()} == {"image_not_found"}
     assert bad[gone[0]]["detail"]["why"].startswith("the bucket does not exist")
     assert see.run().units == 0

@@ -112,7 +112,7 @@ def test_ids_below_zero_are_refused_by_the_loader(tmp_path: Path) -> None:
         each.id for each in run_checks(make_stream_mix([str(folder)])) if each.severity == "error"
     }
     assert "labels-repeated" in ids
-    with pytest.raises(MixRefused, match="contains the id -100"):
+    with pytest.raises(MixRefused, match="contains the token id -100"):
         make_training_row(
             open_stream_in(locate(folder)).read_sample(0), RowRules(max_seq_len=8, ids=IDS)
         )
