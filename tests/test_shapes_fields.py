@@ -204,12 +204,12 @@ def test_conditions_that_python_cannot_evaluate() -> None:
 @pytest.mark.parametrize(
     ("condition", "typed"),
     [
-        ("a", "a"),
-        ("not a", "a"),
-        ("a and (b or c == 'x')", "a b"),
-        ("field('is good') and exists(d)", "is good"),
+        ("a and not b and (c or d == 'x')", ""),
+        ("field('is good') == 1 and exists(d)", "is good"),
         ("a == true or b != 0 or c in [1, -2] or d is not None", "a b c d"),
-        ("1 == a == 'x'", "a"),
+        ("not (a == 1) and (b == (c != 2.5)) and null == d", "a c d"),
+        ("1 == a == b", "a"),
+        ("a == 1 or a == '1'", ""),  # one of the files may have numbers
         ("a == 'True' and b in ['1', 2] and c < 5 and len(d) > 1 and matches(e, 'x')", ""),
         ("exists(a) and meta.good and meta.n == 1 and b == c", ""),
     ],
@@ -219,8 +219,11 @@ def test_fields_that_must_not_be_text_are_known(condition: str, typed: str) -> N
     assert parse_where(condition).typed == expected
 
 
-@pytest.mark.parametrize("condition", ["label", "not label", "score != 0", "label != true"])
-@pytest.mark.parametrize("format", ["csv", "tsv", "tar"])
+TABLES = ["csv", "tsv", "tar"]
+
+
+@pytest.mark.parametrize("condition", ["score != 0", "label == true", "label is not None"])
+@pytest.mark.parametrize("format", TABLES)
 def test_a_condition_that_texts_cannot_meet_is_refused(
     tmp_path: Path, tokenizer_folder: Path, condition: str, format: str
 ) -> None:
@@ -235,6 +238,47 @@ def test_a_condition_that_texts_cannot_meet_is_refused(
     assert f"but {path.name} has only text" in answer.err
     run_recipe(recipe, "streams.web.source.where=\"label == 'True'\"")
     assert manifest_of(tmp_path / "out/web/train").records.filtered == {"where": 1}
+
+
+@pytest.mark.parametrize("format", TABLES)
+def test_a_field_alone_keeps_the_texts_that_are_not_empty(
+    tmp_path: Path, tokenizer_folder: Path, format: str
+) -> None:
+    records = [{"text": "a b", "extra": value} for value in ("", "False", "", "0", "yes", "")]
+    path = write_records(tmp_path, format, records)
+    source = {"path": path.name, "text": "text"}
+    kept = {"extra": 3, "not extra": 3, "extra == '' or extra == 0": 3, "extra != ''": 3}
+    streams = {
+        f"s{number}": {
+            "kind": "pretraining",
+            "layout": "document",
+            "source": source | {"where": condition},
+        }
+        for number, condition in enumerate(kept)
+    }
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams=streams)
+    run_recipe(recipe)
+    for name, count in zip(streams, kept.values(), strict=True):
+        assert manifest_of(tmp_path / f"out/{name}/train").records.written == count
+
+
+@pytest.mark.parametrize("format", TABLES)
+def test_an_empty_prompt_of_a_table_is_null(
+    tmp_path: Path, tokenizer_folder: Path, format: str
+) -> None:
+    """A field with strings or messages is not only text: its empty cells are null."""
+    records = [{"prompt": prompt, "id": "x"} for prompt in ("", "Why?", "42")]
+    path = write_records(tmp_path, format, records)
+    source = {"path": path.name, "prompt": "prompt", "where": "prompt != null and prompt != 0"}
+    stream = {"kind": "prompt", "source": source}
+    settings = {"train_loader": {"name": "prompt", "dataset": {"max_gen_len": 8}}}
+    recipe = write_recipe(
+        tmp_path, tokenizer_folder, max_seq_len=64, streams={"web": stream}, **settings
+    )
+    run_recipe(recipe)
+    records_read = manifest_of(tmp_path / "out/web/train").records
+    assert records_read.filtered == {"where": 1}
+    assert records_read.written == 2
 
 
 def test_long_texts_and_deep_values_do_not_take_long() -> None:

@@ -305,9 +305,8 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
 
 
 def _refuse_where_on_texts(draft: _Draft) -> None:
-    """Raise RecipeError if `where` tests a field as true or false, or compares it with a number,
-    and a file has only text. Every text but the empty one is true, also `False` and `0`, and no
-    text equals a number, so the condition would be the same for all records.
+    """Raise RecipeError if `where` compares a field with a boolean, a number or null, and a file
+    has only text. No text equals any of these, so the comparison would be the same for all records.
     """
     typed = draft.job.stream.fields_typed_by_where
     if not typed:
@@ -315,10 +314,10 @@ def _refuse_where_on_texts(draft: _Draft) -> None:
     for file in draft.files:
         if format_of(file).cells_are_texts:
             raise RecipeError(
-                f"stream {draft.stream.name}: source.where tests {typed[0]} as true or false, or "
-                f"compares it with a boolean, number or null, but {file.name} has only text: even "
-                "the text False is true, and the text 1 does not equal 1. Compare the field with "
-                f"text, for example {typed[0]} == 'True'."
+                f"stream {draft.stream.name}: source.where compares {typed[0]} with a boolean, "
+                f"number or null, but {file.name} has only text, and no text equals one of them: "
+                "'1' does not equal 1, and an empty value is '', not null. Compare the field with "
+                f"text, for example {typed[0]} == '1', or {typed[0]} != '' if it may not be empty."
             )
 
 
@@ -326,8 +325,8 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Rec
     """Return the plan of a stream. If the stream is published, its job takes over the date of the
     chat template, and other settings that should not change.
 
-    Raises RecipeError if the published stream may not be replaced, or `where` needs other values
-    than text in a file that has only text.
+    Raises RecipeError if the published stream may not be replaced, or `where` compares a field of a
+    file that has only text with another value than text.
 
     Args:
         draft: what is known about the stream.

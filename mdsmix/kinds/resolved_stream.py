@@ -81,12 +81,14 @@ class ResolvedStream:
 
     @cached_property
     def fields_typed_by_where(self) -> tuple[str, ...]:
-        """The names of the fields that `where` tests as true or false, or compares with a boolean,
-        a number or null. They must not be text. Fields that are parsed as JSON are left out.
+        """The names of the fields that `where` compares with a boolean, a number or null, and never
+        with text. They must not be text. Fields that are parsed as JSON are left out, and so are
+        fields with strings or messages: their empty cells are null.
         """
         where = self.encoding.where
         typed = parse_where(where).typed if where else frozenset[str]()
-        return tuple(sorted(typed.difference(self.fields_parsed)))
+        decoded = (*self.fields_parsed, *self.fields_with_text_or_messages)
+        return tuple(sorted(typed.difference(decoded)))
 
     @property
     def image_fields(self) -> tuple[str, ...]:

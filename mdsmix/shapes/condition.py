@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
@@ -58,9 +58,12 @@ class Condition:
     `meta.lang`.
     """
     typed: frozenset[str]
-    """The names of top-level fields that must not be text: their value is used as true or false, as
-    in `label` or `not label`, or is compared for equality with a boolean, a number or null. In a
-    format whose cells are strings, such a condition has one result for all records.
+    """The names of top-level fields that must not be text: they are compared for equality with a
+    boolean, a number or null, which no text equals, and never with text. In a format whose cells
+    are strings, such a comparison has one result for all records.
+
+    A field whose value is only used as true or false, as in `label` or `not label`, may be text:
+    all texts but the empty one are true.
     """
     is_true: Callable[[dict[str, Any]], Any]
     """Record -> whether it meets the condition. Raises RecordRefused if a field is missing,
@@ -95,7 +98,7 @@ def parse_where(expression: str) -> Condition:
             # Python warns about '\d' in a string and about 'a' is None.
             warnings.simplefilter("ignore")
             parsed = ast.parse(text, mode="eval").body
-            typed = frozenset(_list_typed_fields(parsed, is_truth=True))
+            typed = _find_typed_fields(parsed)
             tree = compiler.visit(parsed)
             names = {"__builtins__": {}, "len": len, **compiler.functions}
             # The tree has only allowed constructs and calls of the functions in `names`.
@@ -115,44 +118,41 @@ def parse_where(expression: str) -> Condition:
     return Condition(roots, entered, typed, is_true)
 
 
-def _list_typed_fields(node: ast.AST, is_truth: bool = False) -> Iterator[str]:
-    """Yield the names of the fields of a condition that must not be text (`Condition.typed`).
+def _find_typed_fields(condition: ast.AST) -> frozenset[str]:
+    """Return the names of the fields of a condition that must not be text (`Condition.typed`)."""
+    typed = set[str]()
+    compared_with_texts = set[str]()
+    for node in ast.walk(condition):
+        if not isinstance(node, ast.Compare):
+            continue
+        sides = [node.left, *node.comparators]
+        for number, operator in enumerate(node.ops):
+            pair = sides[number : number + 2]
+            names = [*filter(None, map(_plain_field, pair))]
+            constants = [*chain.from_iterable(map(_list_constants, pair))]
+            has_text = any(isinstance(constant, str) for constant in constants)
+            is_order = isinstance(operator, (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
+            if has_text:
+                compared_with_texts.update(names)
+            elif constants and not is_order:
+                typed.update(names)
+    return frozenset(typed - compared_with_texts)
 
-    Args:
-        node: a part of the condition.
-        is_truth: whether the value of this part is used as true or false.
+
+def _list_constants(node: ast.AST) -> list[Any]:
+    """Return the value of a constant, or the values of a list of constants; for any other part of a
+    condition, an empty list. Negative numbers are returned without their sign.
     """
     match node:
-        case ast.BoolOp(values=operands):
-            for operand in operands:
-                yield from _list_typed_fields(operand, is_truth=True)
-        case ast.UnaryOp(ast.Not(), operand):
-            yield from _list_typed_fields(operand, is_truth=True)
-        case ast.Compare(left, operators, rights):
-            sides = [left, *rights]
-            for number, operator in enumerate(operators):
-                pair = sides[number : number + 2]
-                is_equality = not isinstance(operator, (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
-                if is_equality and any(map(_has_no_text, pair)):
-                    yield from filter(None, map(_plain_field, pair))
-        case _ if is_truth:
-            name = _plain_field(node)
-            if name:
-                yield name
-
-
-def _has_no_text(node: ast.AST) -> bool:
-    """Check whether a part of a condition is a boolean, a number or null, or a list of these."""
-    match node:
         case ast.Constant(value):
-            return not isinstance(value, str)
-        case ast.Name(name):
-            return name in _CONSTANTS
-        case ast.UnaryOp(ast.USub()):
-            return True
+            return [value]
+        case ast.Name(name) if name in _CONSTANTS:
+            return [_CONSTANTS[name]]
+        case ast.UnaryOp(ast.USub(), operand):
+            return _list_constants(operand)
         case ast.List(items) | ast.Tuple(items) | ast.Set(items):
-            return bool(items) and all(map(_has_no_text, items))
-    return False
+            return [*chain.from_iterable(map(_list_constants, items))]
+    return []
 
 
 def _plain_field(node: ast.AST) -> str:
