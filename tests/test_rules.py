@@ -241,6 +241,43 @@ def test_only_streams_with_refused_marks_are_converted_again(
     assert not any(outcome.done for outcome in run_recipe(recipe))
 
 
+def test_only_preferences_with_rewards_are_converted_again(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 1 stored rewards that are not finite; streams without rewards have none of these."""
+    alpaca = {"instruction": "?", "chosen": "so", "rejected": "no"}
+    sharegpt = {
+        "conversations": [{"from": "human", "value": "?"}],
+        "chosen": {"from": "gpt", "value": "so"},
+        "rejected": {"from": "gpt", "value": "no"},
+    }
+    streams = dict[str, Any]()
+    for shape, record in {"alpaca": alpaca, "sharegpt": sharegpt}.items():
+        rewards = {"chosen_reward": 1.5, "rejected_reward": 0.5}
+        for name, fields in {shape: record, f"{shape}_rated": record | rewards}.items():
+            write_jsonl(tmp_path / f"{name}.jsonl", [fields] * 3)
+            keys = {field: field for field in fields}
+            source = {"path": f"{name}.jsonl", "shape": f"preference_{shape}", **keys}
+            streams[name] = {"kind": "preference", "source": source}
+    settings = {"train_loader": {"name": "pairwise_preference", "dataset": {}}}
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams, **settings)
+    with monkeypatch.context() as patch:
+        patch.setattr("mdsmix.kinds.rules.REWARDS", ())
+        run_recipe(recipe)
+    rules = [manifest_of(tmp_path / f"out/{name}/train").rules for name in streams]
+    assert rules == [{"kind.preferences": 2}] * len(streams)
+
+    rated = {name for name in streams if name.endswith("_rated")}
+    output = mdsmix("check", recipe).out
+    (line,) = [line for line in output.splitlines() if "rows-outdated" in line]
+    assert "the rule record.rewards was version 1" in line
+    assert set(streams_in(line)) == rated
+    converted = {outcome.stream: outcome.done for outcome in run_recipe(recipe)}
+    assert converted == {name: int(name in rated) for name in streams}
+    assert "rows-outdated" not in mdsmix("check", recipe).out
+    assert not any(outcome.done for outcome in run_recipe(recipe))
+
+
 def test_only_tables_with_texts_or_messages_are_converted_again(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

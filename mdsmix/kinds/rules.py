@@ -17,6 +17,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.frozen import frozen
 from mdsmix.kinds.kind import Kind
 from mdsmix.shapes import Shape
+from mdsmix.shapes.preference import REWARDS
 from mdsmix.shards.index import INDEX
 from mdsmix.shards.manifest import Encoding, Manifest
 from mdsmix.sources.format import Format
@@ -35,6 +36,11 @@ MARKS_VERSION = 2
 """
 MARKS_REASON_1 = "bad_weight"
 "The reason code of records that version 1 of MARKS_RULE refused. Version 2 has other codes."
+
+
+REWARDS_RULE = "record.rewards"
+REWARDS_VERSION = 2
+"""Version 1 of this rule stored rewards of preferences that are not finite, such as NaN."""
 
 
 @frozen(kw_only=True)
@@ -58,7 +64,7 @@ def list_raised_rules(
 ) -> dict[str, int]:
     """Return the version of each rule that applies to a stream and has version 2 or higher, such as
     `{"shape.openai": 2}`. A rule is code that decides the content of rows. A stream has rules of
-    its kind, of its shapes, and of its chat template if it has one.
+    its kind, of its shapes, of its chat template if it has one, and of rewards if it reads them.
 
     Rules of source formats are not included.
 
@@ -74,6 +80,8 @@ def list_raised_rules(
     raised = {name: version for name, version in versions.items() if version > 1}
     if kind.has_template:
         raised |= raised_template_rules(encoding, tokenizer)
+    if not encoding.fields.keys().isdisjoint(REWARDS):
+        raised[REWARDS_RULE] = REWARDS_VERSION
     return raised
 
 

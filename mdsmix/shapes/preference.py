@@ -347,7 +347,7 @@ def _answer_items(raw: RawRecord, key: str) -> list[Any]:
 REWARD_SYNONYMS = {"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)}
 PREFERENCE = Shape(
     name="preference",
-    version=3,  # the prompt is found after a system message; rewards are finite
+    version=3,  # the prompt is found after a system message
     gives=Preference,
     fields=ANSWERS,
     optional=("prompt", *REWARDS),
@@ -374,7 +374,7 @@ PREFERENCE = Shape(
 )
 PREFERENCE_OPENAI = Shape(
     name="preference_openai",
-    version=2,  # several messages of a prompt are found in the answers; rewards are finite
+    version=2,  # several messages of a prompt are found in the answers
     gives=Preference,
     fields=ANSWERS,
     optional=("prompt", "system", "tools", *REWARDS),
@@ -395,7 +395,6 @@ PREFERENCE_OPENAI = Shape(
 )
 PREFERENCE_ALPACA = Shape(
     name="preference_alpaca",
-    version=2,  # a reward that is not finite is bad
     gives=Preference,
     fields=("instruction", *ANSWERS),
     optional=("input", "history", "system", *REWARDS),
@@ -408,7 +407,6 @@ PREFERENCE_ALPACA = Shape(
 )
 PREFERENCE_SHAREGPT = Shape(
     name="preference_sharegpt",
-    version=2,  # a reward that is not finite is bad
     gives=Preference,
     fields=("conversations", *ANSWERS),
     optional=("system", "tools", *REWARDS),
