@@ -78,7 +78,7 @@ def join_answers(
     """Return twice as many rows: each prompt with the chosen answer, and then each prompt with the
     rejected answer. Each is cut to max_seq_len. COMPLETION_MASK is one of its outputs.
 
-    Raises MixRefused if a prompt leaves no room for an answer.
+    Raises MixRefused if an answer is empty, or a prompt leaves no room for it.
 
     Args:
         rows: the preferences.
@@ -88,14 +88,20 @@ def join_answers(
     sides = list[TrainingRow]()
     for key in ("chosen", "rejected"):
         for row, prompt in zip(rows, prompts, strict=True):
-            answer = getattr(row, key)[: max_seq_len - len(prompt.input_ids)]
-            if len(prompt.input_ids) >= max_seq_len or not len(answer):
+            answer = getattr(row, key)
+            if not len(answer):
+                raise MixRefused(
+                    f"{row.name}: the {key} answer is empty; convert the data again, which leaves "
+                    "such records out."
+                )
+            if len(prompt.input_ids) >= max_seq_len:
                 raise MixRefused(
                     f"{row.name}: the {key} answer has no token within max_seq_len "
                     f"{max_seq_len:,}, of which the prompt takes {len(prompt.input_ids):,} or "
                     "more; convert the stream with this max_seq_len and this processor, which "
                     "leaves such records out."
                 )
+            answer = answer[: max_seq_len - len(prompt.input_ids)]
             nothing = np.zeros(len(answer), np.int64)
             outputs = {
                 name: np.concatenate([values, nothing]) for name, values in prompt.outputs.items()

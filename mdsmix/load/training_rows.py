@@ -246,6 +246,7 @@ def _make_packed_row(sample: Sample, rules: RowRules) -> TrainingRow:
     do not change them.
     """
     ids, is_trained, starts = decode_packed_row(sample)  # starts: first token of each document
+    refuse_negative_ids(ids)
     labels = np.where(is_trained, ids, IGNORED_LABEL)
     weights = _read_weights(sample, ids.size) if LOSS_WEIGHTS in sample else None
     row = cut_row(TrainingRow(ids, labels, weights=weights), rules, spare=0)
@@ -306,10 +307,12 @@ def number_plain_documents(tokens: Tokens, rules: RowRules) -> Tokens:
 
 
 def _end_with_eos(turns: Sequence[Turn], rules: RowRules) -> Sequence[Turn]:
-    """Append EOS to the last response if it does not end with EOS."""
+    """Append EOS to the last response if it does not end with EOS.
+
+    Raises MixRefused if there are no turns, or the last response is empty.
+    """
     eos = rules.ids.eos
-    # Without EOS nothing is appended, so an empty response is not looked at here.
-    if not turns or (eos is not None and not turns[-1].response.size):
+    if not turns or not turns[-1].response.size:
         raise MixRefused(
             "this row has no turns, or its last response is empty, so there is nothing to train "
             "on; convert the data again, which leaves such records out."

@@ -40,7 +40,7 @@ from tests.every_kind import (
 
 EOS = 0
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Rows longer than max_seq_len"),
+    pytest.mark.filterwarnings("ignore:The loader cuts rows"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 CONTENT = {

@@ -38,7 +38,7 @@ def read_parquet(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.filterwarnings("ignore:Rows longer than max_seq_len")
+@pytest.mark.filterwarnings("ignore:The loader cuts rows")
 @pytest.mark.parametrize("name", PLAIN + FINETUNING)
 def test_a_parquet_row_is_the_row_of_the_loader(
     streams: Streams, tmp_path: Path, name: str

@@ -227,10 +227,9 @@ def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: lis
     def make_pair(prompt: list[int], response: list[int]) -> dict[str, Any]:
         return {"input_ids": np.array(prompt, np.int32), "labels": np.array(response, np.int32)}
 
-    def make_packed(starts: list[int], mask: list[int]) -> dict[str, Any]:
-        ids = np.array([5, 6, 7, 8], np.int32)
+    def make_packed(starts: list[int], mask: list[int], first_id: int = 5) -> dict[str, Any]:
         return {
-            "input_ids": ids,
+            "input_ids": np.array([first_id, 6, 7, 8], np.int32),
             "starts": np.array(starts, np.int32),
             "loss_mask": np.array(mask, np.uint8),
         }
@@ -258,6 +257,7 @@ def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: lis
             ),
             (packed, make_packed([0, 1], [1, 1, 0, 0]), "nothing left to train on"),
             (packed, make_packed([0, 1], [1, 1, 1]), "loss_mask has 3 values"),
+            (packed, make_packed([0, 1], [1, 1, 1, 1], first_id=-7), "contains the token id -7"),
             (
                 {"tokens": "ndarray:int16"},
                 {"tokens": np.array([4, -2], np.int16)},
@@ -321,7 +321,7 @@ CHATS: list[Any] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:Rows longer than max_seq_len")
+@pytest.mark.filterwarnings("ignore:The loader cuts rows")
 def test_chats_give_the_batch_or_the_error_of_a_row(tmp_path: Path, written: list[bool]) -> None:
     folder = write_stream(tmp_path, {"turns": "json"}, [{"turns": chat} for chat in CHATS])
     tree = config({"a": {"local": str(folder)}}, "finetuning") | {"max_seq_len": WIDTH}

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -19,6 +20,7 @@ from PIL import Image, ImageOps
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.load import build_loader
 from mdsmix.load.plugin import build_dataloader
+from mdsmix.load.preference_batch import PreferenceRow, as_prompts, join_answers
 from mdsmix.load.vision import load_processor
 from tests.converting import (
     manifest_of,
@@ -290,6 +292,15 @@ def test_a_prompt_that_leaves_no_room_for_an_answer_is_filtered(
     config["train_loader"]["dataset"]["streams"]["see"]["local"] = str(tmp_path / "blind/see")
     with pytest.raises(MixRefused, match=r"row 1: .* has no token within|row 1: .* images end"):
         list(build_loader(config, 2))
+
+
+def test_an_answer_that_cannot_be_trained_is_refused_for_its_own_reason() -> None:
+    prompt, answer, empty = (np.arange(10, 10 + length) for length in (4, 2, 0))
+    rows = [PreferenceRow(prompt, answer, empty, None, "row 7")]
+    with pytest.raises(MixRefused, match=r"^row 7: the rejected answer is empty;"):
+        join_answers(rows, as_prompts(rows), 8)
+    with pytest.raises(MixRefused, match=r"^row 7: the chosen answer has no token within .* 4,"):
+        join_answers(rows, as_prompts(rows), 4)
 
 
 def test_every_command_knows_them(published: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow, make_trai
 from tests.with_torch.load_streams import EOS, IDS, PAD
 
 X = -100
+NO_EOS = TokenIds(eos=None, pad=PAD)
 LEFT = TokenIds(eos=EOS, pad=PAD, padding_side="left")
 FIRST = {"input_ids": [10, 11, 12], "labels": [20, 21]}
 CHAT = {"turns": [FIRST, {"input_ids": [13], "labels": [22, 23]}]}
@@ -49,7 +50,7 @@ def pair(context: list[int], target: list[int], dtype: Any = np.uint16) -> dict[
 
 def packed(*documents: list[int], trained: list[int] | None = None) -> dict[str, Any]:
     starts = np.cumsum([0, *map(len, documents[:-1])]).astype(np.int32)
-    sample = {"input_ids": np.concatenate(documents).astype(np.uint16), "starts": starts}
+    sample = {"input_ids": np.concatenate(documents).astype(np.int32), "starts": starts}
     if trained is not None:
         sample["loss_mask"] = np.array(trained, np.uint8)
     return sample
@@ -71,7 +72,7 @@ def test_the_target_policies_decide_which_tokens_are_trained() -> None:
 def test_only_the_last_response_gets_an_eos_which_is_cut_without_a_warning() -> None:
     for target in ([20], [20, EOS]):
         assert row(pair([10], target)) == ([10, 20, EOS], [X, 20, EOS])
-    assert row(pair([10], [20]), ids=TokenIds(eos=None, pad=PAD)) == ([10, 20], [X, 20])
+    assert row(pair([10], [20]), ids=NO_EOS) == ([10, 20], [X, 20])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert row(pair([10], [11, 12, 13]), max_seq_len=4)[1] == [X, 11, 12, 13]
@@ -157,6 +158,11 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"turns": []}, {}, "has no turns"),
     ({"turns": [{"input_ids": [1]}]}, {}, "lacks input_ids or labels"),
     ({"turns": [{"input_ids": [10], "labels": []}]}, {}, "last response is empty"),
+    # The same without EOS, which is not appended then.
+    ({"turns": [{"input_ids": [10], "labels": []}]}, {"ids": NO_EOS}, "last response is empty"),
+    (pair([10], []), {"ids": NO_EOS}, "last response is empty"),
+    (pair([10], []), {"ids": NO_EOS, "decoder_only_format": False}, "last response is empty"),
+    (packed([5, 6], [-100, 8]), {}, "contains the token id -100"),
     ({"tokens": np.array([1.5])}, {}, "must contain bytes or a row of integers"),
     ({"tokens": np.array([10])}, {"decoder_only_format": False}, "no input for an encoder"),
     (PACKED, {"decoder_only_format": False}, "decoder_only_format: true"),
