@@ -15,9 +15,10 @@ of a unit takes as long as a worker with one thread for the first third, and som
 measured with two threads.
 
 The last columns are what it would take if several workers encoded a part of each unit, and one of
-them joined the parts: the best number of parts. This is not built. Not simulated are disks, the
-bandwidth of memory, and processors that become slower when all of them work. `--validate` compares
-the simulation with real runs of one and two workers.
+them joined the parts: the best number of parts. The engine shares units in another way: workers
+without a unit encode batches of others (engines/assistants.py). Not simulated are these assistants,
+disks, the bandwidth of memory, and processors that become slower when all of them work.
+`--validate` compares the simulation with real runs of one and two workers.
 """
 
 from __future__ import annotations
