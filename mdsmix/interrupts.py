@@ -18,7 +18,8 @@ scheduler such as Airflow. Python turns each into an exception, if a handler is 
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """Delay the handlers of these signals until the end of the `with` block.
+    """Delay the handlers of the signals in DELAYED (Ctrl-C, SIGTERM and SIGALRM) until the end of
+    the `with` block.
 
     A handler raises an exception at whatever line the main thread is. A worker process that was
     just started, and is in no list yet, would then stay for the life of a notebook's kernel. So

@@ -339,8 +339,7 @@ def test_what_max_repeat_moves_is_told_with_its_numbers(home: Path) -> None:
 
 
 UNCOUNTED = (
-    "were not counted: the stream has no manifest, or its manifest is of another index, of another "
-    "max_seq_len or of other targets, or its padding token is EOS. Also,"
+    "were not counted, because the stream has no manifest that belongs to its index: convert it."
 )
 REFUSED = {
     "web chat | budget=1M tokens": (
@@ -369,11 +368,12 @@ REFUSED = {
         "web is 0"
     ),
     "web docs": (
-        f"the tokens of docs {UNCOUNTED} its first samples suggest 4.0 tokens a sample, which --estimate"
+        f"the tokens of docs {UNCOUNTED} Its first samples suggest 4.0 tokens a sample: --estimate"
     ),
-    "web raw": f"the tokens of raw {UNCOUNTED} the loader itself tokenizes the stream. Convert",
+    "web raw": f"the tokens of raw {UNCOUNTED} They cannot be estimated, since the loader itself",
     "web chat | count=loss_tokens | target_prompts=all": (
-        "the loss_tokens of chat were not counted: the stream has no manifest, or its manifest"
+        "the loss_tokens of chat were not counted, because the stream was converted with other "
+        "target_prompts or target_responses than the loader has: convert it with the loader's."
     ),
     "web mute | count=loss_tokens": "mute must be 50% of an epoch's loss_tokens, and has none",
 }
@@ -436,5 +436,5 @@ def test_trained_tokens_are_unknown_if_the_text_loader_masks_eos_as_padding(home
     assert choose_by_recipe(write_recipe(home, "own", budget="3 passes of own", **keys)) == {
         "own": 30
     }
-    with pytest.raises(MixRefused, match="or its padding token is EOS"):
+    with pytest.raises(MixRefused, match="because its tokenizer pads with EOS"):
         choose_by_recipe(write_recipe(home, "same", budget="3 passes of same", **keys))

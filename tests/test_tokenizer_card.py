@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +25,7 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer import snapshot
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.decoder import find_decoder
-from mdsmix.tokenizer.describe import describe_tokenizer
+from mdsmix.tokenizer.describe import Unusable, describe_tokenizer
 from tests.styles import train_style
 from tests.versions import IS_TRANSFORMERS_4
 
@@ -262,6 +263,19 @@ def test_a_tokenizers_own_code_is_not_run(tmp_path: Path, tokenizer_folder: Path
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
     with pytest.raises(ValueError, match=r"ByT5Tokenizer has no fast form .* convert it once"):
         describe_tokenizer(str(tmp_path), {})
+
+
+def test_a_tokenizer_that_opens_and_cannot_be_used_was_not_lost(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "it adds other tokens to each text, e.g. a date. Name another tokenizer"
+    answer = [{}, f"{Unusable.__name__}: {reason}"]
+    done = subprocess.CompletedProcess([], 0, stdout=json.dumps(answer), stderr="")
+    monkeypatch.setattr(snapshot, "run_describe", lambda _: done)
+    for name in ("org/found-on-a-hub", tmp_path):
+        with pytest.raises(Unreachable) as caught:
+            open_by_name(name)
+        assert str(caught.value) == f"the tokenizer {name} cannot be used: {reason}."
 
 
 def test_the_environment_sets_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:

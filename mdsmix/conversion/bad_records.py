@@ -252,8 +252,8 @@ class Tally:
         self._rejected = []
 
     def _sampled_items(self, batch: RecordBatch) -> Iterator[BadRecord]:
-        """Yield the items of a batch that contain no record, such as lines that aren't JSON, if
-        they are in the stream's sample. Items outside of the sample are counted, not yielded.
+        """Yield the items of a batch that contain no record, such as lines that aren't JSON. If the
+        recipe's key `sample:` leaves an item out, it is counted as filtered and not yielded.
         """
         for bad in batch.bad:
             if self._members.samples_raw(bad.origin.raw):

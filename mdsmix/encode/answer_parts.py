@@ -227,8 +227,12 @@ class _MaskedMessage:
 
 
 def _replace_texts(content: Sequence[Mapping[str, Any]], text: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the parts of a content, with another text of the same length in the place of all their
-    texts.
+    """Yield the items of a message's content. The text of each item is replaced by as many
+    characters of `text`. An item without a text, such as an image, stays as it is.
+
+    Args:
+        content: a content that is a list of items, such as `{"type": "text", "text": "Hello"}`.
+        text: the new text of all items together, as long as all their texts.
     """
     start = 0
     for item in content:

@@ -378,7 +378,8 @@ def _lacks_eos(values: NDArray[Any], ends: Lengths, eos: int | None) -> Flags:
 
 
 def find_empty_sides(turns: Turns) -> NDArray[np.object_]:
-    """Return object [n]: `empty_prompt` or `empty_response` if a sample has such a side, otherwise
+    """Return object [n], a verdict on each sample: `empty_prompt` if one of its prompts has no
+    tokens; if none is empty, `empty_response` if one of its responses has no tokens; otherwise
     USABLE.
     """
     verdicts = np.full(len(turns.counts), USABLE, object)

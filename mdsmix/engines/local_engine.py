@@ -160,8 +160,10 @@ class LocalEngine:
 
     def stop(self) -> None:
         """Stop the workers that have a task, and return when their processes have ended. Idle
-        workers stay for the next run. So do assistants if no task was interrupted: then all parts
-        are done, and they become idle now.
+        workers stay for the next run.
+
+        Assistants do parts of other workers' tasks. If a task was interrupted, they are stopped
+        too. Otherwise all parts are done, so the assistants become idle and stay.
         """
         self.budget.update(self._pids, at_once=True)  # the last time that these workers count
         with delay_signals():

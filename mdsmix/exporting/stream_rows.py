@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from mdsmix.errors import Unreachable
 from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.kind import Kind
@@ -149,19 +150,20 @@ class ExportedStream:
     def read_rows(self, shard: Shard, samples: Ragged) -> Iterator[TrainedRows]:
         """Yield the rows of a shard, some at a time.
 
-        Raises Unreachable if a sample is damaged.
+        Raises Unreachable if a sample is damaged, or if no column contains token ids.
 
         Args:
             shard: the shard's entry in the index.
             samples: the bytes of its samples.
         """
-        with open_shard(self.stream.folder, shard):
+        with open_shard(self.stream.folder, shard) as file:
             for batch in _split_samples(samples):
                 tokens = decode_tokens(shard, batch)
                 if tokens is None:
-                    raise ValueError(
-                        "none of the shard's columns contains token ids: "
-                        f"{', '.join(shard.columns)}"
+                    raise Unreachable(
+                        f"none of the columns of the shard {file} contains token ids (they are "
+                        f"{', '.join(shard.columns)}): convert the texts with mdsmix, and name "
+                        "that stream."
                     )
                 yield self.kind.finish_rows(tokens, self.eos)
 

@@ -360,7 +360,11 @@ def _add_images(shape: Shape, column: Any) -> Shape:
     if not column:
         return shape
     if shape.gives is not Conversation and shape.name not in PREFERENCES_WITH_IMAGES:
-        raise RecipeError("images: skipped, since the text does not mark where they belong.")
+        raise RecipeError(
+            f"images: skipped with all records of the entry, since {shape.name} records do not "
+            "mark where an image belongs. Remove columns.images to take the text alone, or write "
+            "the records as conversations with <image> in the text."
+        )
     return with_images(shape, [] if column in FIELDS else [str(column)])
 
 

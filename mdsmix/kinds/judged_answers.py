@@ -111,8 +111,11 @@ class JudgedAnswers(TemplateKind):
         return LastAnswerRenderer(self.encoding, self.tokenizer, self.backend)
 
     def tokenize(self, answers: Sequence[Answer]) -> TokenizedAnswers:
-        """Tokenize answers with their prompts. Pairs are tokenized together, and conversations
-        together.
+        """Tokenize answers with their prompts. Return for each answer the ids of its prompt and its
+        own ids, or a reason code if it cannot be tokenized. Return also which answers contain the
+        string of a special token, and how many have each field that the template does not print.
+
+        All pairs are tokenized at once, and then all conversations.
         """
         turns: list[Turn | str] = ["" for _ in answers]
         with_specials = set[int]()

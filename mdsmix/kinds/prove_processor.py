@@ -44,7 +44,8 @@ OWN_ROWS = 4
 "How many rows of the stream itself are compared, in addition to the made-up ones."
 FIX_UNEQUAL = (
     "set images.max_images: 1 if only rows with several images differ, or name the processor of "
-    "another model (docs/images.md lists the processors that are equal)"
+    "another model (docs/images.md lists the processors that "
+    "make the same batch of stored rows as of whole conversations)"
 )
 "What a message advises if the two batches differ."
 CONVERSATIONS = {

@@ -58,7 +58,8 @@ class Diagnostics:
             fields_read: names of the fields that are read.
             rival_fields: fields for the same value, such as `images` and `image`. In each record
                 only the first of these fields that is not empty is read.
-            most_names: how many names of a diagnosis are counted one by one.
+            most_names: how many names are counted one by one in each diagnosis: of unread fields,
+                for example. All further names are counted together as FURTHER_NAMES.
         """
         self._fields_read = frozenset(fields_read)
         self._rival_fields = rival_fields

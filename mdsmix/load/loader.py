@@ -83,6 +83,9 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     settings: LoaderSettings
     "The settings that `open_loader` built the loader from."
     _iterator: Any
+    """Torch's own attribute: its iterator of the last pass if workers are persistent, otherwise
+    None. The next pass uses the workers of this iterator again.
+    """
     _is_accelerate_prepared = True
     """Accelerator.prepare does not change a loader with this mark. Without the mark it would wrap
     the loader and divide the batches among the ranks a second time.

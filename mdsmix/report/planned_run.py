@@ -72,7 +72,10 @@ def make_mix_ribbons(plan: Plan, colours: Mapping[str, str]) -> Iterator[Ribbon]
 
 
 def make_step_ribbon(plan: Plan) -> Iterator[Ribbon]:
-    """Yield the shares of trained tokens, other tokens and padding in a step, if they are known."""
+    """Yield one bar: the positions of a step, divided into trained tokens, other tokens and
+    padding. Yield nothing if the number of trained tokens is unknown, or if the step has no
+    positions.
+    """
     step = plan.step
     if is_known(step.trained) and step.positions:
         tokens = min(step.tokens, step.positions)

@@ -58,11 +58,17 @@ def step_table(preview: Preview, counts: NDArray[np.int64]) -> Table:
 
 
 def epoch_table(preview: Preview) -> Table:
-    """Return a table of the epoch: each stream's samples, tokens and shares."""
+    """Return a table of the epoch, with a row for each stream: its samples, its tokens, and three
+    shares.
+
+    `of samples` is its share of the epoch's samples as the loader draws them, and `planned` as the
+    weights ask for them. `share` is its share of the epoch's tokens; of the samples if the tokens
+    of any stream are unknown.
+    """
     windows = preview.windows
     planned = preview.layout.planned
     samples = windows.samples.sum(axis=0)
-    sizes = windows.sizes.sum(axis=0)
+    sizes = windows.sizes.sum(axis=0)  # of each stream: tokens, or samples (`Windows.unit`)
     counts = samples.tolist()
     tokens = [count * mean for count, mean in zip(counts, preview.tokens, strict=True)]
     rows = zip(

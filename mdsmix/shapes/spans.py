@@ -27,8 +27,9 @@ ENTRY_MARKS = ("train", "weight")
 SPAN_REASONS = {
     "bad_span": (
         "A message's train_detail is not a list of {begin_offset, end_offset, train} with ranges "
-        "inside the content, of which end_offset is the last character, or entries that overlap "
-        "differ; the detail says why."
+        "inside the content, of which end_offset is the last character; or entries that overlap "
+        "differ; or the answer of a preference has train_detail or a loss weight. The detail says "
+        "why."
     ),
     "span_with_calls": (
         "A message with train_detail calls tools: train_detail names characters of the content, "
@@ -141,7 +142,10 @@ def _is_whole(offset: Any) -> bool:
     return type(offset) is int or (type(offset) is float and offset.is_integer())
 
 
-ANSWER_LOSS = "the loss of a preference is of the whole answer, without weights of its characters"
+ANSWER_LOSS = (
+    "the answer of a preference has train_detail or a loss weight, but preferences always train "
+    "whole answers with the weight 1: remove these keys from the answer"
+)
 "Why a preference whose answer has marks of characters, or a loss weight, is bad."
 
 

@@ -374,7 +374,13 @@ def publish_in_place(folder: Location, index: Index, manifest: bytes | None, lea
 
 
 def keep_index(folder: Location, index: bytes) -> None:
-    """Keep a copy of an index that is about to be replaced."""
+    """Keep a copy of an index that is about to be replaced. Running jobs may use it still: as long
+    as there is a copy, the shards that it names are not deleted.
+
+    Args:
+        folder: the folder of the stream.
+        index: the bytes of the index.
+    """
     (folder / REPLACED_INDEX.format(hash=xxhash.xxh128_hexdigest(index))).write(index)
 
 

@@ -254,13 +254,15 @@ def _choose_threads(files: list[_ExpectedFile]) -> int:
     """Return how many threads read files. Hashing, decompressing and waiting for bytes release
     Python's lock, so only memory limits the number.
     """
-    largest = 0
+    largest = 1
     for file in files:
         decompressed_bytes = file.shard.raw_data.bytes if file.shard else 0
         largest = max(largest, file.stored.bytes + decompressed_bytes)
-    # `largest` has two of the COPIES (stored and decompressed), so about twice the bytes of one.
-    fitting = 2 * IN_FLIGHT_BYTES // (COPIES * largest + 1)
-    return max(1, min(MOST_THREADS, fitting))
+    # While a thread reads a shard, there are COPIES of it in memory. `largest` is the bytes of two
+    # of them, as stored and as decompressed; the others are about as large.
+    bytes_of_thread = largest * COPIES // 2
+    fitting_threads = IN_FLIGHT_BYTES // bytes_of_thread
+    return max(1, min(MOST_THREADS, fitting_threads))
 
 
 def _read_file(folder: Location, file: _ExpectedFile) -> _FileResult:

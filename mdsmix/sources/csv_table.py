@@ -77,8 +77,9 @@ class CsvTable(Format):
         """Return 1 as the version of this format that is hashed into the file's digests, although
         `version` is 2. If a digest changes, its records are converted again.
 
-        Version 2 decodes other cells only in fields with texts or messages, and `blocks` names
-        these fields in the digests. Any other table has the same records as under version 1.
+        The two versions differ only in fields with texts or messages: version 1 decodes all cells
+        there that are JSON, version 2 only lists and objects. `blocks` names these fields in the
+        digests. A table without such fields has the same records under both versions.
         """
         return 1
 

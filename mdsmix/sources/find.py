@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.messages import join_names
+from mdsmix.messages import choose_verb, join_names, plural
 from mdsmix.record import is_encodable
 from mdsmix.shards.index import INDEX
 from mdsmix.sources.formats import FORMATS, format_of
@@ -61,9 +61,10 @@ def list_data_files(folder: Location) -> FoundFiles:
         else:
             missing.append(str(file))
     if missing:
+        be = choose_verb(missing, "is", "are")
         raise Unreachable(
-            f"{join_names(missing)} is missing, but {folder / STATE} lists it: "
-            "copy the folder again"
+            f"{folder / STATE} lists {plural(len(missing), 'file')} that {be} missing: "
+            f"{join_names(missing)}. Copy the folder again"
         )
     return files
 

@@ -60,6 +60,12 @@ RARE_PROBES = (
 "Texts that two classes are likely to split in different ways."
 
 
+class Unusable(ValueError):
+    """transformers opens a tokenizer, but mdsmix cannot use it. The message is the reason, with
+    what to do, as the end of a sentence.
+    """
+
+
 def describe_tokenizer(
     name: str, kwargs: dict[str, Any], file_hash: str = "", joined: Path | None = None
 ) -> dict[str, Any]:
@@ -67,7 +73,7 @@ def describe_tokenizer(
     dict. Its `files` is {name: text} of the tokenizer's files, instead of a list of names.
 
     If an argument of `kwargs` would have no effect, return {"wrong": message}.
-    Raises ValueError with the reason if mdsmix cannot use the tokenizer.
+    Raises Unusable with the reason if mdsmix cannot use the tokenizer.
 
     Args:
         name: the tokenizer's folder, file or hub name.
@@ -86,7 +92,7 @@ def describe_tokenizer(
         )
         return {"wrong": wrong}
     if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(
+        raise Unusable(
             f"its class {type(tokenizer).__name__} has no fast form (tokenizer.json), which "
             "mdsmix needs; convert it once with transformers.convert_slow_tokenizer, and save the "
             "result"
@@ -121,7 +127,7 @@ def describe_tokenizer(
 
 
 def _refuse_empty(tokenizer: Any, ids: dict[str, int]) -> None:
-    """Raise ValueError if a tokenizer has only special tokens. transformers 5 makes such a
+    """Raise Unusable if a tokenizer has only special tokens. transformers 5 makes such a
     tokenizer from a folder without a vocabulary.
 
     Args:
@@ -130,9 +136,9 @@ def _refuse_empty(tokenizer: Any, ids: dict[str, int]) -> None:
     """
     ordinary = ids.keys() - tokenizer.get_added_vocab().keys()
     if len(ordinary) <= 1:  # every real vocabulary has many ordinary tokens
-        raise ValueError(
+        raise Unusable(
             "it opens as an empty tokenizer, since it has no file with a vocabulary "
-            "(tokenizer.json)"
+            "(tokenizer.json); name a folder or hub name that has one"
         )
 
 
@@ -309,7 +315,7 @@ def _save_files(
     What PreTrainedTokenizerFast does depends on the added tokens and the settings, and not on the
     other tokens. So the skeleton is saved and opened in place of the tokenizer, which saves 2 s of
     3 s for Qwen 3. If it does not open to the same fields, the whole tokenizer is saved and opened.
-    Raises ValueError if neither class opens to the same tokenizer.
+    Raises Unusable if neither class opens to the same tokenizer.
 
     Args:
         tokenizer: the loaded tokenizer.
@@ -334,7 +340,11 @@ def _save_files(
             files = _save_once(saved, fields, content)
             if files:
                 return files
-    raise ValueError("the files that transformers saves do not open to the same tokenizer again")
+    raise Unusable(
+        "mdsmix saves it with transformers, and transformers opens these files as another "
+        f"tokenizer than its class {type(tokenizer).__name__}; to use the rules of its "
+        "tokenizer.json alone, name this file"
+    )
 
 
 @contextmanager
@@ -480,7 +490,7 @@ class AddedIds(NamedTuple):
 def _find_added_ids(tokenizer: Any) -> AddedIds:
     """Return the ids that the tokenizer adds before and after each text.
 
-    Raises ValueError if it does not add the same ids to all PROBES, or if it encodes a text
+    Raises Unusable if it does not add the same ids to all PROBES, or if it encodes a text
     differently when it is passed as `text_target`.
     """
     added_of_probes = list[AddedIds]()
@@ -488,9 +498,9 @@ def _find_added_ids(tokenizer: Any) -> AddedIds:
         full = tokenizer(probe, add_special_tokens=True)["input_ids"]
         bare = tokenizer(probe, add_special_tokens=False)["input_ids"]
         if tokenizer(text_target=probe)["input_ids"] != full:
-            raise ValueError(
-                "it encodes a target text differently from an input text, which mdsmix does not "
-                "support"
+            raise Unusable(
+                "it encodes a target text (text_target) differently from an input text, and mdsmix "
+                "needs a tokenizer that encodes both alike; name one that does"
             )
         # Find where the text's own ids begin within the ids with special tokens.
         start = 0
@@ -499,9 +509,9 @@ def _find_added_ids(tokenizer: Any) -> AddedIds:
         added_of_probes.append(AddedIds(full[:start], full[start + len(bare) :]))
     first = added_of_probes[0]
     if any(added != first for added in added_of_probes):
-        raise ValueError(
-            "it does not add the same special tokens before and after every text, and mdsmix does "
-            "not support this"
+        raise Unusable(
+            "the special tokens that it adds before and after a text depend on the text, and "
+            "mdsmix needs a tokenizer that adds the same ones to every text; name one that does"
         )
     return first
 

@@ -51,6 +51,8 @@ FIX: Mapping[Pretrained, str] = {
     "tokenizer, or a hub name that this machine can reach; torch and torchvision must be installed",
 }
 "What the user can do if a tokenizer or processor cannot be loaded; the end of a message."
+UNUSABLE = "Unusable: "
+"The beginning of an error of `describe.py`: the tokenizer was found, but mdsmix cannot use it."
 FRESH_SECONDS = 5
 "A file that was written or copied later than so many seconds ago is read each time."
 SIGNS_OF_FIVE = (NEW_CLASS, "Tokenizer class", "'list' object has no attribute 'keys'")
@@ -224,13 +226,16 @@ def run_describe(question: str) -> subprocess.CompletedProcess[str]:
 
 
 def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
-    """Return the message for a tokenizer or processor that transformers could not load.
+    """Return the message for a tokenizer or processor that transformers could not load, or that
+    mdsmix cannot use.
 
     Args:
         pretrained: whether `name` is a tokenizer or a processor.
         name: its folder, file or hub name.
-        error: the error of transformers.
+        error: the error of transformers, or an Unusable of `describe.py`, with its class.
     """
+    if error.startswith(UNUSABLE):
+        return f"the {pretrained} {name} cannot be used: {error.removeprefix(UNUSABLE)}."
     first_sentence, _, _ = " ".join(error.split()).partition(". ")
     reason = first_sentence[:300].rstrip(".")
     if reason.startswith("HFValidationError"):

@@ -26,6 +26,7 @@ from mdsmix.mix.epoch.stream_counts import (
     count_tokens,
     count_trained,
     fixed_row_length,
+    is_cut_as_converted,
 )
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.recipe import Recipe
@@ -223,16 +224,41 @@ def _measure_mean(stream: StreamInMix, loader: Loader, unit: Unit, may_estimate:
         total = count_trained(stream, loader)
         is_counted = not isinstance(total, Estimate)
     if not is_counted and not (may_estimate and is_known(total)):
-        hint = "the loader itself tokenizes the stream"
+        hint = "They cannot be estimated, since the loader itself tokenizes the stream."
         if is_known(total):
             hint = (
-                f"its first samples suggest {total / samples:,.1f} {unit} a sample, which "
-                "--estimate applies to all samples"
+                f"Its first samples suggest {total / samples:,.1f} {unit} a sample: --estimate "
+                "applies this number to all samples."
             )
         raise MixRefused(
-            f"the {unit} of {stream.name} were not counted: the stream has no manifest, or its "
-            "manifest is of another index, of another max_seq_len or of other targets, or its "
-            f"padding token is EOS. Also, {hint}. Convert the stream, or set `count: samples` and "
-            "a budget of samples in the recipe."
+            f"the {unit} of {stream.name} were not counted, because "
+            f"{_explain_uncounted(stream, loader)}. {hint} Or set `count: samples` and a budget of "
+            "samples in the recipe."
         )
     return Mean(Fraction(total) / samples, is_exact=not isinstance(total, Estimate))
+
+
+def _explain_uncounted(stream: StreamInMix, loader: Loader) -> str:
+    """Return why the tokens of a stream were not counted as this loader trains them, and what to
+    do, as the end of a sentence that begins with `because`.
+    """
+    manifest = stream.trusted_manifest
+    if manifest is None:
+        return "the stream has no manifest that belongs to its index: convert it"
+    if not is_cut_as_converted(stream, loader):
+        return (
+            f"the stream was converted with max_seq_len {manifest.encoding.max_seq_len:,}, and the "
+            f"loader has {loader.max_seq_len:,}: convert it with the loader's"
+        )
+    if stream.survey:
+        return "the stream is not converted yet: convert it"
+    card = manifest.tokenizer
+    if loader.is_text and card.pad_id == card.eos_id:
+        return (
+            "its tokenizer pads with EOS, and the text loader computes no loss at padding tokens: "
+            "converting it again would not help"
+        )
+    return (
+        "the stream was converted with other target_prompts or target_responses than the loader "
+        "has: convert it with the loader's"
+    )

@@ -51,10 +51,6 @@ READ = 64 << 20
 STEPS, WINDOWS = 3, 12
 UNKNOWN = "Unknown: see the problem at the top of the page."
 "A problem is described once, at the top. The parts that it affects show this sentence."
-NO_PREVIEW = (
-    "the first batches can be shown only of published streams that can be mixed, and for the "
-    "loader of a recipe or a training YAML"
-)
 ERRORS_OF_A_PART = (RecipeError, MixRefused, Unreachable, Damaged)
 "Errors that would end a command. Here they end one part of the page."
 
@@ -224,8 +220,19 @@ def _add_preview(
     """Add the first batches, as `mdsmix preview` shows them."""
     mix = page.mix
     plan = page.plan
-    if mix is None or plan is None or mix.is_bare:
-        page.notes["preview"] = NO_PREVIEW
+    if mix is None:
+        page.notes["preview"] = (
+            "not shown, because the streams cannot be mixed: see the problem at the top of the page"
+        )
+        return
+    if plan is None:
+        page.notes["preview"] = "not shown, because there is no plan of the run: see why there"
+        return
+    if mix.is_bare:
+        page.notes["preview"] = (
+            "not shown, because only streams are named: the batches depend on the loader, which a "
+            "recipe or a training YAML states; name one of them"
+        )
         return
     if say is None:
         page.notes["preview"] = "not shown because of --no-preview"
