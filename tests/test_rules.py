@@ -27,6 +27,7 @@ from mdsmix.sources.csv_table import CsvTable
 from mdsmix.sources.format import Format, parse_json_fields
 from mdsmix.sources.jsonl import Jsonl
 from mdsmix.sources.parquet import Parquet
+from mdsmix.sources.tar import Tar
 from tests.converting import (
     chats,
     documents,
@@ -40,7 +41,7 @@ from tests.converting import (
     write_jsonl,
     write_recipe,
 )
-from tests.formats import encode_table
+from tests.formats import encode_table, write_records
 
 Raise = Callable[[pytest.MonkeyPatch], None]
 
@@ -284,10 +285,12 @@ def test_only_tables_with_texts_or_messages_are_converted_again(
     """Version 1 of csv decoded every JSON value in such a cell: it dropped the quotes here."""
     prompts = [{"prompt": '"Hello"'}, {"prompt": '"Why?"'}]
     (tmp_path / "prompts.csv").write_bytes(encode_table(prompts, ","))
+    archive = write_records(tmp_path, "tar", prompts)
     write_jsonl(tmp_path / "lines.jsonl", prompts)
     sources = {
         "prompts": {"path": "prompts.csv", "prompt": "prompt"},
         "questions": {"path": "prompts.csv", "instruction": "prompt"},  # is always a text
+        "archive": {"path": archive.name, "instruction": "prompt"},
         "lines": {"path": "lines.jsonl", "prompt": "prompt"},
     }
     streams = {name: {"kind": "prompt", "source": source} for name, source in sources.items()}
@@ -300,6 +303,7 @@ def test_only_tables_with_texts_or_messages_are_converted_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(CsvTable, "version", 1)
+        patch.setattr(Tar, "version", 2)
         patch.setattr("mdsmix.sources.csv_table.describe_cells", lambda unit: "")
         patch.setattr("mdsmix.sources.csv_table.parse_message_fields", parse_all)
         run_recipe(recipe)
@@ -309,14 +313,13 @@ def test_only_tables_with_texts_or_messages_are_converted_again(
     output = mdsmix("check", recipe).out
     (line,) = [line for line in output.splitlines() if "rows-outdated" in line]
     assert "the rule format.csv was version 1" in line
-    assert set(streams_in(line)) == {"questions", "prompts"}
+    assert streams_in(line) == ["prompts"]
     converted = {outcome.stream: outcome.done for outcome in run_recipe(recipe)}
-    assert converted == {"prompts": 1, "questions": 0, "lines": 0}
+    assert converted == {"prompts": 1, "questions": 0, "archive": 0, "lines": 0}
     prompts_index = read_published(recipe, "prompts")["index.json"]
     assert prompts_index == before["lines"]["index.json"]  # shards are named by their content
-    assert read_published(recipe, "lines") == before["lines"]
-    questions = read_published(recipe, "questions")
-    assert questions["index.json"] == before["questions"]["index.json"]
+    for name in ("questions", "archive", "lines"):
+        assert read_published(recipe, name) == before[name]
     assert "rows-outdated" not in mdsmix("check", recipe).out
     assert not any(outcome.done for outcome in run_recipe(recipe))
 

@@ -344,10 +344,11 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Rec
         # These rules (such as that on `loss_mask`) count only if they change the published stream.
         rules = job.encoding.rules | find_record_rules(old, job.stream.shape)
         job = job.with_settings(rules=rules)
+    has_messages = bool(job.stream.fields_with_text_or_messages)
     job = replace(
         job,
         unequal=unequal.label if unequal else "",
-        formats=list_raised_versions(map(format_of, draft.files)),
+        formats=list_raised_versions(map(format_of, draft.files), has_messages),
         source=_source_keys(job, old),
     )
     return StreamPlan(

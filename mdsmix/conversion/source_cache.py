@@ -274,7 +274,9 @@ def unit_stamp(unit: Unit) -> str:
     ]
     if unit.text_or_messages:
         settings.append(unit.text_or_messages)
-    versions = list_raised_versions(map(format_of, unit.files))
+    versions = list_raised_versions(
+        map(format_of, unit.files), has_messages=bool(unit.text_or_messages)
+    )
     if versions:
         settings.append(versions)
     return xxhash.xxh128_hexdigest(orjson.dumps([files, settings]))

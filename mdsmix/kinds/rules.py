@@ -114,13 +114,16 @@ def find_record_rules(manifest: Manifest, shape: Shape | None) -> dict[str, int]
     return rules
 
 
-def list_raised_formats(paths: Iterable[str]) -> dict[str, int]:
+def list_raised_formats(paths: Iterable[str], has_messages: bool) -> dict[str, int]:
     """Return the version of each file format that has version 2 or higher and reads one of these
     files: `{"format.parquet": 2}`. The version of a format rises if it begins to read other records
     from the same file.
 
     Args:
-        paths: the files. A file whose format does not follow from its suffix is left out.
+        paths: the files of a stream. A file whose format does not follow from its suffix is left
+            out.
+        has_messages: whether the stream has fields with texts or messages
+            (`Unit.text_or_messages`).
     """
     file_names = {path.lower().rpartition("/")[2] for path in paths}
     # A format follows from the suffix, or from the whole name index.json. So instead of all files
@@ -133,7 +136,7 @@ def list_raised_formats(paths: Iterable[str]) -> dict[str, int]:
     for name in examples:
         with suppress(RecipeError):
             formats.append(format_by(name))
-    return list_raised_versions(formats)
+    return list_raised_versions(formats, has_messages)
 
 
 def compare_rules(published: Mapping[str, int], current: Mapping[str, int]) -> list[RuleChange]:

@@ -52,6 +52,7 @@ class CsvTable(Format):
 
     name = "csv"
     version = 2  # of a field with texts or messages, only lists and objects are decoded
+    version_without_messages = 1
 
     cells_are_texts = True
     heeds: ClassVar[tuple[str, ...]] = ("header",)

@@ -394,6 +394,10 @@ class Format(ABC):
     `version_for`). A subclass inherits the version. After an increase, each file of the format is
     read once more.
     """
+    version_without_messages: int | None = None
+    """The version for streams of which no field may have a text or messages
+    (`Unit.text_or_messages`), if later versions change only the other streams; None: `version`.
+    """
     size_factor: int = 1
     "Assumed uncompressed size divided by stored size; 1: a file is stored as it is read."
     reads_fields: ClassVar[bool] = False
@@ -423,6 +427,17 @@ class Format(ABC):
     def rule(self) -> str:
         """The name, such as `format.csv`, under which a manifest stores this format's version."""
         return f"format.{self.name or type(self).__name__.lower()}"
+
+    def version_for_stream(self, has_messages: bool) -> int:
+        """Return the version that a stream's manifest stores, and that `check` compares with it.
+
+        Args:
+            has_messages: whether the stream has fields with texts or messages
+                (`Unit.text_or_messages`).
+        """
+        if has_messages or self.version_without_messages is None:
+            return self.version
+        return self.version_without_messages
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
         """Return the version of this format that is hashed into the digests of a file's windows

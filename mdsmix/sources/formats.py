@@ -139,8 +139,15 @@ def _format_by_name(name: str, suffix: str) -> Format:
     raise RecipeError(f"source.format is {name!r}, which is no format of mdsmix; {suggestion}")
 
 
-def list_raised_versions(formats: Iterable[Format]) -> dict[str, int]:
-    """Return `Format.rule` -> version, such as `{"format.parquet": 2}`, for the formats whose
-    version is above 1. A format that is missing in the result has version 1, as every new format.
+def list_raised_versions(formats: Iterable[Format], has_messages: bool) -> dict[str, int]:
+    """Return `Format.rule` -> version for a stream, such as `{"format.parquet": 2}`, for the
+    formats whose version is above 1. A format that is missing in the result has version 1, as every
+    new format.
+
+    Args:
+        formats: the formats of the stream's files.
+        has_messages: whether the stream has fields with texts or messages
+            (`Unit.text_or_messages`).
     """
-    return {format.rule: format.version for format in formats if format.version > 1}
+    versions = {format.rule: format.version_for_stream(has_messages) for format in formats}
+    return {rule: version for rule, version in versions.items() if version > 1}

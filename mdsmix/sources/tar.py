@@ -50,6 +50,7 @@ class Tar(Format):
     """
 
     version = 3  # hidden members are skipped; of texts or messages, only JSON lists are decoded
+    version_without_messages = 2
     size_factor = 2  # 1 would mean that all stored bytes are read, but unused members are not
     reads_fields = True
     cells_are_texts = True

@@ -10,7 +10,7 @@ from mdsmix.kinds.encodings import find_raised_rules
 from mdsmix.kinds.rules import compare_rules, find_record_rules, list_raised_formats
 from mdsmix.mix.checks.tokenizers import find_conversion_tokenizer
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
-from mdsmix.shapes import find_shape
+from mdsmix.shapes import Shape, find_shape
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources.formats import FORMATS
 
@@ -32,8 +32,9 @@ def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     tokenizer = find_conversion_tokenizer(mix, stream, manifest)
     encoding = manifest.encoding
     # The rules of the kind and template, of the source formats, and of extra columns.
-    rules_today = find_raised_rules(encoding, tokenizer) | _format_rules_of(stream, manifest)
-    rules_today |= find_record_rules(manifest, find_shape(encoding.shape, encoding.fields))
+    shape = find_shape(encoding.shape, encoding.fields)
+    rules_today = find_raised_rules(encoding, tokenizer) | _format_rules_of(stream, manifest, shape)
+    rules_today |= find_record_rules(manifest, shape)
     for change in compare_rules(manifest.rules, rules_today):
         note = ""
         if change.rule.startswith("template.") and tokenizer is None:
@@ -51,16 +52,24 @@ def rows_outdated(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         )
 
 
-def _format_rules_of(stream: StreamInMix, manifest: Manifest) -> dict[str, int]:
+def _format_rules_of(
+    stream: StreamInMix, manifest: Manifest, shape: Shape | None
+) -> dict[str, int]:
     """Return the rules of the stream's source formats with their versions today, such as
     {"format.parquet": 2}. Long lists of sources are read only if a rule has been changed.
+
+    Args:
+        stream: the stream.
+        manifest: its manifest.
+        shape: the shape of its records; None if the records have several shapes.
     """
-    versions = {format.rule: format.version for format in FORMATS.values()}
+    has_messages = shape is None or bool(shape.find_text_or_messages(manifest.encoding.fields))
+    versions = {format.rule: format.version_for_stream(has_messages) for format in FORMATS.values()}
     # The recipe may have named the format of a file whose suffix does not show it, so the
     # manifest's own list counts too.
     rules = {rule: versions.get(rule, old) for rule, old in manifest.formats.items()}
     if not manifest.mixed and max(versions.values()) > 1:
         with suppress(Damaged):  # the check side-files reports a damaged list of sources
             sources = manifest.read_sources(stream.folder)
-            rules |= list_raised_formats(source.path for source in sources)
+            rules |= list_raised_formats((source.path for source in sources), has_messages)
     return rules
