@@ -158,6 +158,28 @@ def test_any_format_has_the_same_bytes_with_assistants(helped: Project) -> None:
     assert count_helped(helped) > 2
 
 
+def test_records_nested_too_deep_for_an_assistant_change_no_byte(helped: Project) -> None:
+    """Python 3.11 can pickle 490 levels. Lines go to assistants all the same. If records are
+    decoded before they are in a batch, the worker encodes the batches that contain such a record.
+    """
+    records = [{key: record[key] for key in ("text", "messages")} for record in make_records()]
+    for position in (3, 40, 90):
+        records[position] = {"text": "NESTED", "messages": "NESTED"}
+    paths = dict[str, Path]()
+    # A cell of a csv is a string.
+    for form, replaced in (("jsonl", b'"NESTED"'), ("json", b'"NESTED"'), ("csv", b"NESTED")):
+        path = write_records(helped.folder, form, records)
+        path.write_bytes(path.read_bytes().replace(replaced, b"[" * 600 + b"]" * 600))
+        paths[form] = path
+    convert_both_ways(
+        helped,
+        lines=documents(paths["jsonl"], duplicates="drop"),
+        array=documents(paths["json"]),
+        cells=chats(paths["csv"]),
+    )
+    assert count_helped(helped) > 6
+
+
 def act_in_assistant(
     project: Project, act: Callable[[], None], needs: str = "", once: bool = True
 ) -> None:

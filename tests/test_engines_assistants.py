@@ -173,8 +173,10 @@ def test_nobody_answers_the_parts_of_an_assistant_that_has_left(
 ) -> None:
     near, far = pipes
     channel = Channel()
+    goes_on = threading.Event()
 
     def leave(number: int) -> int:
+        assert goes_on.wait(60)
         if number == 2 and leaves == "out of memory":
             raise MemoryError
         if number == 2:
@@ -185,13 +187,64 @@ def test_nobody_answers_the_parts_of_an_assistant_that_has_left(
     thread.start()
     assistant = PipeToAssistant(near)
     for number in (1, 2, 3):
-        assistant.send(make_part(number))
+        assert assistant.send(make_part(number))
+    goes_on.set()
     answers = [assistant.receive() for _ in range(3)]
     assert answers == [1, 2 if leaves == "recalled" else None, None]
     assert assistant.has_left
-    assistant.send(make_part(4))
-    assert assistant.receive() is None
+    assert not assistant.send(make_part(4))
+    assert assistant.unanswered == 0
     thread.join()
+
+
+def nest(levels: int) -> list[Any]:
+    """Return nested lists. Python 3.11 can pickle 490 levels, later releases a few thousand."""
+    nested = list[Any]()
+    for _ in range(levels):
+        nested = [nested]
+    return nested
+
+
+def test_a_part_or_answer_that_cannot_be_pickled_is_left_to_the_worker(
+    pipes: tuple[MemoryPipe, MemoryPipe],
+) -> None:
+    """The assistant stays, and does the other parts."""
+    near, far = pipes
+    _, thread = start_assistant(Double(nest), far)
+    assistant = PipeToAssistant(near)
+    for unsent in (nest(100_000), lambda: 1, thread):
+        assert not assistant.send(Part(make_records(1), unsent))
+    assert assistant.unanswered == 0
+    for levels in (1, 100_000, 2):
+        assert assistant.send(make_part(levels))
+    assert [assistant.receive() for _ in range(3)] == [nest(1), None, nest(2)]
+    assert not assistant.has_left
+    assistant.close()
+    thread.join()
+
+
+class Unreadable:
+    """An object that can be pickled, but not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return float, ("not a number",)
+
+
+@pytest.mark.parametrize("is_part", [True, False])
+def test_an_assistance_ends_at_what_cannot_be_unpickled(
+    pipes: tuple[MemoryPipe, MemoryPipe],
+    is_part: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    near, far = pipes
+    _, thread = start_assistant(Double(lambda _: Unreadable()), far)
+    assistant = PipeToAssistant(near)
+    content = Unreadable() if is_part else 1
+    assert assistant.send(Part(make_records(1), content))
+    assert assistant.receive() is None
+    assert assistant.has_left
+    thread.join()
+    assert capfd.readouterr().err == ""
 
 
 def test_only_large_tasks_have_work_for_several_workers() -> None:

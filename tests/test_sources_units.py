@@ -236,6 +236,26 @@ def test_windows_of_grouped_packed_files_are_counted_in_uncompressed_bytes(tmp_p
     assert min(sizes.values()) == sizes[6]
 
 
+@pytest.mark.parametrize("is_decoded", [False, True])
+def test_lines_are_passed_on_as_lines_even_if_they_are_decoded(
+    tmp_path: Path, is_decoded: bool
+) -> None:
+    """Decoded records may be nested too deep to be passed on. The other process finds the same
+    records and faults.
+    """
+    lines = [b'{"a": 1}\n', b"\n", b"{\n", b'"text"\n']
+    [batch], [expected] = (read_file(tmp_path, "a.jsonl", b"".join(lines)) for _ in range(2))
+    if is_decoded:
+        assert batch.length == 2
+    content = batch.content()
+    assert not content.records
+    records, faults = content.decode()
+    batch.note_faults(faults)
+    assert records == expected.records
+    assert bad_items([batch]) == bad_items([expected])
+    assert [batch.length, batch.origin(1)] == [2, expected.origin(1)]
+
+
 ODD = [b"", b" \t", b"\r", b'{"a":1},{"a":2}', b"[1", b'"\xff"', b'"\\ud800"', b"\0"]
 LINE = st.one_of(
     st.integers().map(lambda n: str(n % 10**6).encode()),

@@ -129,9 +129,7 @@ class SharedBatches:
             self._assistants += self._reporter.take_assistants()
             membership = self._select_records(batch)
             assistant = self._find_free_assistant()
-            if assistant:
-                content = BatchToEncode(batch.content(), membership)
-                assistant.send(Part(describe_batch(batch), content))
+            if assistant and self._send_batch(assistant, batch, membership):
                 self._pending.append(_Pending(batch, membership, assistant))
             elif self._pending:
                 pieces = [*self._encode_here(batch, membership)]
@@ -147,6 +145,11 @@ class SharedBatches:
             if not self._is_first_done():
                 self._encode_last()
             yield self._take_first()
+
+    def _send_batch(self, assistant: Assistant, batch: RecordBatch, membership: Membership) -> bool:
+        """Send a batch to an assistant. Return False if this process must encode it."""
+        content = BatchToEncode(batch.content(), membership)
+        return assistant.send(Part(describe_batch(batch), content))
 
     def _select_records(self, batch: RecordBatch) -> Membership:
         """Return the object which decides which records of the next batch are in the stream.

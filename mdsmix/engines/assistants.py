@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, NamedTuple, Protocol
 
-from mdsmix.engines.memory_pipe import IS_SUPPORTED, MemoryPipe
+from mdsmix.engines.memory_pipe import IS_SUPPORTED, MemoryPipe, NotPassed
 from mdsmix.engines.tasks import SIGN_OF_LIFE, ActiveRecords, Part, SharedTask, Task
 
 LEAST_SHARE = 4 << 20
@@ -103,10 +103,16 @@ class PipeToAssistant:
     def unanswered(self) -> int:
         return len(self._unanswered) - len(self._answers)
 
-    def send(self, part: Part) -> None:
+    def send(self, part: Part) -> bool:
+        try:
+            self._send_message(self._sent, part)
+        except NotPassed:
+            return False
+        if self.has_left:
+            return False
         self._unanswered.append(self._sent)
-        self._send_message(self._sent, part)
         self._sent += 1
+        return True
 
     def take_back(self) -> None:
         self._send_message(self._unanswered.pop(), None)
@@ -115,7 +121,7 @@ class PipeToAssistant:
         while not self._answers and not self.has_left and self._pipe.poll(seconds):
             try:
                 number, answer = self._pipe.receive()
-            except EOFError:
+            except (EOFError, NotPassed):
                 self.close()
             else:
                 # A part that was taken back too late is answered all the same.
@@ -139,7 +145,10 @@ class PipeToAssistant:
         self._pipe.close()
 
     def _send_message(self, number: int, part: Part | None) -> None:
-        """Send a part with its number, or None in its place if the part is taken back."""
+        """Send a part with its number, or None in its place if the part is taken back.
+
+        Raises NotPassed if the part cannot be pickled.
+        """
         if not self.has_left:
             try:
                 self._pipe.send((number, part))
@@ -163,7 +172,8 @@ class AssistantChannel(Protocol):
 
 def assist(channel: AssistantChannel, task: Task[Any], pipe: MemoryPipe) -> None:
     """Do parts of a task as they arrive, one after the other, until one of the two ends is closed.
-    If the memory is not sufficient for a part, leave it to the worker.
+    If the memory is not sufficient for a part, or a part cannot be unpickled, leave this part and
+    all later ones to the worker. If an answer cannot be pickled, leave only its part to the worker.
 
     Args:
         channel: the connection to the engine.
@@ -173,7 +183,7 @@ def assist(channel: AssistantChannel, task: Task[Any], pipe: MemoryPipe) -> None
     assert isinstance(task, SharedTask), "other tasks have no assistants"
     do_part: Callable[[Any], Any] | None = None
     parts = dict[int, Part]()  # in the order of their numbers
-    with closing(pipe), suppress(EOFError, OSError):
+    with closing(pipe), suppress(EOFError, OSError, NotPassed):
         while not channel.is_recalled():
             # Receive all that has arrived: a later message may take a part back.
             while not parts or pipe.poll():
@@ -195,4 +205,7 @@ def assist(channel: AssistantChannel, task: Task[Any], pipe: MemoryPipe) -> None
             except Exception as error:
                 answer = Failure(make_picklable(error))
             channel.on_records(None)
-            pipe.send((number, answer))
+            try:
+                pipe.send((number, answer))
+            except NotPassed:
+                pipe.send((number, None))

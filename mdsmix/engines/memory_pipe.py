@@ -20,6 +20,12 @@ IS_SUPPORTED = hasattr(os, "memfd_create")
 "Whether the system has files in memory: Linux has, macOS has not."
 
 
+class NotPassed(Exception):
+    """An object cannot be passed on: it cannot be pickled or unpickled, or memory is not
+    sufficient. A record of 600 nested lists is such an object. The connection remains usable.
+    """
+
+
 class MemoryPipe:
     """One of the two ends of a connection."""
 
@@ -30,10 +36,14 @@ class MemoryPipe:
     def send(self, message: Any) -> None:
         """Send an object.
 
+        Raises NotPassed if the object cannot be pickled; then nothing is sent.
         Raises OSError if the other end is closed.
         """
         arrays = list[pickle.PickleBuffer]()
-        pickled = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
+        try:
+            pickled = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
+        except Exception as error:  # objects of any class may be sent, and each may raise its own
+            raise NotPassed from error
         parts = [memoryview(pickled), *(array.raw() for array in arrays)]
         # The file begins with the number of the parts and the length of each.
         head = np.array([len(parts), *map(len, parts)], np.int64)
@@ -47,6 +57,7 @@ class MemoryPipe:
     def receive(self) -> Any:
         """Wait for an object and return it.
 
+        Raises NotPassed if the object cannot be unpickled.
         Raises EOFError if the other end is closed.
         """
         try:
@@ -65,9 +76,11 @@ class MemoryPipe:
             for length in lengths[1:].tolist():
                 parts.append(np.empty(length, np.uint8).data)
             _access_all(os.preadv, file, parts, lengths.nbytes)
+            return pickle.loads(parts[0], buffers=parts[1:])
+        except Exception as error:  # as in `send`
+            raise NotPassed from error
         finally:
             os.close(file)
-        return pickle.loads(parts[0], buffers=parts[1:])
 
     def poll(self, seconds: float = 0) -> bool:
         """Wait up to so many seconds, and return whether `receive` would return or raise now."""

@@ -203,8 +203,10 @@ class Assistant(Protocol):
     def has_left(self) -> bool:
         """Whether it is known that the assistant has left or died."""
 
-    def send(self, part: Part) -> None:
-        """Send a part."""
+    def send(self, part: Part) -> bool:
+        """Send a part. Return False if it was not sent, since it cannot be pickled or the assistant
+        has left: then the worker must do it.
+        """
 
     def take_back(self) -> None:
         """Take the part back that was sent last, and has no answer yet."""
@@ -213,8 +215,8 @@ class Assistant(Protocol):
         """Wait up to so many seconds, and return whether `receive` would return at once."""
 
     def receive(self) -> Any:
-        """Wait for the answer to the first part, and return it. Return None if the assistant has
-        left or died: then it answers no part any more.
+        """Wait for the answer to the first part, and return it. Return None if the worker must do
+        the part: the assistant has left or died, or its answer cannot be pickled.
 
         Raises the exception that the part has raised.
         """

@@ -154,14 +154,14 @@ class RecordBatch:
             self._add_decoded(block, faults)
 
     def content(self) -> BatchContent:
-        """Return the records in a form that is quickly passed to another process: lines that are
-        not decoded yet if possible, so that the other process decodes them.
+        """Return the records in a form that is quickly passed to another process: if possible as
+        lines, which the other process decodes. Lines are passed even if this process has decoded
+        them: records may be nested too deep for that.
         """
-        if not self._undecoded or any(not b.decoder or b.items for b in self._undecoded):
-            return BatchContent(self.records)
         blocks = list[tuple[Decoder, Any]]()
-        for block in self._undecoded:
-            assert block.decoder
+        for block in self._all_blocks:
+            if not block.decoder or block.items:
+                return BatchContent(self.records)
             lines = block.raws if block.whole is None else PickleBuffer(block.whole)
             blocks.append((block.decoder, lines))
         return BatchContent(records=(), blocks=blocks)
@@ -169,20 +169,24 @@ class RecordBatch:
     @property
     def first_item(self) -> Item:
         """The first item (a line, a row) of the batch; it need not be a record."""
-        blocks = [batch_block.block for batch_block in self._blocks] + self._undecoded
-        return blocks[0].origin(0)
+        return self._all_blocks[0].origin(0)
+
+    @property
+    def _all_blocks(self) -> list[Block]:
+        """The blocks of the batch in order, decoded or not."""
+        return [batch_block.block for batch_block in self._blocks] + self._undecoded
 
     def note_faults(self, faults_of_blocks: Sequence[Mapping[int, str]]) -> None:
-        """Note which lines are not records, after another process has decoded the `content`.
+        """Note which lines are not records, after another process has decoded the `content`. The
+        faults of blocks that this process has decoded too are known already.
 
         Args:
-            faults_of_blocks: as `BatchContent.decode` returns them; empty if this process has
-                decoded the records itself.
+            faults_of_blocks: as `BatchContent.decode` returns them.
         """
-        if faults_of_blocks:
-            for block, faults in zip(self._undecoded, faults_of_blocks, strict=True):
-                self._add_decoded(block, faults)
-            self._undecoded = []
+        new_faults = faults_of_blocks[len(self._blocks) :]
+        for block, faults in zip(self._undecoded, new_faults, strict=True):
+            self._add_decoded(block, faults)
+        self._undecoded = []
 
     def _add_decoded(self, block: Block, faults: Mapping[int, str]) -> None:
         """Add a block to the decoded ones.
