@@ -156,6 +156,8 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
     def _evict_shard(self, shard_id: int) -> None:
         """Delete the files of a shard. Streaming calls this under its lock."""
         self.open_shards.close(shard_id)
+        # The copy that is fetched next is another file, which Streaming checks.
+        self.open_shards.versions.pop(shard_id, None)
         super()._evict_shard(shard_id)
 
     def _find_shards(self, ids: Ids) -> Ids:

@@ -16,6 +16,7 @@ import resource
 import struct
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mdsmix.load.stored_rows import ShardSource, StoredRow
 
@@ -37,6 +38,14 @@ TABLE_BEGIN = 4
 _BEGIN_AND_END = struct.Struct("<II")
 
 
+class FileVersion(NamedTuple):
+    """What tells a file from another one that was written over it or replaced it."""
+
+    inode: int
+    modified: int
+    "When it was last written: ns since 1970."
+
+
 class OpenShard:
     """The decompressed file of a shard, open for reading."""
 
@@ -49,7 +58,7 @@ class OpenShard:
         self.source = source
         self.descriptor = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
         status = os.fstat(self.descriptor)
-        self.modified = status.st_mtime_ns
+        self.version = FileVersion(status.st_ino, status.st_mtime_ns)
         size = source.shard.file_pairs[0][0].bytes
         if status.st_size != size:
             raise ValueError(
@@ -92,7 +101,7 @@ class OpenShard:
     def is_current(self) -> bool:
         """Whether the file is still in its folder, and was not written since it was opened."""
         stat = os.fstat(self.descriptor)
-        return stat.st_nlink > 0 and stat.st_mtime_ns == self.modified
+        return stat.st_nlink > 0 and stat.st_mtime_ns == self.version.modified
 
 
 def count_most_open() -> int:
@@ -108,19 +117,28 @@ class OpenShards:
     """The open files of a process. If there are too many, the one that was opened first is closed.
 
     The thread that prepares shards closes files while the training loop reads from others.
+
+    Shards are checked before a process reads them. A file that was written since, or is another
+    one, is checked when it is opened again: as many bytes may be those of another version.
     """
 
     files: dict[int, OpenShard] = field(default_factory=dict)
     "Number of a shard -> its file. The file that was opened first comes first."
+    versions: dict[int, FileVersion] = field(default_factory=dict)
+    "Number of a shard -> the version of its file that was last opened."
     next_check: float = 0.0
     "When `close_replaced` checks the files again, by time.monotonic."
 
     def open(self, shard_id: int, source: ShardSource) -> OpenShard:
         """Open the file of a shard, and close others if there are too many.
 
-        Raises the errors of OpenShard.
+        Raises the errors of OpenShard, and ValueError if the file was written since it was last
+        opened, and does not have the hash of the index.
         """
         file = OpenShard(source)
+        if self.versions.setdefault(shard_id, file.version) != file.version:
+            source.stream.check(source.shard)
+            self.versions[shard_id] = file.version
         self.files[shard_id] = file
         # A copy, since the thread may close files meanwhile.
         for oldest in list(self.files)[: -count_most_open()]:

@@ -165,6 +165,9 @@ class RowStream(Protocol):
     def describe_row(self, shard: Reader, position: int) -> str:
         """Return the name of a row, for messages."""
 
+    def check(self, shard: Reader) -> None:
+        """Compare the size and hash of a shard's decompressed file with the index."""
+
     def fail_at(self, shard: Reader, position: int, error: Exception) -> Unreachable:
         """Return the error for a row that cannot be read or decoded."""
 

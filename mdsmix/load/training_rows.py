@@ -136,8 +136,9 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
     if is_pictured:
         refuse_bare_placeholders(rules)
     # Prompt and response in columns of their own (input_ids and labels) are cut one by one, before
-    # EOS is added. Conversations and rows with images are cut as a whole, at the end.
-    if not is_pictured and columns != ("turns",):
+    # EOS is added. Conversations and rows with images or loss weights are cut as a whole, at the
+    # end.
+    if not is_pictured and columns != ("turns",) and LOSS_WEIGHTS not in sample:
         turn = turns[0]
         turns = [Turn(turn.prompt[:end], turn.response[:end])]
     ended_turns = _end_with_eos(turns, rules)

@@ -103,6 +103,20 @@ def test_padding_on_the_left_and_cut_rows(streams: Any) -> None:
     assert batch["loss_weights"][0].tolist() == [0, 0, 0.5, 0.25]
 
 
+@pytest.mark.parametrize(("prompt", "response"), [(1, 9), (5, 4), (5, 11)])
+def test_a_pair_that_is_cut_keeps_its_first_weights(
+    tmp_path: Path, prompt: int, response: int
+) -> None:
+    ids = np.arange(10, 10 + prompt + response, dtype=np.uint16)
+    weights = np.arange(1, 1 + prompt + response, dtype=np.float32)
+    pair = {"input_ids": ids[:prompt], "labels": ids[prompt:], "loss_weights": weights}
+    write_stream(tmp_path, PAIR | {"loss_weights": "ndarray:float32"}, [pair])
+    batch = batch_of({"pairs": {"local": str(tmp_path)}}, 1)
+    assert batch["input_ids"][0].tolist() == ids[:8].tolist()
+    untrained = [0] * prompt
+    assert batch["loss_weights"][0].tolist() == [*untrained, *weights[prompt:8]]
+
+
 def test_rows_that_the_loader_packs_keep_their_weights(streams: Any) -> None:
     both = {name: streams[name] for name in ("turns", "plain")}
     batch = batch_of(both, 2, packing_ratio=2.0, max_seq_len=16)

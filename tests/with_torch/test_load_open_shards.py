@@ -293,6 +293,56 @@ def test_a_shard_that_is_replaced_by_another_version_is_refused(tmp_path: Path) 
     assert f"but the stream's index states {size})" in sentence
 
 
+def replace_by_other_bytes(shard: Path) -> None:
+    """Replace a shard by one of the same size."""
+    content = shard.read_bytes()
+    other = shard.with_suffix(".other")
+    other.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.replace(other, shard)
+
+
+def test_another_version_with_as_many_bytes_is_refused(tmp_path: Path) -> None:
+    """Its rows would be read as those of the index."""
+    folder = write_tokens(tmp_path / "web", ROWS, size_limit=400)
+    shard = folder / "shard.00000.mds"
+    loader = loaded({"web": {"local": str(folder)}})
+
+    def replace() -> None:
+        replace_by_other_bytes(shard)
+        wait_until_closed(folder)
+
+    tokens, sentence = read_on(loader, replace)
+    assert tokens == [10, 18, 26, 34]
+    assert f"{shard} does not have the sha1 hash that the stream's index states" in sentence
+
+
+def test_a_version_that_came_while_a_shard_was_closed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_shards, "MOST_OPEN", 1)
+    folder = write_tokens(tmp_path / "web", ROWS, size_limit=400)
+    dataset = loaded({"web": {"local": str(folder)}}).dataset
+    for shard_id in (0, 1):
+        dataset.read_sample(shard_id, 0, is_kept_open=True)
+    assert list(dataset.open_shards.files) == [1]
+    replace_by_other_bytes(folder / "shard.00000.mds")
+    with pytest.raises(Unreachable, match=r"shard\.00000\.mds does not have the sha1 hash"):
+        dataset.read_sample(0, 0, is_kept_open=True)
+
+
+def test_a_file_that_is_only_touched_is_read_on(tmp_path: Path) -> None:
+    folder = write_tokens(tmp_path / "web", ROWS, size_limit=400)
+    loader = loaded({"web": {"local": str(folder)}})
+    reading = iter(loader)
+    tokens = first_tokens(islice(reading, 2))
+    (file,) = loader.dataset.open_shards.files.values()
+    os.utime(folder / "shard.00000.mds", ns=(1, 1))
+    with fail_after(30):
+        while file in [*loader.dataset.open_shards.files.values()]:
+            time.sleep(0.01)
+    assert tokens + first_tokens(reading) == [*range(10, 10 + 8 * ROWS, 8)]
+
+
 def read_on(loader: MixLoader, damage: Any) -> tuple[list[int], str]:
     """Damage the stream after two batches. Return the first tokens of the rows before the error,
     and its message.
