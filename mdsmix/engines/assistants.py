@@ -1,7 +1,7 @@
 """Lets workers without a task assist others: an assistant does parts of another worker's task.
 
-The engine connects the two by a pair of sockets (`connect_assistant`). The worker sends parts, and
-the assistant answers each in order (`MemoryPipe`). Either may close its end at any time:
+The engine connects the two by a pair of sockets (`Worker.assist`). The worker sends parts, and the
+assistant answers each in order (`MemoryPipe`). Either may close its end at any time:
 - The worker closes it when its task has no more parts, or when it dies.
 - The assistant closes it when the engine needs it elsewhere or memory is short, or when it dies.
   The worker then does the unanswered parts itself, so no part is lost. If a record has killed the
