@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
@@ -365,7 +364,7 @@ def with_mask_token(token: str | None) -> BuildMix:
     return with_fields(text_loader(mlm_probability=0.15), run_tokenizer=tokenizer)
 
 
-def with_tokenizer_notes(**notes: str) -> BuildMix:
+def with_tokenizer_notes(**notes: str | bool) -> BuildMix:
     """Return a mix whose tokenizer has these notes on how its folder was read."""
     return with_fields(text_loader(), run_tokenizer=replace(published.TOKENIZER, **notes))
 
@@ -410,7 +409,7 @@ def pretrained_model(
         tokenizer = Tokenizer(WordLevel(ids, unk_token=next(iter(ids))))
         tokenizer.add_tokens([token for token, id in ids.items() if id > 100])
         tokenizer.save(str(home / f"{name}.json"))
-    run_tokenizer = SimpleNamespace(path=str(home / "run.json"), class_changes="", note="")
+    run_tokenizer = replace(published.TOKENIZER, path=str(home / "run.json"))
     mix = replace(mix, run_tokenizer=run_tokenizer, tokenizer_problem=None)
     mix.__dict__["model_tokenizer"] = str(home / "model.json") if can_open else None
     return mix

@@ -226,6 +226,7 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
         with_tokenizer_notes(read_as="saved by transformers 5"),
         with_tokenizer_notes(),
     ),
+    "tokenizer-bos": (with_tokenizer_notes(is_bos_ignored=True), with_tokenizer_notes()),
     "tokenizer-unpublished": (
         tokenizer_for_nodes(".tokenizer.old"),
         tokenizer_for_nodes(".tokenizer"),

@@ -22,6 +22,7 @@ from mdsmix.cache import cache_folder
 from mdsmix.errors import Unreachable
 from mdsmix.processor.loaded import read_saved_texts
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.tokenizer import snapshot
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.decoder import find_decoder
@@ -164,6 +165,33 @@ def test_the_version_of_a_package_is_that_of_its_metadata() -> None:
         assert snapshot.package_version(package) == metadata.version(package)
     with pytest.raises(metadata.PackageNotFoundError):
         snapshot.package_version("no-such-package")
+
+
+def test_a_snapshot_that_does_not_know_an_ignored_bos_is_made_again(
+    tokenizer_folder: Path, tmp_path: Path, cache: Path, ask: Mock, monkeypatch: Any
+) -> None:
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "llama")
+    config_file = folder / "tokenizer_config.json"
+    own = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}
+    config = json.loads(config_file.read_text()) | own | {"bos_token": "<|im_start|>"}
+    config_file.write_text(json.dumps(config))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(snapshot, "FORMAT", 12)
+        before = open_by_name(folder)
+    [card_file] = cache.glob("tokenizers/*/card.json")
+    card = json.loads(card_file.read_text())
+    del card["is_bos_ignored"]
+    card_file.write_text(json.dumps(card))
+    after = open_by_name(folder)
+    assert after.is_bos_ignored == (not IS_TRANSFORMERS_4)
+    assert ask.call_count == 2
+    assert open_by_name(folder) == after
+    assert ask.call_count == 2
+    assert TokenizerCard.from_tokenizer(after) == TokenizerCard.from_tokenizer(before)
+    # Its folder in the cache is found by the hash, also if only the earlier one is there.
+    shutil.rmtree(Path(after.path).parent)
+    decoder: Any = find_decoder(None, after.hash)
+    assert decoder.text([2, 3]) == "<|im_start|><|im_end|>"
 
 
 @pytest.mark.parametrize("variable", HUBS)

@@ -88,6 +88,41 @@ def test_a_note_is_shown_and_the_yaml_names_the_published_folder(project: Projec
     assert "tokenizer-read" not in run_ok("check", train).out
 
 
+def test_a_bos_that_is_ignored_is_named_and_the_yaml_keeps_the_folder(
+    project: Project, tokenizer_folder: Path
+) -> None:
+    """Only transformers 5 ignores it, and it opens the folder, as transformers 4 does."""
+    folder = shutil.copytree(tokenizer_folder, project.folder / "llama")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    own = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}
+    changed = config | own | {"bos_token": "<|im_start|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(changed))
+    project.tokenizer = folder
+    project.write_source([f"Document number {n} of a few." for n in range(20)])
+    project.configure(local=str(project.out))
+    words = "adds no BOS to a text, since transformers 5 ignores add_bos_token: true"
+    fix = "write tokenizer.kwargs: {add_bos_token: true} in the recipe"
+    train = project.folder / "train.yaml"
+    says = [
+        run_ok("convert", project.recipe, "--dry-run").out,
+        project.convert_ok().err,
+        run_ok("check", project.recipe).out,
+        mdsmix("doctor", project.recipe).out,
+        run_ok("init", project.folder / "a.jsonl", "--tokenizer", folder).err,
+    ]
+    is_ignored = not IS_TRANSFORMERS_4
+    assert [words in said for said in says] == [is_ignored] * len(says)
+    assert [fix in said for said in says] == [is_ignored] * len(says)
+    assert ("warning tokenizer-bos" in says[2]) == is_ignored
+    assert "tokenizer-read" not in says[2]
+    run_ok("render-yaml", project.recipe, "-o", train)
+    assert yaml.safe_load(train.read_text())["tokenizer"]["name"] == str(folder)
+    # The fix adds the BOS, and nothing is left to be said.
+    fixed = "tokenizer.kwargs.add_bos_token=true"
+    assert words not in project.convert_ok(fixed).err
+    assert "tokenizer-bos" not in run_ok("check", project.recipe, fixed).out
+
+
 def test_a_tokenizer_of_an_unknown_class_is_read_from_its_file(
     project: Project, tokenizer_folder: Path
 ) -> None:

@@ -191,7 +191,7 @@ def diagnose_memory() -> Diagnosis:
 
 
 def _diagnose_tokenizer(recipe: Recipe) -> Diagnoses:
-    """Yield whether the tokenizer can be opened, and its warning if it has one."""
+    """Yield whether the tokenizer can be opened, and its warnings."""
     try:
         tokenizer = open_tokenizer(recipe.tokenizer)
     except MdsmixError as error:
@@ -199,8 +199,8 @@ def _diagnose_tokenizer(recipe: Recipe) -> Diagnoses:
         return
     message = f"{tokenizer.name}: {tokenizer.class_name}, ids below {tokenizer.vocab_size:,}"
     yield Diagnosis("tokenizer", "ok", message)
-    if tokenizer.warning:
-        yield Diagnosis("tokenizer", "warning", tokenizer.warning)
+    for warning in tokenizer.warnings:
+        yield Diagnosis("tokenizer", "warning", warning)
 
 
 def _describe_folder(folder: Location) -> str:

@@ -75,7 +75,11 @@ class Tokenizer:
     "Whether `stop_ids` come from the recipe."
     read_as: str = ""
     """How the tokenizer's folder was read, as the end of a sentence. Empty if it was read by the
-    class that the folder names, and with the BOS that it asks for.
+    class that the folder names.
+    """
+    is_bos_ignored: bool = False
+    """Whether transformers ignores `add_bos_token: true` of the folder's tokenizer_config.json, so
+    that texts get no BOS.
     """
     class_changes: str = ""
     """A sentence with an example if the tokenizer's class gives other ids than its tokenizer.json;
@@ -87,32 +91,37 @@ class Tokenizer:
     """
 
     @property
-    def warning(self) -> str:
+    def warnings(self) -> list[str]:
         """A sentence for the user if the tokenizer's class gives other ids than its
-        tokenizer.json; otherwise empty.
+        tokenizer.json, and one if the BOS that the folder asks for is ignored.
         """
-        if not self.class_changes:
-            return ""
-        return (
-            f"the tokenizer {self.name}: {self.class_changes}; other programs that read this "
-            f"folder may give the ids of the class or of the file; {TRAIN_BY_FILE}"
-        )
+        warnings = list[str]()
+        if self.class_changes:
+            warnings.append(
+                f"the tokenizer {self.name}: {self.class_changes}; other programs that read this "
+                f"folder may give the ids of the class or of the file; {TRAIN_BY_FILE}"
+            )
+        if self.is_bos_ignored:
+            warnings.append(
+                f"the tokenizer {self.name} adds no BOS to a text, since transformers 5 ignores "
+                "add_bos_token: true of its tokenizer_config.json, which transformers 4 follows; "
+                "to add it, write tokenizer.kwargs: {add_bos_token: true} in the recipe"
+            )
+        return warnings
 
     @property
     def note(self) -> str:
-        """A sentence for the user on how the tokenizer's folder was read (`read_as`); empty if
-        there is nothing to say.
+        """A sentence for the user on how the tokenizer's folder was read; empty if it was read by
+        the class that the folder names.
         """
         return f"the tokenizer {self.name} was {self.read_as}" if self.read_as else ""
 
     @property
     def remarks(self) -> list[str]:
-        """Lines for the user: `warning` after the word WARNING, and `note`. An empty one is left
-        out.
+        """Lines for the user: each of `warnings` after the word WARNING, and `note` if it is not
+        empty.
         """
-        remarks = list[str]()
-        if self.warning:
-            remarks.append(f"WARNING: {self.warning}")
+        remarks = [f"WARNING: {warning}" for warning in self.warnings]
         if self.note:
             remarks.append(self.note)
         return remarks

@@ -121,7 +121,9 @@ def describe_tokenizer(
         "hash": hash_content(tree, special_ids),
         "files": files,
         "stop_ids": stop_ids,
-        "read_as": note or _describe_unread_bos(name, kwargs, fields),
+        "read_as": note,
+        # A folder with a note is read from its tokenizer.json only, as the note says.
+        "is_bos_ignored": not note and _is_bos_ignored(name, kwargs, fields),
         "class_changes": class_changes,
     }
 
@@ -142,11 +144,9 @@ def _refuse_empty(tokenizer: Any, ids: dict[str, int]) -> None:
         )
 
 
-def _describe_unread_bos(name: str, kwargs: dict[str, Any], fields: dict[str, Any]) -> str:
-    """Return how the folder was read, as the end of a sentence, if its tokenizer_config.json asks
-    for a BOS that the tokenizer does not add. Otherwise return "".
-
-    transformers 5 does not read `add_bos_token` of a folder that has a tokenizer.json.
+def _is_bos_ignored(name: str, kwargs: dict[str, Any], fields: dict[str, Any]) -> bool:
+    """Return whether the folder's tokenizer_config.json asks for a BOS that transformers 4 adds and
+    this tokenizer does not: transformers 5 ignores `add_bos_token` if there is a tokenizer.json.
 
     Args:
         name: the tokenizer's folder, file or hub name.
@@ -154,21 +154,15 @@ def _describe_unread_bos(name: str, kwargs: dict[str, Any], fields: dict[str, An
         fields: what `_read_fields` returned.
     """
     if os.path.isfile(name) or "add_bos_token" in kwargs or fields["bos_id"] is None:
-        return ""
+        return False
     if fields["bos_id"] in fields["prefix_ids"]:
-        return ""
+        return False
     path = _find_file(name, TOKENIZER_CONFIG, kwargs)
     if path is None:
-        return ""
+        return False
     config = orjson.loads(Path(path).read_bytes())
     class_name = str(config.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
-    if config.get("add_bos_token") is not True or class_name not in BOS_CLASSES:
-        return ""
-    return (
-        "read without add_bos_token: true of its tokenizer_config.json, which transformers 5 does "
-        "not read, so it adds no BOS to a text; tokenizer.kwargs: {add_bos_token: true} adds it "
-        "under transformers 4 and 5"
-    )
+    return config.get("add_bos_token") is True and class_name in BOS_CLASSES
 
 
 def _describe_class_changes(name: str, tokenizer: Any, model_hash: str, file_hash: str) -> str:

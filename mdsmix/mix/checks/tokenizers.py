@@ -183,6 +183,23 @@ def tokenizer_class(mix: Mix) -> Findings:
 
 
 @CHECKS.mix(
+    "warning",
+    "A model that was pretrained with BOS reads texts without it. If training or generation uses "
+    "transformers 4, its tokenizer adds the BOS that the streams lack.",
+)
+def tokenizer_bos(mix: Mix) -> Findings:
+    """Report a tokenizer whose folder asks for a BOS that transformers 5 does not add."""
+    opened = mix.run_tokenizer
+    if opened and opened.is_bos_ignored:
+        yield Finding(
+            f"the tokenizer {opened.name} adds no BOS to a text, since transformers 5 ignores "
+            "add_bos_token: true of its tokenizer_config.json, which transformers 4 follows.",
+            "write tokenizer.kwargs: {add_bos_token: true} in the recipe and convert again. OK if "
+            "the model is trained without BOS.",
+        )
+
+
+@CHECKS.mix(
     "error",
     "LLM-Foundry loads tokenizers with AutoTokenizer, which needs a folder or a name on the hub.",
 )
