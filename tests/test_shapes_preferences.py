@@ -460,6 +460,39 @@ def test_the_prompt_may_be_in_whole_conversations(shape: str) -> None:
         assert alone.chosen.messages == whole["chosen"]
 
 
+@pytest.mark.parametrize("shape", ["preference", "preference_openai"])
+@pytest.mark.parametrize("prompt", ["Why?", [*EARLIER, QUESTION]])
+def test_whole_conversations_may_begin_with_the_assistant(shape: str, prompt: Any) -> None:
+    """Both answers then contain the prompt after the same beginning. Otherwise such messages
+    continue the prompt, even if they repeat it.
+    """
+    keys = {key: key for key in ("prompt", "chosen", "rejected")}
+    messages = [QUESTION] if isinstance(prompt, str) else prompt
+    beginning = [message("assistant", "Hello."), *messages]
+    so, no = message("assistant", "So."), message("assistant", "No.")
+    whole = {"chosen": [*beginning, so], "rejected": [*beginning, no]}
+    read = SHAPES[shape].read({"prompt": prompt, **whole}, keys)
+    if shape == "preference":  # takes no conversation that the assistant begins
+        assert read == "starts_with_assistant"
+    else:
+        assert {key: getattr(read, key).messages for key in whole} == whole
+
+    other = [message("assistant", "What?"), *messages, no]
+    for rejected in ([no], other):
+        record = {"prompt": prompt, "chosen": whole["chosen"], "rejected": rejected}
+        read = SHAPES[shape].read(record, keys)
+        assert read.chosen.messages == [*messages, *whole["chosen"]]
+        assert read.rejected.messages == [*messages, *rejected]
+
+
+def test_an_answer_that_is_only_the_prompt_has_no_messages() -> None:
+    keys = {key: key for key in ("prompt", "chosen", "rejected")}
+    answers = {"chosen": [QUESTION, message("assistant", "So.")], "rejected": [QUESTION]}
+    shape = SHAPES["preference_openai"]
+    for prompt in ("Why?", [QUESTION]):
+        assert shape.read({"prompt": prompt, **answers}, keys) == "no_messages"
+
+
 def test_a_reward_is_a_finite_number() -> None:
     """Tables may have NaN, and JSON a whole number that no float has."""
     record = {"prompt": "Why?", "chosen": "So.", "rejected": "No.", "rejected_reward": 1}
@@ -474,17 +507,12 @@ def test_a_reward_is_a_finite_number() -> None:
 
 @pytest.mark.parametrize("shape", ["preference", "preference_openai"])
 def test_a_prompt_that_whole_conversations_lack_is_refused(shape: str) -> None:
-    """It would come before their system message. Answers that begin with the assistant's message
-    continue the prompt, even if they repeat it.
-    """
+    """It would come before their system message."""
     keys = {key: key for key in ("prompt", "chosen", "rejected")}
     answers = {"chosen": message("assistant", "So."), "rejected": message("assistant", "No.")}
     for beginning in ([SYSTEM], [SYSTEM, message("user", "Why")]):
         record = {key: [*beginning, answer] for key, answer in answers.items()}
         assert SHAPES[shape].read({"prompt": "Why?", **record}, keys) == "prompt_not_found"
-    beginning = [message("assistant", "What?"), QUESTION]
-    record = {key: [*beginning, answer] for key, answer in answers.items()}
-    read = SHAPES[shape].read({"prompt": "Why?", **record}, keys)
-    assert read.chosen.messages == [QUESTION, *beginning, answers["chosen"]]
+    record = {key: [QUESTION, answer] for key, answer in answers.items()}
     for prompt in (42, {"role": "user", "content": "Why?"}):
         assert isinstance(SHAPES[shape].read({"prompt": prompt, **record}, keys), str)

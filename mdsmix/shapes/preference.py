@@ -96,7 +96,8 @@ def parse_preference(raw: RawRecord) -> Preference:
         raise RecordRefused("field_not_text")
     if isinstance(prompt, list) or all(are_messages):
         messages = prompt if isinstance(prompt, list) else _prompt_messages(prompt)
-        return _make_preference(raw, *(_parse_answer(raw, messages, key) for key in ANSWERS))
+        wholes = _join_answers(messages, *(_read_answer(raw, key) for key in ANSWERS))
+        return _make_preference(raw, *(_parse_whole(raw, whole) for whole in wholes))
     texts = [raw.text(key) for key in ANSWERS]
     if prompt is None:
         prompt = find_common_prompt(*texts)
@@ -146,23 +147,31 @@ def _prompt_messages(prompt: Any) -> list[Message]:
     return []
 
 
-def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversation:
+def _read_answer(raw: RawRecord, key: str) -> list[Any]:
+    """Return an answer as a list of messages, as the record has them.
+
+    Args:
+        raw: the record.
+        key: `chosen` or `rejected`. Its field contains a string, a message, or a list of messages
+            that may contain the prompt.
+    """
+    answer = raw.required_value(key)
+    if isinstance(answer, dict):
+        return [answer]
+    if isinstance(answer, list):
+        return answer
+    return [{"role": "assistant", "content": raw.text(key)}]
+
+
+def _parse_whole(raw: RawRecord, messages: list[Any]) -> Conversation:
     """Return the conversation of a prompt and one of its answers.
 
     Args:
         raw: the record.
-        prompt: the messages before the answer.
-        key: `chosen` or `rejected`. Its field contains a string, a message, or a list of messages
-            that may contain the prompt.
+        messages: the messages of the prompt and of the answer.
 
     Raises RecordRefused if the messages break a rule of conversations.
     """
-    answer = raw.required_value(key)
-    if isinstance(answer, dict):
-        answer = [answer]
-    elif not isinstance(answer, list):
-        answer = [{"role": "assistant", "content": raw.text(key)}]
-    messages = _join_answer(prompt, answer)
     record = RawRecord({"messages": messages}, {"messages": "messages"}, raw.options)
     # Remove the marks. Messages without roles are refused by `parse_messages`.
     have_roles = all(isinstance(message, dict) and "role" in message for message in messages)
@@ -177,28 +186,52 @@ def _parse_answer(raw: RawRecord, prompt: list[Message], key: str) -> Conversati
     return parse_messages(record)
 
 
-def _contains_prompt(answer: list[Any], prompt: list[Any]) -> bool:
-    """Check whether the messages of an answer are a whole conversation: they contain the messages
-    of the prompt in a row, and begin with the prompt, with a system message or with an earlier
-    question. If they begin with the assistant's, they continue the prompt.
+def _find_prompt(answer: list[Any], prompt: list[Any]) -> int | None:
+    """Return the position at which the messages of an answer contain the messages of the prompt in
+    a row, before at least one more message; 0 if the answer begins with the prompt. Return None if
+    they do not contain the prompt.
     """
     size = len(prompt)
     if answer[:size] == prompt:
-        return True
-    if not size or not answer or _role_of(answer[0]) == "assistant":
-        return False
-    return any(answer[start : start + size] == prompt for start in range(len(answer) - size))
+        return 0
+    for start in range(1, len(answer) - size):
+        if answer[start : start + size] == prompt:
+            return start
+    return None
+
+
+def _join_answers(prompt: list[Any], chosen: list[Any], rejected: list[Any]) -> list[list[Any]]:
+    """Return the whole conversations of a prompt with the chosen and with the rejected answer,
+    whose messages may contain the prompt.
+
+    If the messages of an answer begin with the assistant's, they continue the prompt, even if they
+    repeat it. But if both answers contain it after the same beginning, they are whole
+    conversations.
+
+    Raises RecordRefused (prompt_not_found) if an answer begins with a system message and does not
+    contain the prompt.
+    """
+    start = _find_prompt(chosen, prompt)
+    is_in_both = start is not None and start == _find_prompt(rejected, prompt)
+    if is_in_both and chosen[:start] == rejected[:start]:
+        return [chosen, rejected]
+    return [_join_answer(prompt, chosen), _join_answer(prompt, rejected)]
 
 
 def _join_answer(prompt: list[Any], answer: list[Any]) -> list[Any]:
-    """Return the whole conversation of a prompt and an answer, whose messages may contain it.
+    """Return the whole conversation of a prompt and one answer, whose messages may contain it.
 
-    Raises RecordRefused (prompt_not_found) if the answer begins with a system message. Then it is a
-    whole conversation, and its prompt is written in another way than the field `prompt`.
+    Raises RecordRefused (prompt_not_found) if the answer begins with a system message and does not
+    contain the prompt. Then it is a whole conversation, and its prompt is written in another way
+    than the field `prompt`.
     """
-    if _contains_prompt(answer, prompt):
+    start = _find_prompt(answer, prompt)
+    if start == 0:
         return answer
-    if prompt and answer and _role_of(answer[0]) in SYSTEM_ROLES:
+    first_role = _role_of(answer[0]) if answer else None
+    if start is not None and first_role != "assistant":
+        return answer
+    if prompt and first_role in SYSTEM_ROLES:
         raise RecordRefused("prompt_not_found")
     return [*prompt, *answer]
 
@@ -268,9 +301,10 @@ def _read_openai_halves(raw: RawRecord) -> list[list[Any]]:
     if is_rejected_alone and not prompt and chosen:
         *prompt, answer = chosen
         chosen = [answer]
-    if not chosen or not rejected:
+    # An answer that is only the prompt has no message of its own.
+    if not chosen or not rejected or prompt in (chosen, rejected):
         raise RecordRefused("no_messages")
-    return [_join_answer(prompt, chosen), _join_answer(prompt, rejected)]
+    return _join_answers(prompt, chosen, rejected)
 
 
 def _openai_answer(raw: RawRecord, key: str) -> list[Any]:

@@ -319,13 +319,16 @@ BEGINNINGS: list[list[Any]] = [
     [QUESTION, {"role": "assistant", "content": "So."}, {"role": "user", "content": "Who?"}],
     [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ann."}, QUESTION],
 ]
+GREETING: list[Any] = [{"role": "assistant", "content": "Hello."}, QUESTION]
+"A beginning that only the shape preference_openai takes."
 
 
 @pytest.mark.parametrize("shape", ["preference", "preference_openai"])
 def test_trl_finds_the_same_prompt_in_whole_conversations(shape: str) -> None:
     from trl.data_utils import maybe_extract_prompt
 
-    for beginning in BEGINNINGS:
+    beginnings = [*BEGINNINGS, GREETING] if shape == "preference_openai" else BEGINNINGS
+    for beginning in beginnings:
         record = {
             "prompt": "Why?",
             "chosen": [*beginning, {"role": "assistant", "content": "A."}],
