@@ -372,9 +372,14 @@ passes of `mdsmix bench`. Other workers receive it with their dataset.
 """
 
 
+def has_warned_of_cuts(max_seq_len: int) -> bool:
+    """Return whether this run has warned that rows are cut."""
+    return int(last_warned.item()) == max_seq_len
+
+
 def _warn_of_cuts(max_seq_len: int) -> None:
     """Warn that rows are cut: once a run, not once in each of its workers."""
-    if last_warned.item() == max_seq_len:
+    if has_warned_of_cuts(max_seq_len):
         return
     last_warned.fill_(max_seq_len)
     warnings.warn(

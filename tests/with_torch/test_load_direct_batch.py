@@ -19,10 +19,10 @@ from streaming import Stream, StreamingDataset
 from torch.utils.data import DataLoader
 
 from mdsmix.errors import MdsmixError
-from mdsmix.load import MixLoader, TokenIds, build_loader, collate, direct_batch
+from mdsmix.load import MixLoader, TokenIds, build_loader, collate, direct_batch, training_rows
 from mdsmix.load.stored_rows import find_id_columns_of
 from mdsmix.load.training_rows import make_training_row
-from tests.with_torch.load_streams import EOS, PAD, config, write_stream
+from tests.with_torch.load_streams import EOS, PAD, PAIR, config, write_stream
 
 pytestmark = pytest.mark.usefixtures("_release_loaders")
 WIDTH = 24
@@ -79,6 +79,28 @@ def conversations(draw: Any, _: Any) -> Samples:
     return samples
 
 
+def long_pairs(draw: Any, dtype: Any) -> Samples:
+    """Pairs of which most are cut, at any place of the response."""
+    samples = []
+    for length in draw.integers(WIDTH - 4, 3 * WIDTH, 30):
+        ids = draw.integers(0, 9, length).astype(dtype)
+        cut = int(draw.integers(1, WIDTH))
+        samples.append({"input_ids": ids[:cut], "labels": ids[cut:]})
+    return samples
+
+
+def long_chats(draw: Any, _: Any) -> Samples:
+    """Conversations that are cut in any prompt or response after the first answer."""
+    samples = []
+    for _ in range(30):
+        turns = [
+            {side: draw.integers(0, 9, draw.integers(2, WIDTH // 2)).tolist() for side in PAIR}
+            for _ in range(4)
+        ]
+        samples.append({"turns": turns})
+    return samples
+
+
 def packed_rows(draw: Any, dtype: Any, has_mask: bool = True) -> Samples:
     samples = []
     for _ in range(30):
@@ -109,6 +131,8 @@ LAYOUTS: dict[str, tuple[Any, Any]] = {
     "open pairs": (open_pairs, {"input_ids": "ndarray:{}", "labels": "ndarray:{}"}),
     "weighted pairs": (open_pairs, {"input_ids": "ndarray:{}", "labels": "ndarray:{}", **WEIGHTS}),
     "chats": (conversations, {"turns": "json"}),
+    "long pairs": (long_pairs, {"input_ids": "ndarray:{}", "labels": "ndarray:{}"}),
+    "long chats": (long_chats, {"turns": "json"}),
     "weighted chats": (conversations, {"turns": "json", **WEIGHTS}),
 }
 LEFT = TokenIds(eos=EOS, pad=PAD, bos=2, padding_side="left")
@@ -134,6 +158,11 @@ CASES: list[tuple[list[str], str, TokenIds, dict[str, Any]]] = [
     (["chats", "open pairs"], "finetuning", LEFT, {"target_responses": "all"}),
     (["chats"], "finetuning", TokenIds(eos=None, pad=PAD), {"target_prompts": "length>=3"}),
     (["weighted", "packed"], "mdsmix", LEFT, {}),
+    (["long pairs"], "finetuning", RIGHT, {}),
+    (["long pairs", "plain"], "mdsmix", LEFT, {"target_prompts": "length>=5"}),
+    (["long chats"], "finetuning", RIGHT, {"target_responses": "all"}),
+    (["long chats", "long pairs"], "finetuning", LEFT, {"target_prompts": "all"}),
+    (["long chats", "packed"], "mdsmix", RIGHT, {"target_responses": "all"}),
     (["weighted chats", "weighted pairs"], "mdsmix", RIGHT, {"target_responses": "all"}),
     (["weighted chats", "weighted", "plain", "chats"], "mdsmix", RIGHT, {"eos_token_id": EOS}),
 ]
@@ -189,10 +218,19 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return tried
 
 
+@pytest.fixture(autouse=True)
+def last_warned(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The max_seq_len that the loader has warned of: none at the beginning of each test."""
+    nothing = torch.zeros(1, dtype=torch.int64)
+    monkeypatch.setattr(training_rows, "last_warned", nothing)
+    return nothing
+
+
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_batches_are_those_of_a_bare_dataset(
-    number: int, tmp_path: Path, written: list[bool]
+    number: int, tmp_path: Path, written: list[bool], last_warned: torch.Tensor
 ) -> None:
+    last_warned.fill_(WIDTH)
     names, loader_name, ids, keys = CASES[number]
     dtypes = ("uint16", "uint32", "int32", "uint8")
     drop_last = bool(number % 2)
@@ -289,6 +327,42 @@ def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: lis
             rules = loader.collate_fn.rules
             compare(batch, copy.deepcopy(loader.collate_fn)([make_training_row(sample, rules)]))
     assert not any(written)
+
+
+def test_the_first_row_that_is_cut_gives_the_warning(tmp_path: Path, written: list[bool]) -> None:
+    """Later ones are cut in the bytes of their batch, except those that a row refuses."""
+    pairs: list[tuple[list[int], list[int]]] = [
+        ([5], [6] * 30),
+        ([5], [7] * 30),
+        # Nothing to train on is left, since the prompt is cut to fewer tokens than are trained.
+        ([5] * (WIDTH + 1), [6]),
+        ([5] * WIDTH, [6]),
+        ([5], [6] * WIDTH + [-7]),  # the negative id is not read by a row
+    ]
+    samples = [
+        {k: np.array(v, np.int32) for k, v in zip(PAIR, pair, strict=True)} for pair in pairs
+    ]
+    samples.append({key: np.array([-7, 5], np.int32) for key in PAIR})
+    columns = dict.fromkeys(PAIR, "ndarray:int32")
+    folder = write_stream(tmp_path, columns, samples)
+    policy = {"target_prompts": f"length>={WIDTH + 1}"}
+    tree = config({"a": {"local": str(folder)}}, "finetuning", shuffle=False, **policy)
+    loader = build_loader(tree | {"max_seq_len": WIDTH}, 1, ids=RIGHT)
+    stored = [loader.dataset.read_sample(0, number) for number in range(6)]
+    with pytest.warns(UserWarning, match="The loader cuts rows"):
+        loader.collate_fn(stored[:1])
+    assert written == []
+    batch = loader.collate_fn(stored[1:2])
+    assert batch["labels"].tolist() == [[-100] + [7] * (WIDTH - 1)]
+    assert written == [True]
+    for number in (2, 3):
+        with pytest.raises(MdsmixError, match="nothing left to train on"):
+            loader.collate_fn(stored[number : number + 1])
+    batch = loader.collate_fn(stored[4:5])
+    assert batch["labels"].tolist() == [[-100] + [6] * (WIDTH - 1)]
+    assert written == [True]
+    with pytest.raises(MdsmixError, match="contains the token id -7"):
+        loader.collate_fn(stored[5:])
 
 
 CHATS: list[Any] = [
