@@ -299,7 +299,7 @@ FOLDERS: list[tuple[str, Any, type[MdsmixError], str]] = [
         "state.json",
         {"_data_files": [{"filename": "gone.arrow"}]},
         Unreachable,
-        "gone.arrow is missing",
+        "lists 1 file that is missing: .*gone.arrow",
     ),
     ("state.json", {}, Unreachable, "lists no _data_files"),
     ("state.json", {"_data_files": [{"filename": "../a.arrow"}]}, Unreachable, "leads out of"),
