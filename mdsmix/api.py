@@ -839,8 +839,8 @@ def make_report(
     words = list_words(mix)
     if not words or isinstance(mix, Mapping):
         raise RecipeError(
-            "the page names its recipe or training YAML, so this must be a file: write the keys "
-            "and values to one, and pass its path."
+            "a page shows the names of its recipe or training YAML, so each must be a file, not a "
+            "dict: write the dict to a YAML file, and pass its path."
         )
     machines = PlanOptions(nodes=nodes, gpus=gpus, batch=batch)
     choice = Choice(count=samples, seed=seed)

@@ -138,3 +138,15 @@ class TooManyBadRecords(MdsmixError):
     """More records were bad than the recipe allows; nothing was published."""
 
     exit_code = 5
+
+
+class Unusable(ValueError):
+    """transformers opens a tokenizer or processor, but mdsmix cannot use it. The message is the
+    reason, with what to do, as the end of a sentence.
+
+    It is raised in the process that opens them. `tokenizer.snapshot` makes an Unreachable of it.
+    """
+
+
+UNUSABLE = f"{Unusable.__name__}: "
+"The beginning of the answer of that process if it has raised an Unusable (`try_to_answer`)."

@@ -19,14 +19,14 @@ import pytest
 from xxhash import xxh128_hexdigest
 
 from mdsmix.cache import cache_folder
-from mdsmix.errors import Unreachable
+from mdsmix.errors import Unreachable, Unusable
 from mdsmix.processor.loaded import read_saved_texts
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards.manifest import TokenizerCard
 from mdsmix.tokenizer import snapshot
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.decoder import find_decoder
-from mdsmix.tokenizer.describe import Unusable, describe_tokenizer
+from mdsmix.tokenizer.describe import describe_tokenizer
 from tests.styles import train_style
 from tests.versions import IS_TRANSFORMERS_4
 

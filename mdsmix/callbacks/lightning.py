@@ -94,7 +94,11 @@ class LightningStreams(_import_lightning().Callback):  # type: ignore[misc]
         self.meter.take(batch)
 
     def _after_forward(self, model: Any, arguments: Any, outputs: Any) -> None:
-        """Count the batch, from what the model returned."""
+        """Count what is trained of each stream in the current batch, and its losses. The hook calls
+        this each time that the inner model has returned its outputs.
+
+        Raises RecipeError if training_step calls the model a second time for the same batch.
+        """
         del arguments
         if not model.training or self._batch is None:
             return

@@ -159,8 +159,8 @@ class StreamTally:
         if not isinstance(labels, torch.Tensor):
             raise RecipeError(
                 "The batch that the model got has no labels, so what is trained on each stream is "
-                "unknown. Trainer takes them out under label_smoothing_factor and "
-                "compute_loss_func: use neither, or leave the callback out."
+                "unknown. Trainer removes them if label_smoothing_factor or compute_loss_func is "
+                "set: set neither, or leave the callback out."
             )
         is_seq2seq = "decoder_input_ids" in batch
         # Metal has no float64.

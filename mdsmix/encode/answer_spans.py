@@ -198,9 +198,11 @@ class _EdgeFinder:
         return places
 
     def prove(self, places: Mapping[int, Edges]) -> dict[int, Edges] | None:
-        """Return for each answer the places in its response. Return None if a rendering with
-        private characters differs from `rows` in more than these characters, or does not have each
-        of them once and in order.
+        """Put private characters at these places of the answers' contents, render the conversation,
+        and return for each answer the places of these characters in its response.
+
+        Return None if the rendered text differs from `rows` in more than these characters, or does
+        not have each of them once and in order: then the places cannot be trusted.
 
         Args:
             places: position of an answer -> the places in its content for the private characters,

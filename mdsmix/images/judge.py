@@ -129,6 +129,10 @@ def judge_image(data: bytes, rules: Rules) -> ImageSize:
     """Judge an image by its bytes, and return its size.
 
     Raises BadImage if a model cannot be trained on the image.
+
+    Args:
+        data: the bytes of the file.
+        rules: the recipe's rules for images: the most pixels, and whether to decode the image.
     """
     if not data:
         raise BadImage("image_empty", "the file has no bytes")

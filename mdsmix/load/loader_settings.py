@@ -74,9 +74,12 @@ def read_settings(config: Config, loader: str = "train_loader") -> LoaderSetting
 
 
 def make_settings(section: LoaderSection, tokenizer: TokenizerSpec | None = None) -> LoaderSettings:
-    """Return the settings of one loader's section. Raises RecipeError if they are wrong.
+    """Return the settings of one loader.
+
+    Raises RecipeError if a key of the section is wrong, or cannot be used by the loader of mdsmix.
 
     Args:
+        section: the loader's section of a training YAML, such as train_loader.
         tokenizer: the tokenizer that the config names; None if it names none, or if the caller
             passes the token ids itself.
     """

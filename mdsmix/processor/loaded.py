@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from mdsmix.errors import Unusable
 from mdsmix.messages import flatten_error
 from mdsmix.tokenizer.transformers_five import make_readable, open_readable_folder
 
@@ -108,7 +109,7 @@ class LoadedProcessor:
     def __init__(self, name: str) -> None:
         """Open the processor.
 
-        Raises ValueError if it has no tokenizer, no image processor, or no image token that it
+        Raises Unusable if it has no tokenizer, no image processor, or no image token that it
         replaces by tokens of an image.
 
         Args:
@@ -121,15 +122,19 @@ class LoadedProcessor:
             self.processor = AutoProcessor.from_pretrained(folder.name)
         self.tokenizer: Any = getattr(self.processor, "tokenizer", None)
         if self.tokenizer is None or not hasattr(self.processor, "image_processor"):
-            raise ValueError(
-                f"{type(self.processor).__name__} has no tokenizer or no image processor"
+            raise Unusable(
+                f"its class {type(self.processor).__name__} has no tokenizer or no image "
+                "processor; name the processor of a model that reads text and images"
             )
         # Batches need a padding token and a separator; EOS and padding may replace each other.
         self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
         self.separator = self.tokenizer.eos_token or self.tokenizer.pad_token
         "A token that no processor prints inside an image. It separates the images of a row."
         if self.separator is None:
-            raise ValueError("its tokenizer has neither an EOS nor a padding token")
+            raise Unusable(
+                "its tokenizer has neither an EOS nor a padding token; set eos_token in the "
+                "tokenizer_config.json of its folder"
+            )
         self._added = np.array([*self.tokenizer.get_added_vocab().values()], np.int64)
         self.token = self._find_token()
         self.token_id = int(self.tokenizer.convert_tokens_to_ids(self.token))
@@ -138,7 +143,7 @@ class LoadedProcessor:
         """Return the token for an image in a text. This is the processor's `boi_token` or, if the
         processor does not replace that token by tokens of an image, its `image_token`.
 
-        Raises ValueError if the processor replaces neither.
+        Raises Unusable if the processor replaces neither.
         """
         # `count_by_trying` reads self.token, so each candidate is set before it is tried.
         for key in ("boi_token", "image_token"):
@@ -147,8 +152,9 @@ class LoadedProcessor:
             with suppress(Exception):
                 if isinstance(self.token, str) and self.count_by_trying(PROBE_SIZES[0]):
                     return self.token
-        raise ValueError(
-            "it replaces neither a boi_token nor an image_token by the tokens of an image"
+        raise Unusable(
+            "it replaces neither a boi_token nor an image_token by the tokens of an image; name "
+            "the processor of another model (docs/images.md lists those that can be used)"
         )
 
     @cached_property

@@ -233,7 +233,10 @@ def sample_runs(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) ->
 
 
 def _segment_runs(segment: Segment, decoder: Decoder | None) -> Iterator[Run]:
-    """Yield a segment's text, with each control token marked; without a decoder, its ids."""
+    """Yield a segment in runs: pairs of a text and its sort. The sort is `control` for one control
+    token, whose text is put between two marks, and `text` for the tokens between control tokens.
+    Without a decoder, yield one run with the ids.
+    """
     if decoder is None:
         yield " ".join(map(str, segment.ids)) + " ", "text"
         return

@@ -196,7 +196,8 @@ def _parse_message(item: Any) -> Message:
         message["content"] = content
         if detail is not None:
             if message.get(DETAIL) is not None:
-                raise RecordRefused("bad_span", why="train_detail, and marks of the parts")
+                why = "the message has train_detail, and parts of its content have marks: keep one"
+                raise RecordRefused("bad_span", why=why)
             message[DETAIL] = detail
     # A system message may have only tools.
     if content is None and message["role"] == "system" and message.get("tools"):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from mdsmix.errors import Unusable
 from mdsmix.freed_memory import release_freed_memory
 from mdsmix.processor.loaded import read_saved_texts
 from mdsmix.processor.server import try_to_answer
@@ -58,12 +59,6 @@ RARE_PROBES = (
     ),
 )
 "Texts that two classes are likely to split in different ways."
-
-
-class Unusable(ValueError):
-    """transformers opens a tokenizer, but mdsmix cannot use it. The message is the reason, with
-    what to do, as the end of a sentence.
-    """
 
 
 def describe_tokenizer(
@@ -335,9 +330,9 @@ def _save_files(
             if files:
                 return files
     raise Unusable(
-        "mdsmix saves it with transformers, and transformers opens these files as another "
-        f"tokenizer than its class {type(tokenizer).__name__}; to use the rules of its "
-        "tokenizer.json alone, name this file"
+        "mdsmix stores a tokenizer as transformers saves it, but of this one, of the class "
+        f"{type(tokenizer).__name__}, transformers saves files that open as another tokenizer; to "
+        "use the rules of its tokenizer.json alone, name this file in the recipe"
     )
 
 

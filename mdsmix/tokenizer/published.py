@@ -108,7 +108,7 @@ def publish_folder(home: Location, snapshot: Path, pretrained: Tokenizer | Proce
 
 
 def _hash_files(files: Mapping[str, bytes]) -> str:
-    """Return the xxh128 of files.
+    """Return the xxh128 of the names and contents of some files, in 32 hex digits.
 
     Args:
         files: name -> content.

@@ -25,7 +25,7 @@ import xxhash
 
 from mdsmix import schema
 from mdsmix.cache import cache_folder, is_in_cache, keep_in_cache
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import UNUSABLE, RecipeError, Unreachable
 from mdsmix.messages import Say
 from mdsmix.processor import server
 from mdsmix.storage import find_store, is_url, locate
@@ -51,8 +51,6 @@ FIX: Mapping[Pretrained, str] = {
     "tokenizer, or a hub name that this machine can reach; torch and torchvision must be installed",
 }
 "What the user can do if a tokenizer or processor cannot be loaded; the end of a message."
-UNUSABLE = "Unusable: "
-"The beginning of an error of `describe.py`: the tokenizer was found, but mdsmix cannot use it."
 FRESH_SECONDS = 5
 "A file that was written or copied later than so many seconds ago is read each time."
 SIGNS_OF_FIVE = (NEW_CLASS, "Tokenizer class", "'list' object has no attribute 'keys'")
@@ -232,10 +230,11 @@ def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
     Args:
         pretrained: whether `name` is a tokenizer or a processor.
         name: its folder, file or hub name.
-        error: the error of transformers, or an Unusable of `describe.py`, with its class.
+        error: the error of transformers, or an Unusable, with its class.
     """
     if error.startswith(UNUSABLE):
-        return f"the {pretrained} {name} cannot be used: {error.removeprefix(UNUSABLE)}."
+        reason = error.removeprefix(UNUSABLE)
+        return f"the {pretrained} {name} cannot be used: {reason}."
     first_sentence, _, _ = " ".join(error.split()).partition(". ")
     reason = first_sentence[:300].rstrip(".")
     if reason.startswith("HFValidationError"):

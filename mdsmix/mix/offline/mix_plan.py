@@ -262,6 +262,11 @@ def _settings_to_share(stream: StreamInMix) -> dict[str, Any]:
 def _merge_manifests(manifests: Sequence[Manifest], compression: str | None, seed: int) -> Manifest:
     """Return the manifest of the mix, without counts. Its settings are true of all samples of the
     mix, from whichever stream.
+
+    Args:
+        manifests: the manifests of the streams.
+        compression: the compression of the mix's shards; None: none.
+        seed: the seed that draws and shuffles the samples.
     """
     leading = max(manifests, key=_precedence)
     return Manifest(

@@ -178,10 +178,14 @@ def _mix(
     plan: MixPlan, folder: Location, temporary: Path, watcher: ReadingWatcher, lease: Lease
 ) -> tuple[MixRecord, Index]:
     """Draw the samples, shuffle and publish them: shards, record and manifest, and the index last.
+    Return the record of the mix and its index.
 
     Args:
+        plan: which samples are drawn from which streams.
         folder: the folder to publish in.
         temporary: the folder for a temporary folder with the drawn samples.
+        watcher: receives the progress.
+        lease: this run's lease (write lock) on `folder`.
     """
     # Each sample is written twice, so progress counts twice the bytes.
     watcher.begin(folder.parent.name, 2 * plan.bytes)

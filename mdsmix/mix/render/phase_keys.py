@@ -31,9 +31,11 @@ name of the phase.
 
 
 def make_phase_keys(phase: PhaseOfMix, config: Settings) -> dict[str, Any]:
-    """Return the keys at the top of a phase's YAML.
+    """Return the keys at the top of a phase's YAML: when the phase ends, the folder of its
+    checkpoints, and what it loads from the last checkpoint of the phase before.
 
     Args:
+        phase: the phase, with its number from 0.
         config: the config that the phase is set into; empty if the YAML is a file of its own.
     """
     keys: dict[str, Any] = {"max_duration": f"{phase.number + 1}ep"}
