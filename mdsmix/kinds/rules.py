@@ -36,11 +36,9 @@ MARKS_VERSION = 2
 """
 MARKS_REASON_1 = "bad_weight"
 "The reason code of records that version 1 of MARKS_RULE refused. Version 2 has other codes."
-
-
 REWARDS_RULE = "record.rewards"
 REWARDS_VERSION = 2
-"""Version 1 of this rule stored rewards of preferences that are not finite, such as NaN."""
+"Version 1 of this rule stored rewards of preferences that are not finite, such as NaN."
 
 
 @frozen(kw_only=True)
