@@ -103,6 +103,7 @@ def test_padding_on_the_left_and_cut_rows(streams: Any) -> None:
     assert batch["loss_weights"][0].tolist() == [0, 0, 0.5, 0.25]
 
 
+@pytest.mark.filterwarnings("ignore:The loader cuts rows")
 @pytest.mark.parametrize(("prompt", "response"), [(1, 9), (5, 4), (5, 11)])
 def test_a_pair_that_is_cut_keeps_its_first_weights(
     tmp_path: Path, prompt: int, response: int
