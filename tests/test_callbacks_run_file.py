@@ -96,7 +96,7 @@ def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path: Path) -> N
         (None, "no such file"),
         ("", "no whole first line"),
         ("streams: {}\n", "line 1"),
-        ('{"mdsmix_run": 2, "planned": []}\n', "another mdsmix"),
+        ('{"mdsmix_run": 2, "planned": []}\n', "another version of mdsmix"),
         ('{"mdsmix_run": 1, "planned": []}\n{"step": 2}\n', "line 2"),
         ('{"mdsmix_run": 1, "planned": []}\n[]\n', "line 2"),
     ],

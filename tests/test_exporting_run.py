@@ -207,8 +207,8 @@ def test_only_the_files_of_new_shards_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("totals", "words"),
     [
-        ({"loss_tokens": 71}, "70 trained tokens and not 71"),
-        ({"tokens": 81}, "80 tokens and not 81"),
+        ({"loss_tokens": 71}, "70 trained tokens, but its manifest states 71"),
+        ({"tokens": 81}, "80 tokens, but its manifest states 81"),
     ],
 )
 @pytest.mark.parametrize("to", WRITERS)
@@ -357,7 +357,7 @@ def test_an_unchanged_export_is_compared_with_a_changed_manifest(tmp_path: Path)
     source = publish_rows(tmp_path / "web")
     export(source, tmp_path / "out")
     publish_rows(tmp_path / "web", totals={"loss_tokens": 5})
-    with pytest.raises(Damaged, match="70 trained tokens and not 5"):
+    with pytest.raises(Damaged, match="70 trained tokens, but its manifest states 5"):
         export(source, tmp_path / "out")
 
 

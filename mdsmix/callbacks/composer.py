@@ -57,7 +57,9 @@ class ComposerStreams(Callback):  # type: ignore[misc]
         batch: Any = state.batch
         if not isinstance(batch, MutableMapping):
             raise RecipeError(
-                f"{STREAMS_CALLBACK}: the batch is {type(batch).__name__}, and a dict is needed."
+                f"{STREAMS_CALLBACK}: the batch is of the type {type(batch).__name__}, but it must "
+                "be a dict with stream_id, as the loader of mdsmix yields it: train with these "
+                "batches, or leave the callback out."
             )
         self.meter.take(batch)
 

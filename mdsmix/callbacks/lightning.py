@@ -87,7 +87,9 @@ class LightningStreams(_import_lightning().Callback):  # type: ignore[misc]
         del trainer, pl_module, batch_idx
         if not isinstance(batch, MutableMapping):
             raise RecipeError(
-                f"LightningStreams: the batch is {type(batch).__name__}, and a dict is needed."
+                f"LightningStreams: the batch is of the type {type(batch).__name__}, but it must "
+                "be a dict with stream_id, as the loader of mdsmix yields it: train with these "
+                "batches, or leave the callback out."
             )
         self._batch = batch
         self._is_counted = False

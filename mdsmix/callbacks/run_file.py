@@ -169,8 +169,9 @@ def _parse_line(path: str, number: int, line: bytes) -> Any:
         version = tree.get(HEAD, VERSION) if isinstance(tree, dict) else VERSION
         if version != VERSION:
             raise RecipeError(
-                f"{path} was written by another mdsmix (version {version} of the format, and this "
-                f"one reads {VERSION}); read it with that one."
+                f"{path} was written by another version of mdsmix: its format has version "
+                f"{version}, and this mdsmix reads only version {VERSION}. Read the file with the "
+                "mdsmix that wrote it."
             )
         return schema.parse_mapping(_Head if number == 1 else LoggedStep, tree)
     except (orjson.JSONDecodeError, schema.Misfit) as error:

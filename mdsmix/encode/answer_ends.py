@@ -119,7 +119,8 @@ def ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer) -> bool:
 
 
 def is_ended_by_next(encoding: Encoding) -> bool:
-    """Return whether the manifest says that the stream was converted with `ends_by_next_role` true.
+    """Return whether a published stream was converted so that its answers end with the token that
+    begins the next message (`ends_by_next_role`). The manifest says so.
 
     Args:
         encoding: the settings in the stream's manifest.

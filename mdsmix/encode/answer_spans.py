@@ -270,4 +270,5 @@ def _unused_characters(conversation: Conversation) -> Iterator[str]:
     for code in _PRIVATE:
         if chr(code) not in used:
             yield chr(code)
-    raise RecordRefused("span_not_printed", why="the record has too many spans")
+    why = f"the record has too many spans: each end needs one of {len(_PRIVATE):,} characters"
+    raise RecordRefused("span_not_printed", why=why)

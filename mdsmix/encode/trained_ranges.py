@@ -60,7 +60,8 @@ class MarkedRange(NamedTuple):
 
 
 def mark_weights(turns: Turns, weights: NDArray[np.float32] | float = 1.0) -> Turns:
-    """Return the turns with these weights in the marks of their tokens, and no part.
+    """Return the turns with these weights in the marks of their tokens (MARK). The marks' parts are
+    0, as if no token belonged to a part of an answer.
 
     Args:
         turns: the samples.

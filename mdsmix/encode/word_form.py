@@ -94,7 +94,11 @@ class CharacterParts(NamedTuple):
 
     @staticmethod
     def read(model: Any) -> CharacterParts:
-        """Return the parts of a word form that fastokens has opened: they are its last tokens."""
+        """Return the parts of characters in a word form that fastokens has opened. They are its
+        last tokens.
+        """
+        # Go back from the last id to the last token that is no part. Ids without a token are
+        # skipped.
         parts = list[bytes]()
         number = model.vocab_size
         while number:
@@ -106,6 +110,7 @@ class CharacterParts(NamedTuple):
                 parts.append(part)
             number -= 1
         parts.reverse()
+        # Look up the ids of the bytes of each part.
         of_byte = [model.token_to_id(character) for character in BYTE_CHARACTERS]
         padded = b"".join(part.ljust(3, b"\0") for part in parts)
         return CharacterParts(

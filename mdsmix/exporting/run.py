@@ -398,13 +398,13 @@ def _compare_counts(
     differences = list[str]()
     for name, actual, stated in _pair_counts(counts, expected):
         if actual != stated and (name != "tokens" or stream.is_counted):
-            differences.append(f"{actual:,} {name} and not {stated:,}")
+            differences.append(f"{actual:,} {name}, but its manifest states {stated:,}")
     if differences:
         writer.discard(pieces)
         raise Damaged(
-            f"{stream.name} at {stream.stream.folder} has {', '.join(differences)} as its manifest "
-            "states, so the export was deleted: `mdsmix verify` finds what is wrong, and `mdsmix "
-            "convert` makes the stream again."
+            f"{stream.name} at {stream.stream.folder} has {'; '.join(differences)}. So the export "
+            "was deleted: `mdsmix verify` finds what is wrong, and `mdsmix convert` makes the "
+            "stream again."
         )
 
 

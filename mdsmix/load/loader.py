@@ -438,7 +438,12 @@ def make_row_rules(settings: LoaderSettings, ids: TokenIds) -> RowRules:
 
 
 def make_batch_rules(settings: LoaderSettings, rules: RowRules) -> BatchRules:
-    """Return the rules for the rows and batches of a loader of another library."""
+    """Return what the rows and batches of a loader of another library depend on.
+
+    Args:
+        settings: the settings of the loader.
+        rules: the rules for rows of LLM-Foundry's loaders: their length, EOS and padding.
+    """
     ids = rules.ids
     return BatchRules(
         max_seq_len=rules.max_seq_len,

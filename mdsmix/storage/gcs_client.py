@@ -265,10 +265,11 @@ def _reason_of(status: int, body: bytes) -> str:
 
 
 def open_session(url: str) -> Session:
-    """Return the session of this process.
+    """Return this process's session for requests to Google Cloud Storage. It has the credentials of
+    the environment, and keeps connections open.
 
     Args:
-        url: what the error message names.
+        url: the location that is read or written, for the error message.
 
     Raises Unreachable if no session can be made.
     """

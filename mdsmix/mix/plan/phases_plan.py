@@ -125,7 +125,7 @@ def _count_repeated_tokens(stream: StreamInMix, figures: StreamInRun, repeats: R
     all rows have one length; otherwise they are a mean.
     """
     if not repeats.repeated:
-        return 0 * repeats.repeated
+        return repeats.repeated  # no samples, so no tokens: exact or estimated, as the samples are
     share = repeats.repeated / repeats.drawn
     has_equal_rows = fixed_row_length(stream) is not None
     is_exact = not isinstance(share, Estimate) and (share == 1 or has_equal_rows)
