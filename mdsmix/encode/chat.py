@@ -354,7 +354,12 @@ def find_trained_answers(conversation: Conversation) -> list[int]:
 
 
 def show_difference(printed: str, later: str) -> dict[str, Any]:
-    """Return excerpts of both texts around their first difference, for a bad record's detail."""
+    """Return excerpts of both texts around their first difference, for a bad record's detail.
+
+    Args:
+        printed: the text that the template prints for some messages.
+        later: what it prints for the same messages once others follow.
+    """
     around = slice_around_difference([printed, later])
     return {"printed": printed[around], "printed_later": later[around]}
 

@@ -470,8 +470,8 @@ _spawning = threading.Lock()
 
 @contextmanager
 def without_main_module() -> Iterator[None]:
-    """Leave the main module out of what a process imports that this thread spawns in the `with`
-    block.
+    """Let processes start without this process's main module: those that this thread spawns in the
+    `with` block do not import it.
 
     Workers need nothing of it. A script without `if __name__ == "__main__":` would otherwise begin
     its conversion again in each worker.

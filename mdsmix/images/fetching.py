@@ -84,7 +84,8 @@ def locate_image(path: str | bytes, base: Location, inside: bool = False) -> Ima
     if inside and not _is_below(location, base):
         raise BadImage(
             "bad_image_path",
-            "it is not below the folder of the images, and images.outside is refuse",
+            "the path leads out of the folder of the images, and the recipe has images.outside: "
+            "refuse",
         )
     return location
 

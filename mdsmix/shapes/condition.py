@@ -109,7 +109,7 @@ def parse_where(expression: str) -> Condition:
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise BadCondition(
-            f"the condition cannot be read ({str(error) or 'too deep'}); {EXAMPLE}"
+            f"the condition cannot be read ({str(error) or 'it is nested too deeply'}); {EXAMPLE}"
         ) from None
     # For the path `meta.lang` both sets have `meta`: the field is read, and its value, an object,
     # is entered. A plain field such as `score` is only in `roots`.

@@ -132,8 +132,8 @@ def _parse_connection_string(text: str) -> Account:
     if not re.fullmatch(r"https?://[^?#@]+", endpoint):
         raise Unreachable(
             f"BlobEndpoint in {CONNECTION_VARIABLE} is not an address that begins with http:// or "
-            "https:// and has nothing else in it; a shared access signature has its own part, "
-            "SharedAccessSignature"
+            "https:// and has nothing else in it: write the address alone, and a shared access "
+            "signature in a part of its own, SharedAccessSignature"
         )
     key = settings.get("accountkey", "")
     sas = settings.get("sharedaccesssignature", "").lstrip("?")

@@ -131,7 +131,9 @@ def _lengths(page: Gathered) -> Items:
 
 
 def _rows(page: Gathered) -> Items:
-    """Yield the shares of trained tokens, other tokens and padding in a step."""
+    """Yield a sentence on how the rows of a step are padded, and a bar with the step's trained
+    tokens, other tokens and padding.
+    """
     assert page.plan
     step = page.plan.step
     yield f"{step.how_padded}; a step has {step.positions:,.0f} positions."
