@@ -163,6 +163,13 @@ SKIPPED: dict[str, tuple[Any, str]] = {
         {"file_name": "x.json", "columns": {"messages": "m", "videos": "videos"}},
         "videos: skipped, since video is not supported",
     ),
+    "pictured": (
+        {"file_name": "x.json", "columns": {"prompt": "instruction", "images": "images"}},
+        (
+            "images: skipped with all records of the entry, since text records do not mark where "
+            "an image belongs. Remove columns.images"
+        ),
+    ),
     "hub": (
         {"hf_hub_url": "org/name"},
         (
