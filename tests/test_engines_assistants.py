@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from mdsmix.engines.assistants import PipeToAssistant, assist
+from mdsmix.engines.assistants import MOST_UNTAKEN, PipeToAssistant, assist
 from mdsmix.engines.local_engine import (
     LEAST_NEW_SHARE,
     LocalEngine,
@@ -21,8 +27,9 @@ from mdsmix.engines.local_engine import (
 )
 from mdsmix.engines.memory_pipe import MemoryPipe
 from mdsmix.engines.tasks import ActiveRecords, Attempt, Part, Reporter
+from mdsmix.engines.workers import QueuedTask, Worker, WorkerChannel
 from tests.alarm import fail_after
-from tests.tasks import make_call, make_records
+from tests.tasks import ignore_progress, make_call, make_records, make_settings
 
 
 class Double:
@@ -259,3 +266,80 @@ def test_a_task_is_shared_from_the_beginning_only_if_memory_is_ample() -> None:
     for gigabytes, workers, expected in ((64, 8, 4), (64, 3, 3), (3, 8, 2), (1, 8, 2)):
         pool = PoolSettings(workers=workers, memory=gigabytes << 30)
         assert LocalEngine(pool).count_useful_workers(tasks) == expected
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A task that sends a part to each of two assistants."""
+
+    seconds: float
+    "How long a part takes."
+    waits: bool
+    "Whether the task waits for the answers, and then for 0.5 s."
+    name: str = "of parts"
+    shared_bytes: int = 3 * LEAST_NEW_SHARE
+
+    def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], list[Any]]:
+        assistants = list[Any]()
+        while len(assistants) < 2:
+            reporter.wait_for_room()
+            assistants += reporter.take_assistants()
+        for assistant in assistants:
+            assert assistant.send(Part(make_records(1), self.seconds))
+        if not self.waits:
+            time.sleep(0.2)  # so long that the assistants begin
+            return list[Any]
+        answers = [assistant.receive() for assistant in assistants]
+        time.sleep(0.5)
+        return partial(list, answers)
+
+    def open_assistant(self) -> Callable[[float], float]:
+        return sleep_and_return
+
+
+def sleep_and_return(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def test_assistants_that_are_in_a_part_when_a_run_ends_assist_once_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They report the end of the first assistance during the second one."""
+    orders = list[int]()
+    assist_worker = Worker.assist
+
+    def count(worker: Worker, assisted: Worker) -> None:
+        orders.append(worker.pid)
+        assist_worker(worker, assisted)
+
+    monkeypatch.setattr(Worker, "assist", count)
+    with fail_after(60), closing(LocalEngine(make_settings(3))) as engine:
+        results = list[Any]()
+        for task in (Shared(1, waits=False), Shared(0.01, waits=True)):
+            results += engine.run([task], ignore_progress, print)
+        assert results == [(0, []), (0, [0.01, 0.01])]
+        assert len(orders) == 4
+        assert sorted(orders[:2]) == sorted(orders[2:])
+
+
+def test_a_worker_that_takes_no_messages_gets_a_limited_number_of_assistants() -> None:
+    """A full pipe would block the engine, for example during a record of minutes."""
+    (pipe, worker_end), (assistant_pipe, assistant_end) = Pipe(), Pipe()
+    process = Mock(pid=os.getpid())
+    worker = Worker(process, pipe, limit=0)
+    assistant = Worker(process, assistant_pipe, limit=0)
+    engine = LocalEngine(make_settings(2))
+    engine.workers = [worker]
+    worker.assign(QueuedTask(0, Attempt(), Shared(1, waits=False)))
+    with fail_after(20), pipe, worker_end, assistant_pipe, assistant_end:
+        for _ in range(MOST_UNTAKEN):
+            assert engine._find_busiest() is worker
+            assistant.assist(worker)
+        assert engine._find_busiest() is None
+        channel = WorkerChannel(worker_end, os.getppid(), memory=9, share=1)
+        channel.wait_for_room()
+        for _ in range(MOST_UNTAKEN):
+            assert [*engine._handle_message(worker)] == []
+        assert worker.untaken_assistants == 0
+        assert engine._find_busiest() is worker

@@ -40,10 +40,18 @@ class Assist(NamedTuple):
 
     task: Task[Any]
     "A SharedTask."
+    number: int
+    """Counts the assistances of the worker. The worker reports the end of an assistance with its
+    number.
+    """
 
 
 ASSISTANT = "assistant"
 "The message to a worker that it has an assistant."
+MOST_UNTAKEN = 32
+"""How many assistants are sent to a worker that has not taken them, since it takes messages only
+between records. The pipe to a worker has room for about 130, and the engine must never wait for it.
+"""
 
 
 class Failure(NamedTuple):

@@ -12,7 +12,12 @@ from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 
-from mdsmix.engines.assistants import LEAST_NEW_SHARE, LEAST_SHARE, find_shared_bytes
+from mdsmix.engines.assistants import (
+    LEAST_NEW_SHARE,
+    LEAST_SHARE,
+    MOST_UNTAKEN,
+    find_shared_bytes,
+)
 from mdsmix.engines.memory import LEAST_BYTES, PERIOD, MemoryBudget, measure_rss
 from mdsmix.engines.tasks import (
     NO_ACTIVE_RECORDS,
@@ -163,7 +168,7 @@ class LocalEngine:
         workers stay for the next run.
 
         Assistants do parts of other workers' tasks. If a task was interrupted, they are stopped
-        too. Otherwise all parts are done, so the assistants become idle and stay.
+        too. Otherwise nobody waits for their parts, so the assistants become idle and stay.
         """
         self.budget.update(self._pids, at_once=True)  # the last time that these workers count
         with delay_signals():
@@ -172,7 +177,8 @@ class LocalEngine:
             if stopped:
                 stopped += self.assistants
             else:
-                self.idle += self.assistants
+                # The last one gets the next task: not one that is still in a part.
+                self.idle[:0] = self.assistants
             self.assistants = []
             stop_workers(stopped)
 
@@ -235,7 +241,8 @@ class LocalEngine:
         for worker in self.workers:
             # The worker itself, its assistants, and the new one.
             share = worker.shared_bytes // (sharers[worker] + 2)
-            if worker.current and share >= largest_share:
+            needs_one = worker.current and share >= largest_share
+            if needs_one and worker.untaken_assistants < MOST_UNTAKEN:
                 best = worker
                 largest_share = share
         return best
@@ -263,9 +270,12 @@ class LocalEngine:
                 number = worker.finish_storing()
                 self._after_task(worker)
                 yield number, result
-            case ("assisted",):
-                # A worker that was an assistant when the last run ended may send this later.
-                if worker in self.assistants:
+            case ("took_assistant",):
+                worker.untaken_assistants -= 1
+            case "assisted", number:
+                # A worker that was an assistant when the last run ended sends the number of that
+                # assistance in this run.
+                if worker in self.assistants and number == worker.assistances:
                     worker.check_size()
                     with delay_signals():
                         self._retire(worker)

@@ -9,7 +9,8 @@ Messages to the worker:
 - (task, attempt): do this task
 - True: wait before the next records; an assistant ends its assistance instead
 - False: continue
-- Assist(task), and the descriptor of a socket: do parts of the task for the worker at its other end
+- Assist(task, number), and the descriptor of a socket: do parts of the task for the worker at its
+  other end
 - ASSISTANT, and the descriptor of a socket: an assistant for the worker's task is at its other end
 
 SIGTERM ends the worker.
@@ -21,7 +22,8 @@ Messages from the worker:
 - ("storing",): the task's output is being stored, and the worker can do another task
 - ("done", result): the task that was being stored has ended
 - ("failed", exception)
-- ("assisted",): the worker assists no more
+- ("took_assistant",): the worker has taken an assistant from the pipe
+- ("assisted", number): the worker has ended this assistance
 
 assistants.py has what a worker and its assistant send each other.
 """
@@ -191,6 +193,7 @@ class WorkerChannel:
             release_freed_memory()
         elif message == ASSISTANT:
             assistant = PipeToAssistant(receive_pipe(self._pipe))
+            self.send("took_assistant")
             if self._has_task:
                 self._assistants.append(assistant)
                 self._new_assistants.append(assistant)
@@ -268,7 +271,7 @@ def _do_tasks(channel: WorkerChannel, storing_thread: ThreadPoolExecutor) -> Non
             order, details = channel.next_order()
             if isinstance(order, Assist):
                 assist(channel, order.task, details)
-                channel.send("assisted")
+                channel.send("assisted", order.number)
                 continue
             try:
                 with channel.accept_assistants():
@@ -347,6 +350,10 @@ class Worker:
     hang_detector: HangDetector = field(default_factory=HangDetector)
     assists: Worker | None = None
     "The worker that this one assists, or has assisted last."
+    assistances: int = 0
+    "How often this worker was sent to assist another one."
+    untaken_assistants: int = 0
+    "How many assistants of this worker are in its pipe."
     shared_bytes: int = 0
     """About how many bytes of the current task are left that an assistant may do a part of; 0 if
     the worker gets no assistants.
@@ -377,6 +384,8 @@ class Worker:
         """Let this worker, which has no task, do parts of the task of another one."""
         assert worker.current, "only a worker with a task has assistants"
         self.assists = worker
+        self.assistances += 1
+        worker.untaken_assistants += 1
         self.records = None
         self.hang_detector.reset()
         self.pause(False)
@@ -385,8 +394,9 @@ class Worker:
             end, other_end = socket.socketpair()
             with end, other_end:
                 # A message is not sent if a worker has died; `receive` will notice.
+                order = Assist(worker.current.task, self.assistances)
                 with suppress(ConnectionError):
-                    send_descriptor(self.pipe, Assist(worker.current.task), end, self.pid)
+                    send_descriptor(self.pipe, order, end, self.pid)
                 with suppress(ConnectionError):
                     send_descriptor(worker.pipe, ASSISTANT, other_end, worker.pid)
 
