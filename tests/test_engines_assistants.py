@@ -18,14 +18,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from mdsmix.engines.assistants import MOST_UNTAKEN, PipeToAssistant, assist
+from mdsmix.engines.assistants import MOST_UNTAKEN, PipeToAssistant, assist, find_shared_bytes
 from mdsmix.engines.local_engine import (
     LEAST_NEW_SHARE,
     LocalEngine,
     PoolSettings,
     count_sharers,
 )
-from mdsmix.engines.memory_pipe import MemoryPipe
+from mdsmix.engines.memory_pipe import MemoryPipe, can_create_memory_files
 from mdsmix.engines.tasks import ActiveRecords, Attempt, Part, Reporter
 from mdsmix.engines.workers import QueuedTask, Worker, WorkerChannel
 from tests.alarm import fail_after
@@ -340,6 +340,34 @@ def test_a_worker_that_takes_no_messages_gets_a_limited_number_of_assistants() -
         channel = WorkerChannel(worker_end, os.getppid(), memory=9, share=1)
         channel.wait_for_room()
         for _ in range(MOST_UNTAKEN):
+            assert pipe.poll(10)
             assert [*engine._handle_message(worker)] == []
         assert worker.untaken_assistants == 0
         assert engine._find_busiest() is worker
+
+
+def test_a_process_is_started_only_for_a_large_share() -> None:
+    """An engine on a node of Ray begins before it knows its tasks."""
+    engine = LocalEngine(make_settings(2))
+    pipe, worker_end = Pipe()
+    with pipe, worker_end:
+        worker = Worker(Mock(), pipe, limit=0)
+        worker.assign(QueuedTask(0, Attempt(), Shared(1, waits=False)))
+        engine.workers = [worker]
+        worker.shared_bytes = 2 * LEAST_NEW_SHARE
+        assert engine._find_busiest() is worker
+        worker.shared_bytes -= 1
+        assert engine._find_busiest() is None
+        engine.idle = [Worker(Mock(), pipe, limit=0)]
+        assert engine._find_busiest() is worker
+
+
+def test_nothing_is_shared_if_the_system_refuses_files_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then no worker could send a part, and each assistant would be replaced by another one."""
+    assert find_shared_bytes(Double(int, 7)) == 7
+    monkeypatch.setattr(os, "memfd_create", Mock(side_effect=PermissionError))
+    can_create_memory_files.cache_clear()
+    assert find_shared_bytes(Double(int, 7)) == 0
+    can_create_memory_files.cache_clear()

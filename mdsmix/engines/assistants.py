@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, NamedTuple, Protocol
 
-from mdsmix.engines.memory_pipe import IS_SUPPORTED, MemoryPipe, NotPassed
+from mdsmix.engines.memory_pipe import MemoryPipe, NotPassed, can_create_memory_files
 from mdsmix.engines.tasks import SIGN_OF_LIFE, ActiveRecords, Part, SharedTask, Task
 
 LEAST_SHARE = 4 << 20
@@ -73,7 +73,9 @@ def make_picklable(error: Exception) -> Exception:
 
 def find_shared_bytes(task: Task[Any]) -> int:
     """Return how many bytes of a task other workers may do; 0 if none."""
-    return task.shared_bytes if IS_SUPPORTED and isinstance(task, SharedTask) else 0
+    if not isinstance(task, SharedTask) or not can_create_memory_files():
+        return 0
+    return task.shared_bytes
 
 
 def send_descriptor(pipe: Connection, message: Any, end: socket.socket, pid: int) -> None:

@@ -233,11 +233,11 @@ class LocalEngine:
     def _find_busiest(self) -> Worker | None:
         """Return the worker that needs another assistant most: the one whose share of its task is
         the largest if all that share it do equal parts. Return None if no share would have
-        LEAST_SHARE bytes.
+        LEAST_SHARE bytes, or LEAST_NEW_SHARE if a process must be started for it.
         """
         sharers = Counter(worker.assists for worker in self.assistants)
         best = None
-        largest_share = LEAST_SHARE
+        largest_share = LEAST_SHARE if self.idle else LEAST_NEW_SHARE
         for worker in self.workers:
             # The worker itself, its assistants, and the new one.
             share = worker.shared_bytes // (sharers[worker] + 2)

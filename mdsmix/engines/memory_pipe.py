@@ -11,13 +11,23 @@ import os
 import pickle
 import socket
 from collections.abc import Callable
+from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
 
-IS_SUPPORTED = hasattr(os, "memfd_create")
-"Whether the system has files in memory: Linux has, macOS has not."
+
+@cache
+def can_create_memory_files() -> bool:
+    """Return whether the system has files in memory, and allows this process to create them: Linux
+    has them, macOS has not, and a sandbox may refuse them.
+    """
+    try:
+        os.close(os.memfd_create("mdsmix"))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 class NotPassed(Exception):
