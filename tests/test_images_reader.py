@@ -87,7 +87,7 @@ def test_a_path_that_leads_out_of_its_folder_is_bad_if_the_recipe_refuses_it(
     ]
     for path in outside_paths:
         assert locate_image(path, locate(folder))
-        with pytest.raises(BadImage, match=r"images\.outside is refuse") as bad:
+        with pytest.raises(BadImage, match=r"images\.outside: refuse") as bad:
             locate_image(path, locate(folder), inside=True)
         assert bad.value.reason == "bad_image_path"
 

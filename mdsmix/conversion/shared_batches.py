@@ -105,8 +105,8 @@ class SharedBatches:
 
         Args:
             membership: decides which records of the window are in the stream.
-            encode_here: encodes a batch in this process, piece by piece. It gets the object which
-                decides about the records of this batch.
+            encode_here: encodes a batch in this process, piece by piece. Its second argument is the
+                part of `membership` for the records of this batch.
             assistants: the assistants of the work unit. Those that the engine sends are added.
             reporter: the connection to the engine.
         """
@@ -152,7 +152,7 @@ class SharedBatches:
         return assistant.send(Part(describe_batch(batch), content))
 
     def _select_records(self, batch: RecordBatch) -> Membership:
-        """Return the object which decides which records of the next batch are in the stream.
+        """Return the part of `membership` that decides about the records of the next batch.
 
         The flags of duplicates are those of the batch, so its first record must be known. Then this
         process decodes all batches, to count their records.

@@ -98,9 +98,10 @@ def _prints_system_last(encoding: Encoding, tokenizer: Tokenizer | None) -> bool
 
 
 def _splits_a_token(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
-    """Return whether the text that the template prints before every answer ends inside a control
-    word such as `<think>`, and the recipe does not reject conversations whose earlier messages are
-    printed differently (`rewritten_history`).
+    """Return whether a control word such as `<think>` may be cut in two between a prompt and its
+    answer. That needs a template which prints the beginning of the word before every answer, and a
+    recipe that does not reject conversations whose earlier messages are printed differently
+    (`rewritten_history`). Without the tokenizer only the recipe counts.
     """
     rewrites = _rewrites_history(encoding, tokenizer)
     # Without the tokenizer the template is unknown: it may be such a template.

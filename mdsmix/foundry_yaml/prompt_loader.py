@@ -15,6 +15,7 @@ import numpy as np
 
 from mdsmix.errors import MixRefused
 from mdsmix.foundry_yaml.loader_keys import AT_LEAST_ONE, DATASET_KEYS, BatchRules, ExtraLoader
+from mdsmix.messages import join_names
 from mdsmix.shapes.prompt import ANSWER
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import PROMPT_COLUMNS, decode_prompt
@@ -72,10 +73,12 @@ def make_prompt_batch(rules: BatchRules, rows: Sequence[Mapping[str, Any]]) -> d
         vstar: float32 [rows], if the rows have it.
         prompt_attention_mask: bool, as `prompt`: false at every token equal to the padding token.
     """
-    if any(row.keys() != rows[0].keys() for row in rows):
+    unequal = [name for name in (ANSWER, VALUE) if len({name in row for row in rows}) > 1]
+    if unequal:
         raise MixRefused(
-            f"a batch contains prompts with {ANSWER} or {VALUE}, and prompts without: give all "
-            f"streams of the run the same columns, with source.{ANSWER} or without it."
+            f"a batch contains prompts with {join_names(unequal)} and prompts without it, and "
+            "ComposeRL needs a column in all prompts of a batch or in none: give all streams of "
+            f"the run the same columns (source.{ANSWER} in the recipe makes {ANSWER})."
         )
     lengths = np.array([len(row["prompt"]) for row in rows], np.int64)
     longest = int(lengths.max())

@@ -157,7 +157,9 @@ def _read_json(path: str, description: str) -> Any:
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        raise RecipeError(f"{path} is not valid JSON ({error}): name {description}.") from None
+        raise RecipeError(
+            f"{path} is not valid JSON ({error}): correct it, or name {description}."
+        ) from None
 
 
 @frozen

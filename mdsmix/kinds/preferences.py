@@ -254,12 +254,14 @@ class Preferences(JudgedAnswers):
         return columns
 
     def _share_prompts(self, preferences: Sequence[Preference], halves: list[Halves]) -> None:
-        """Give both halves of each preference the same prompt.
+        """Give the two halves of each preference (the prompt with the chosen answer, and with the
+        rejected answer) the same prompt.
 
-        A template may print text for an answer that depends on the answer, such as an empty
+        A template may print text before an answer that depends on the answer, such as an empty
         thought. Then the two prompts differ at their ends. The shared prompt has only the tokens
-        that are common to both sides; all later tokens become part of the answers. If the prompts
-        differ before that text, the preference gets a reason code.
+        that both prompts begin with; all later tokens become part of the answers. If the prompts
+        differ even before the text that the template prints for the answer, the preference gets a
+        reason code.
 
         Args:
             preferences: the records.

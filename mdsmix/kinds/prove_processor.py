@@ -43,9 +43,8 @@ MADE_ROW_TOKENS = 1 << 20
 OWN_ROWS = 4
 "How many rows of the stream itself are compared, in addition to the made-up ones."
 FIX_UNEQUAL = (
-    "set images.max_images: 1 if only rows with several images differ, or name the processor of "
-    "another model (docs/images.md lists the processors that "
-    "make the same batch of stored rows as of whole conversations)"
+    "name the processor of another model (docs/images.md lists those that mdsmix can use); if the "
+    "rows that differ have several images, images.max_images: 1 may be enough"
 )
 "What a message advises if the two batches differ."
 CONVERSATIONS = {

@@ -563,10 +563,9 @@ def _refuse_other_rows(dataset: MixDataset, label: str) -> None:
     """
     if not dataset.has_columns((*IMAGE_COLUMNS, *PREFERENCE_COLUMNS), in_all=True):
         raise RecipeError(
-            f"{label}: a stream has preferences, and another one has other rows, or preferences "
-            "without images, and no batch can contain both: train preferences with images in a run "
-            "of their own, and preferences without images with train_loader.name: "
-            "pairwise_preference."
+            f"{label} makes batches of preferences only if all its streams are preferences with "
+            "images, and one of its streams is not: train preferences with images in a run of "
+            "their own, and preferences without images with train_loader.name: pairwise_preference."
         )
 
 

@@ -349,8 +349,9 @@ def bad_record_lines(record: Tree) -> Iterator[str]:
 
 
 def _quarantine_folder(folder: Location) -> Location:
-    """Return the folder of the split whose bad records to show: `folder` itself, or the folder in
-    it that contains a quarantine, if only one does.
+    """Return the folder of the split whose bad records to show: the only one with a quarantine (a
+    folder of bad records) among `folder` and the folders in it. If none has one, or several have,
+    return the split of the stream that is published in `folder`.
     """
     candidates = (find_working_folder(folder), *(folder / name for name in folder.folders()))
     with_quarantine = [split for split in candidates if any((split / QUARANTINE).list())]

@@ -26,7 +26,7 @@ def run_writers(trial: Location, stamp: str | None) -> list[Stat]:
 
     Args:
         trial: the object.
-        stamp: the stamp of the version to replace; None: create the object.
+        stamp: `Stat.stamp` of the version to replace, such as its ETag; None: create the object.
     """
     barrier = threading.Barrier(WRITERS)
 

@@ -330,9 +330,9 @@ def _save_files(
             if files:
                 return files
     raise Unusable(
-        "mdsmix stores a tokenizer as transformers saves it, but of this one, of the class "
-        f"{type(tokenizer).__name__}, transformers saves files that open as another tokenizer; to "
-        "use the rules of its tokenizer.json alone, name this file in the recipe"
+        "mdsmix stores the files that transformers saves, but those of this tokenizer (class "
+        f"{type(tokenizer).__name__}) open as another tokenizer; if the rules of its "
+        "tokenizer.json alone are right, write the path of that file as `tokenizer:` in the recipe"
     )
 
 

@@ -385,7 +385,9 @@ def test_no_batch_has_other_rows_too(published: Any, processors: Folders, tmp_pa
         assert checked.code == 3
         ids = {finding["id"] for finding in json.loads(checked.out)["findings"]}
         assert ids & {"columns-unlike", "columns-loader"}, ids
-        with pytest.raises(RecipeError, match="no batch can contain both"):
+        with pytest.raises(
+            RecipeError, match="only if all its streams are preferences with images"
+        ):
             build_loader(config, 2)
     config["train_loader"] |= {"name": "pairwise_preference"}
     config["train_loader"]["dataset"] = {

@@ -348,9 +348,7 @@ def test_a_batch_has_answers_for_all_rows(tmp_path: Path, tokenizer_folder: Path
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(config))
     checked = mdsmix("check", tmp_path / "both.yaml")
     assert (checked.code, "columns-unlike" in checked.out) == (3, True), checked.out
-    with pytest.raises(
-        MixRefused, match="prompts with verified_answer or vstar, and prompts without"
-    ):
+    with pytest.raises(MixRefused, match="prompts with verified_answer and prompts without it"):
         list(build_loader(config, 2))
 
 

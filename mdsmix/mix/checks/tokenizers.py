@@ -294,10 +294,9 @@ def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     card = _find_reference(mix)
     if card is None or card.pad_id not in (None, card.eos_id):
         return
-    # Without a padding token, loaders of other libraries pad with EOS. The text loader then cannot
-    # pad at all, and the finetuning loader masks by length.
     is_text = is_plain(loader, stream)
-    # So do the batches of unpaired preferences, and of preferences with images.
+    # Batches of unpaired preferences, and of preferences with images, are masked by the length of
+    # each row, so the padding token has no effect.
     has_images = find_layout(stream, loader.name) == IMAGE_PREFERENCES
     has_own_mask = has_images or loader.name in EXTRA_LOADERS
     if loader.name in PAD_EOS_CHECKS:
@@ -307,6 +306,8 @@ def pad_is_eos(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
             id=PAD_EOS_CHECKS[loader.name],
         )
     elif has_own_mask or card.pad_id is None or not loader.trains:
+        # Without a padding token the text loader cannot pad at all, and the finetuning loader masks
+        # by length.
         return
     elif is_text or stream.has_targets is False:
         yield Finding(

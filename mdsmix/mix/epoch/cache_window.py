@@ -139,16 +139,16 @@ class Window:
         canonical = self.machines.canonical
         # The windows of workers begin anywhere in a batch, so together they extend over one more
         # batch on either side.
-        window = self.workers * (self.span + 2 * self.machines.drawn)
+        positions_read = self.workers * (self.span + 2 * self.machines.drawn)
         # With fewer canonical nodes than nodes, several nodes take the samples of one section in
         # turn, so the samples of one node extend over those of the others.
-        window *= max(1, self.machines.layout_nodes // canonical)
+        positions_read *= max(1, self.machines.layout_nodes // canonical)
         # Streaming's default size of a shuffle block.
         block = self.block_size or max(4_000_000 // canonical, 1 << 18)
-        # In each region: its part of the window with a margin of 2 positions, and the positions
-        # from which the shuffle may have moved a sample into the window.
+        # In each region: its part of these positions, which may begin and end within a position,
+        # and the positions from which the shuffle may have moved a sample into that part.
         moved = BLOCKS[self.machines.algo] * block
-        return self.regions * (window / self.regions + 2 + moved)
+        return self.regions * (positions_read / self.regions + 2 + moved)
 
 
 @frozen(kw_only=True)

@@ -219,7 +219,9 @@ def _render_streams(
     remaining = forget_small_epoch(old_text, without_dropped)
 
     def set_into(source: Settings) -> RenderedRecipe:
-        """Render the sections with the keys of this config, and set them into the text."""
+        """Render the sections for a config that has the keys of `source`, and set them into
+        `old_text`. Return the mix and the new text.
+        """
         text, changed = set_sections(old_text, config, make_tree(source), into, without=dropped)
         mix = make_mix(text, path, opened.streams, recipe, into, own_evals, opened.shares)
         return RenderedRecipe(replace(mix, changed=changed, phase=opened.phase), text)

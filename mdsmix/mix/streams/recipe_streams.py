@@ -217,12 +217,14 @@ def _weigh_streams(
     may_estimate: bool,
     phase: PhaseOfMix | None = None,
 ) -> RecipeStreams:
-    """Return the streams with the weights that follow from the recipe's shares, or with its own
-    weights.
+    """Return the recipe's streams with their weights. If the recipe has shares, each stream's
+    `choose` follows from its share. Otherwise the weights are those that the recipe gives.
 
     Args:
         recipe: a recipe without phases, or that of one phase.
         streams: the opened streams, by name; those that are not in the recipe are left out.
+        may_estimate: whether token counts that are not known exactly may be estimated
+            (`--estimate`).
         phase: the phase of the recipe.
     """
     own = {name: streams[name] for name in recipe.streams}
