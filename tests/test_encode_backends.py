@@ -70,8 +70,8 @@ class RaisingModel:
 class RaisesValueError(Fastokens):
     error: BaseException = ValueError("match limit\nexceeded.")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, may_have_word_form: bool = True) -> None:
+        super().__init__(tokenizer, may_have_word_form)
         self._model = RaisingModel(self._model, self.error)
 
 

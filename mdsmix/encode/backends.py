@@ -27,7 +27,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,8 +179,13 @@ class Fastokens(Backend):
         """Return the name and the installed version, such as `fastokens 0.3.5`."""
         return f"fastokens {package_version('fastokens')}"
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, may_have_word_form: bool = True) -> None:
         """Read the tokenizer.json of the tokenizer's snapshot.
+
+        Args:
+            tokenizer: the tokenizer.
+            may_have_word_form: False if it is known to have none (word_form.py), so that its file
+                is not read once more to find that out.
 
         Raises an error of any class if fastokens does not support the tokenizer.
         """
@@ -191,7 +196,7 @@ class Fastokens(Backend):
         "The additional ids of a word form; None if the tokenizer is used as it is."
         self._first_space: FirstSpace | None = None
         "What prepends a space to texts; None if the tokenizer does that itself, or not at all."
-        words = _open_word_form(tokenizer)
+        words = _open_word_form(tokenizer) if may_have_word_form else None
         if words:
             self._model = words
             self._parts = CharacterParts.read(words)
@@ -422,12 +427,16 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
     if name == "reference" or (name == "auto" and find_known_difference(tokenizer)):
         return Reference(tokenizer)
     # The memory that the word form takes is free again before a tokenizer is opened.
+    may_have_word_form = True
     if not _word_form_path(tokenizer).exists():
         with suppress(Exception):  # it is raised again by Fastokens
-            _keep_word_form(tokenizer)
+            may_have_word_form = _keep_word_form(tokenizer)
     # Both are opened at the same time, in two threads: 0.4 s instead of 0.55 s.
     reference: Backend
-    openers = (_try_fastokens, _open_reference)
+    openers: tuple[Callable[[Tokenizer], Any], ...] = (
+        partial(_try_fastokens, may_have_word_form=may_have_word_form),
+        _open_reference,
+    )
     fast, reference = map_threads(lambda opener: opener(tokenizer), openers)
     if isinstance(fast, Backend):
         return CheckedBackend(tokenizer, fast, reference, name)
@@ -448,10 +457,10 @@ def _open_reference(tokenizer: Tokenizer) -> Reference:
     return reference
 
 
-def _try_fastokens(tokenizer: Tokenizer) -> Any:
+def _try_fastokens(tokenizer: Tokenizer, may_have_word_form: bool) -> Any:
     """Return the fast backend, or the error if it does not support the tokenizer."""
     try:
-        return Fastokens(tokenizer)
+        return Fastokens(tokenizer, may_have_word_form)
     except Exception as error:  # the crate raises many kinds of errors
         return error
 

@@ -28,6 +28,17 @@ _NO_LENGTH = np.iinfo(np.int64).max
 "The least length of a trained prompt if no prompt is trained: more tokens than any prompt has."
 
 
+def sum_between(values: NDArray[Any], edges: Lengths) -> Lengths:
+    """Return int64 [len(edges) - 1]: the sum of the values between each two neighbours of `edges`,
+    which are positions in ascending order.
+
+    Args:
+        values: numbers or flags.
+    """
+    sums_before = np.concatenate([[0], np.cumsum(values)])  # of all values before each position
+    return np.diff(sums_before[edges])
+
+
 @frozen(kw_only=True)
 class Targets:
     """The target policies of finetuning, by the names of the recipe and of Foundry.
@@ -139,8 +150,7 @@ class Turns:
         Args:
             values: a number or flag for each prompt and response.
         """
-        sums_before = np.concatenate([[0], np.cumsum(values)])  # of all values before each
-        return np.diff(sums_before[self.firsts])
+        return sum_between(values, self.firsts)
 
     def find(self, token: int) -> Lengths:
         """Return the positions of a token in `ids.values`."""
@@ -329,7 +339,7 @@ class Labels:
                 samples.offsets[:-1], samples.lengths
             )
             is_counted = self.trained & (positions >= first) & (positions < longest)
-            return np.diff(np.concatenate([[0], np.cumsum(is_counted)])[samples.offsets])
+            return sum_between(is_counted, samples.offsets)
         edges = turns.ids.offsets
         sample_starts = np.repeat(turns.samples.offsets[:-1], 2 * turns.counts)
         # Where each prompt and response begins and ends in its sample, clipped to the positions
@@ -355,8 +365,8 @@ def _find_last_trained(turns: Turns) -> Lengths:
     last = turns.firsts[1:] - 1
     if turns.marks is None:
         return last
-    trained_before = np.concatenate([[0], np.cumsum(turns.response_weights > 0)])
-    has_trained = np.diff(trained_before[turns.ids.offsets]) > 0  # of each prompt and response
+    # Of each prompt and response.
+    has_trained = sum_between(turns.response_weights > 0, turns.ids.offsets) > 0
     numbers = np.where(has_trained, np.arange(len(has_trained)), -1)
     last_trained = np.maximum.accumulate(numbers)[last]
     is_of_sample = last_trained >= turns.firsts[:-1]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mdsmix.encode.answer_parts import PARTS
 from mdsmix.encode.answer_spans import WeightedRange
 from mdsmix.encode.backends import Backend
-from mdsmix.encode.labels import USABLE, Flags, Lengths, Turns, find_empty_sides
+from mdsmix.encode.labels import USABLE, Flags, Lengths, Turns, find_empty_sides, sum_between
 from mdsmix.encode.token_spelling import TokenSpans
 from mdsmix.ragged import Ragged
 
@@ -238,9 +238,7 @@ def find_untrained(turns: Turns) -> Flags:
     Args:
         turns: samples with marks.
     """
-    is_trained = turns.response_weights > 0
-    trained_before = np.concatenate([[0], np.cumsum(is_trained)])
-    return np.asarray(np.diff(trained_before[turns.samples.offsets]) == 0)
+    return np.asarray(sum_between(turns.response_weights > 0, turns.samples.offsets) == 0)
 
 
 class SplitAnswers(NamedTuple):

@@ -108,10 +108,11 @@ def describe_tokenizer(
         files[GENERATION_CONFIG] = json.dumps({"eos_token_id": stop_ids})
     special_ids = {key: fields[key] for key in ("bos_id", "eos_id", "pad_id")}
     # Only a tokenizer without arguments is compared with its file.
-    model_hash = hash_model(tree)
     class_changes = ""
-    if not kwargs and file_hash != model_hash:
-        class_changes = _describe_class_changes(name, tokenizer, model_hash, file_hash)
+    if not kwargs:
+        model_hash = hash_model(tree)
+        if file_hash != model_hash:
+            class_changes = _describe_class_changes(name, tokenizer, model_hash, file_hash)
     return fields | {
         "hash": hash_content(tree, special_ids),
         "files": files,
@@ -148,7 +149,7 @@ def _is_bos_ignored(name: str, kwargs: dict[str, Any], fields: dict[str, Any]) -
         kwargs: the recipe's arguments, which may set `add_bos_token`.
         fields: what `_read_fields` returned.
     """
-    if os.path.isfile(name) or "add_bos_token" in kwargs or fields["bos_id"] is None:
+    if "add_bos_token" in kwargs or fields["bos_id"] is None:
         return False
     if fields["bos_id"] in fields["prefix_ids"]:
         return False
@@ -170,8 +171,6 @@ def _describe_class_changes(name: str, tokenizer: Any, model_hash: str, file_has
         model_hash: the `hash_model` of that tokenizer.
         file_hash: the different hash of the file; "" if it is not known.
     """
-    if os.path.isfile(name):  # a tokenizer.json alone names no class
-        return ""
     path = _find_file(name, TOKENIZER_JSON, {})
     if path is None:
         return ""
@@ -205,8 +204,6 @@ def _read_stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
         name: the tokenizer's folder, file or hub name.
         kwargs: the recipe's arguments, which may name a revision or a subfolder.
     """
-    if os.path.isfile(name):
-        return []
     path = _find_file(name, GENERATION_CONFIG, kwargs)
     if path is None:
         return []
@@ -220,13 +217,15 @@ def _read_stop_ids(name: str, kwargs: dict[str, Any]) -> list[int]:
 
 def _find_file(name: str, file: str, kwargs: dict[str, Any]) -> str | None:
     """Return the path of one of a tokenizer's files, in its folder or in the hub cache; None if
-    it is missing.
+    it is missing, or if the tokenizer is a tokenizer.json alone.
 
     Args:
-        name: the tokenizer's folder or hub name.
+        name: the tokenizer's folder, file or hub name.
         file: the file's name, such as `tokenizer.json`.
         kwargs: the recipe's arguments, which may name a revision or a subfolder.
     """
+    if os.path.isfile(name):
+        return None
     from transformers.utils.hub import cached_file
 
     keys = ("revision", "subfolder", "token", "cache_dir", "local_files_only")

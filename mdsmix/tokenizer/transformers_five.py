@@ -63,7 +63,7 @@ def open_readable_folder(name: str, tokenizer_json: Path | None = None) -> Itera
     note = ""
     config = _read_json(folder / TOKENIZER_CONFIG)
     own_class = config.get("tokenizer_class") or "a tokenizer without a class"
-    if _is_five():
+    if is_five():
         changed.pop(TOKENIZER_CONFIG, None)
     if TOKENIZER_CONFIG in changed:
         note = f"saved by transformers 5 as {own_class}, and is read from its tokenizer.json only"
@@ -86,7 +86,7 @@ def open_readable_folder(name: str, tokenizer_json: Path | None = None) -> Itera
         yield Readable(copy, note)
 
 
-def _is_five() -> bool:
+def is_five() -> bool:
     """Return whether the installed transformers is version 5 or later."""
     from transformers import __version__
 
