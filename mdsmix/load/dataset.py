@@ -48,6 +48,7 @@ from mdsmix.load.stored_rows import StoredRow
 from mdsmix.load.training_rows import RowRules, make_named_row
 from mdsmix.messages import flatten_error, plural
 from mdsmix.shards.shard_samples import Sample
+from mdsmix.tokenizer.transformers_five import is_five
 
 log = logging.getLogger(__name__)
 LOCK_KEY = "mdsmix_lock"
@@ -90,7 +91,7 @@ def _has_trainer_five() -> bool:
     transformers = sys.modules.get("transformers")
     if transformers is None or "transformers.trainer" not in sys.modules:
         return False
-    return int(transformers.__version__.partition(".")[0]) >= 5
+    return is_five()
 
 
 def _is_skipped_by_trainer() -> bool:

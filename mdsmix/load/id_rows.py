@@ -243,7 +243,7 @@ def read_id_rows(stored: Sequence[StoredRow], rules: RowRules) -> IdRows | None:
     dtypes = list[np.dtype[Any]]()
     columns = None
     for data, source, _ in stored:
-        # Most samples of a batch are from shards with the same columns.
+        # Shards with the same columns have the same object.
         if columns is None or source.columns is not columns:
             columns = source.columns
             if columns is None:

@@ -123,8 +123,26 @@ class IdColumns:
 def find_id_columns_of(shard: Reader) -> IdColumns | None:
     """Return the columns of a shard from which batches are written directly. Return None if its
     samples need more: images, columns of bytes, ids of 8 bytes.
+
+    Shards with the same columns get the same object. A shuffled batch has a sample from each of
+    many shards, and what follows from the columns (`read_id_rows`) is found once for all.
     """
-    names = shard.column_names
+    return _find_columns(
+        tuple(shard.column_names), tuple(shard.column_encodings), tuple(shard.column_sizes)
+    )
+
+
+@lru_cache(maxsize=64)
+def _find_columns(
+    names: tuple[str, ...], encodings: tuple[str, ...], sizes: tuple[int | None, ...]
+) -> IdColumns | None:
+    """Return the columns of shards with these columns, as `find_id_columns_of`.
+
+    Args:
+        names: the names of all columns of a sample, in order.
+        encodings: their encodings, such as `ndarray:int32`.
+        sizes: their bytes in each sample; None if they vary.
+    """
     layout = find_id_columns(dict.fromkeys(names))
     if layout not in (PLAIN, SIDES, PACKED_COLUMNS, TURNS) or has_images(dict.fromkeys(names)):
         return None
@@ -135,7 +153,7 @@ def find_id_columns_of(shard: Reader) -> IdColumns | None:
         is_read.add(LOSS_WEIGHTS)
     columns = list[StoredColumn]()
     dtypes = dict[str, np.dtype[Any]]()
-    for name, encoding, size in zip(names, shard.column_encodings, shard.column_sizes, strict=True):
+    for name, encoding, size in zip(names, encodings, sizes, strict=True):
         if name not in is_read:
             columns.append(StoredColumn("", size or 0, 0))
             continue
