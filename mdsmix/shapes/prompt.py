@@ -86,7 +86,8 @@ def _read_answer(raw: RawRecord) -> str:
     answer = raw.value(ANSWER)
     if answer is None:
         return ""
-    if type(answer) in (int, float) and math.isfinite(answer):
+    # A whole number may be larger than any float, which `isfinite` would raise at.
+    if type(answer) is int or (type(answer) is float and math.isfinite(answer)):
         return json.dumps(answer)
     if type(answer) is not str:
         raise RecordRefused("bad_answer")

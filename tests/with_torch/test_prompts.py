@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 
 from mdsmix.errors import MixRefused
 from mdsmix.load import build_loader
+from mdsmix.shapes import SHAPES
 from tests.converting import (
     make_encoder,
     manifest_of,
@@ -196,6 +197,12 @@ def test_messages_are_rendered_with_the_generation_prompt(
         ["repeated_role", "last_not_user", "last_not_user", "no_messages", "messages_not_a_list"]
         + ["bad_answer"] * 3
     )
+
+
+def test_an_answer_may_be_a_number_larger_than_any_float() -> None:
+    number = 10**400
+    prompt = SHAPES["prompt"].read({"prompt": "How many?", "verified_answer": number}, BOTH)
+    assert prompt.answer == str(number)
 
 
 def test_tools_are_in_the_prompt(tmp_path: Path, tokenizer_folder: Path) -> None:
