@@ -304,8 +304,8 @@ def test_only_tables_with_texts_or_messages_are_converted_again(
     with monkeypatch.context() as patch:
         patch.setattr(CsvTable, "version", 1)
         patch.setattr(Tar, "version", 2)
-        patch.setattr("mdsmix.sources.csv_table.describe_cells", lambda unit: "")
-        patch.setattr("mdsmix.sources.csv_table.parse_message_fields", parse_all)
+        patch.setattr("mdsmix.sources.content.describe_cells", lambda unit: "")
+        patch.setattr("mdsmix.sources.format.parse_message_fields", parse_all)
         run_recipe(recipe)
     before = {name: read_published(recipe, name) for name in streams}
     assert before["prompts"]["index.json"] != before["lines"]["index.json"]

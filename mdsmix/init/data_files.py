@@ -24,7 +24,7 @@ from mdsmix.shards.index import INDEX, read_index
 from mdsmix.shards.manifest import MANIFEST
 from mdsmix.sources import ReadAs, SourceFile, plan_units, read_batches
 from mdsmix.sources.find import SPLITS, STATE, list_data_files, name_of
-from mdsmix.sources.format import parse_json_fields, parse_message_fields
+from mdsmix.sources.format import parse_cells
 from mdsmix.sources.formats import NAMED, format_of
 from mdsmix.sources.sniff import sniff_format
 from mdsmix.storage import Location, Stat, locate
@@ -253,10 +253,10 @@ class FirstRecords:
         """
         if not format_of(self.file).cells_are_texts:
             return self.records
+        structured = set(names).difference(text_or_messages)
         parsed = list[Any]()
         for record in map(dict, self.records):
-            parse_json_fields(record, set(names).difference(text_or_messages))
-            reason = parse_message_fields(record, text_or_messages)
+            reason = parse_cells(record, structured, text_or_messages)
             parsed.append(NoRecord(reason) if reason else record)
         return parsed
 

@@ -16,7 +16,7 @@ import xxhash
 
 from mdsmix.errors import Unreachable
 from mdsmix.frozen import frozen
-from mdsmix.sources.format import Block
+from mdsmix.sources.format import Block, describe_cells
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import SourceFile, Unit
 from mdsmix.storage import CHANGED
@@ -64,7 +64,9 @@ class _FileInWindow:
     """
 
     format: str
-    "`Block.format`; if the format's version for this file is above 1, followed by the version."
+    """`Block.format`, then the fields with texts or messages (`describe_cells`), then the format's
+    version for this file if it is above 1.
+    """
     start: tuple[Any, ...]
     "The file's name, and the start of its first block."
     hasher: Any = field(default_factory=xxhash.xxh3_128)
@@ -121,11 +123,17 @@ class Digests:
             position: the position of the file in the unit.
             block: the first block (about 4 MB) of this file in this window.
         """
-        # A version above 1 is hashed into the digest together with the format.
+        # What decides how cells are decoded, and a version above 1, are hashed into the digest
+        # together with the format.
         file = self._unit.files[position]
-        version = format_of(file).version_for(file, self._unit.fields)
-        format = block.format if version == 1 else f"{block.format} version {version}"
-        begun = _FileInWindow(format, (file.name, *block.start))
+        format = format_of(file)
+        decoding = block.format
+        if format.cells_are_texts:
+            decoding += describe_cells(self._unit)
+        version = format.version_for(file, self._unit.fields)
+        if version != 1:
+            decoding += f" version {version}"
+        begun = _FileInWindow(decoding, (file.name, *block.start))
         # In the file's first window, one hasher serves for both the window and the whole file. In a
         # later window the whole file gets its own hasher, which continues from the earlier windows.
         earlier = self._file_hashers.get(position)

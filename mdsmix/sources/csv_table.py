@@ -27,10 +27,8 @@ from mdsmix.sources.format import (
     Block,
     Format,
     Item,
-    describe_cells,
     item_blocks,
-    parse_json_fields,
-    parse_message_fields,
+    parse_cells,
 )
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import is_utf8
@@ -53,7 +51,6 @@ class CsvTable(Format):
     name = "csv"
     version = 2  # of a field with texts or messages, only lists and objects are decoded
     version_without_messages = 1
-
     cells_are_texts = True
     heeds: ClassVar[tuple[str, ...]] = ("header",)
     reasons: ClassVar[Mapping[str, str]] = {
@@ -73,16 +70,6 @@ class CsvTable(Format):
         """
         super().__init__(packing)
         self._delimiter = delimiter
-
-    def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
-        """Return 1 as the version of this format that is hashed into the file's digests, although
-        `version` is 2. If a digest changes, its records are converted again.
-
-        The two versions differ only in fields with texts or messages: version 1 decodes all cells
-        there that are JSON, version 2 only lists and objects. `blocks` names these fields in the
-        digests. A table without such fields has the same records under both versions.
-        """
-        return 1
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         """Yield all rows of the table as blocks of about 4 MB.
@@ -106,8 +93,7 @@ class CsvTable(Format):
             records = _records(rows, header, span.unit)
             # The digests cover the delimiter and the header: with others, equal bytes would be
             # other records.
-            decoding = f"{delimiter} {header}{describe_cells(span.unit)}"
-            yield from item_blocks(file, span, decoding, records)
+            yield from item_blocks(file, span, f"{delimiter} {header}", records)
 
 
 def _refuse_repeated_header(
@@ -174,8 +160,7 @@ def _records(rows: Iterator[Item], header: list[str], unit: Unit) -> Iterator[It
         reason = row.reason or _misfit(len(row.record), len(header))
         if not reason:
             record = dict(zip(header, row.record, strict=True))
-            parse_json_fields(record, unit.parsed)
-            reason = parse_message_fields(record, unit.text_or_messages)
+            reason = parse_cells(record, unit.parsed, unit.text_or_messages)
         record_place = {"row": number, **row.place}
         yield Item(row.ordinal, record_place, row.length, row.raw, record, reason, fields)
         if reason != BLANK:

@@ -359,6 +359,7 @@ def parse_message_fields(record: dict[str, Any], names: Iterable[str]) -> str:
             continue
         if not cell:
             record[name] = None
+            continue
         if cell.lstrip()[:1] not in ("[", "{"):
             continue
         try:
@@ -369,10 +370,25 @@ def parse_message_fields(record: dict[str, Any], names: Iterable[str]) -> str:
     return ""
 
 
+def parse_cells(
+    record: dict[str, Any], parsed: Iterable[str], text_or_messages: Iterable[str]
+) -> str:
+    """Decode the cells of a record of a format whose cells are strings (`cells_are_texts`). Return
+    a reason code as `parse_message_fields`; "" for a good record.
+
+    Args:
+        record: its values are replaced.
+        parsed: the fields with JSON (`Unit.parsed`).
+        text_or_messages: the fields with a text or messages (`Unit.text_or_messages`).
+    """
+    parse_json_fields(record, parsed)
+    return parse_message_fields(record, text_or_messages)
+
+
 def describe_cells(unit: Unit) -> str:
-    """Return a note for `Block.format` on the fields that may have texts or messages: only lists
-    and objects are decoded in them. "" if the unit has no such fields, so that its digests stay the
-    same as before version 2 of csv.
+    """Return a note for digests on the fields that may have texts or messages, if cells are strings
+    (`cells_are_texts`): only lists and objects are decoded in them. "" if the unit has no such
+    fields, so that its digests stay the same as before version 2 of csv.
     """
     if not unit.text_or_messages:
         return ""
@@ -441,7 +457,9 @@ class Format(ABC):
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
         """Return the version of this format that is hashed into the digests of a file's windows
-        (slices of a work unit). A window is converted again if its digest changes.
+        (slices of a work unit). A window is converted again if its digest changes. Fields with
+        texts or messages are named in the digests (`describe_cells`), so their version does not
+        count here.
 
         Override this method if a change of the format concerns only some files, and return the
         older version for all other files. These other files are then not converted again.
@@ -449,7 +467,7 @@ class Format(ABC):
         Args:
             fields: the fields that are read of each record; empty: all.
         """
-        return self.version
+        return self.version_for_stream(has_messages=False)
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
         """Return the splits of a file (the parts that are converted separately), as ranges (start,

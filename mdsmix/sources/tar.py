@@ -25,10 +25,8 @@ from mdsmix.sources.format import (
     Block,
     Format,
     Item,
-    describe_cells,
     item_blocks,
-    parse_json_fields,
-    parse_message_fields,
+    parse_cells,
 )
 from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import is_utf8
@@ -67,15 +65,14 @@ class Tar(Format):
 
         Version 2 neither reads nor hashes hidden members. So an archive with such members has new
         digests anyway. Version 3 decodes other texts only in fields with texts or messages, and
-        `blocks` names these fields in the digests. Any other archive has the same records as under
+        `Digests` names these fields in the digests. Any other archive has the same records as under
         version 1: with a 3 in its digests it would be converted again for nothing.
         """
         return 1
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with _opened(file, self.packing, span.memory) as archive:
-            decoding = f"tar{describe_cells(span.unit)}"
-            yield from item_blocks(file, span, decoding, _items(archive, span.unit))
+            yield from item_blocks(file, span, "tar", _items(archive, span.unit))
 
 
 class _BadArchive(Exception):
@@ -258,8 +255,8 @@ class _Record:
         # The raw bytes have a hash in place of each blob. The item's length counts the blob too.
         raw = b"".join(self._raws)
         record = {KEY: self._key, **self._unread_sizes, **self._cells}
-        parse_json_fields(record, self._unit.parsed)
-        self._set_reason(parse_message_fields(record, self._unit.text_or_messages))
+        reason = parse_cells(record, self._unit.parsed, self._unit.text_or_messages)
+        self._set_reason(reason)
         assert self._offset is not None, "a record has a member"
         return Item(
             ordinal=self._offset,
