@@ -28,6 +28,8 @@ Message = dict[str, Any]
 """`role` and `content` as a chat template takes them, and further keys that it reads, such as
 `tool_calls`.
 """
+SYSTEM_ROLES = ("system", "developer")
+"The roles of a system message."
 
 
 class NoRecord(str):

@@ -24,7 +24,13 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from mdsmix.encode.chat import ChatTemplate
 from mdsmix.frozen import frozen
 from mdsmix.messages import plural
-from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
+from mdsmix.record import (
+    SYSTEM_ROLES,
+    Conversation,
+    Message,
+    RecordRefused,
+    RichConversation,
+)
 
 ARGUMENTS: Mapping[str, Any] = {
     "object": {"probe_key": "probe_value", "another": "probe_more"},
@@ -65,8 +71,6 @@ _RESULT: Message = {
 }
 _STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 "Keys of messages that every template reads, so they are never reported as unread."
-SYSTEM_ROLES = ("system", "developer")
-"The roles of a system message."
 AS_MARK = " as 0 or 1"
 """The end of the name of an unread key, if the key may be a mark: a value in each message that says
 whether the message is trained.

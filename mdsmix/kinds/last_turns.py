@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mdsmix.encode.chat import find_trained_answers
-from mdsmix.encode.forms import SYSTEM_ROLES
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.kinds.turn_rows import TurnRows
-from mdsmix.record import Conversation, Message, count_message_images
+from mdsmix.record import SYSTEM_ROLES, Conversation, Message, count_message_images
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from mdsmix.record import Conversation, Message, RecordRefused, is_encodable
+from mdsmix.record import SYSTEM_ROLES, Conversation, Message, RecordRefused, is_encodable
 from mdsmix.shapes.content_parts import (
     convert_anthropic,
     has_anthropic_parts,
@@ -135,7 +135,7 @@ def parse_openai_messages(raw: RawRecord, items: Sequence[Any]) -> Conversation:
     messages = list[Message]()
     for item in items:
         messages += _parse_item(item)
-    has_system = bool(messages) and messages[0]["role"] in ("system", "developer")
+    has_system = bool(messages) and messages[0]["role"] in SYSTEM_ROLES
     leading = [] if has_system else _system_messages(raw)
     messages = [*leading, *messages]
     # Check that each result belongs to a call, or names no call (None).

@@ -25,7 +25,7 @@ from math import inf, isfinite
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from mdsmix.record import Conversation, Message, Pair, RecordRefused
+from mdsmix.record import SYSTEM_ROLES, Conversation, Message, Pair, RecordRefused
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
     MARK,
@@ -46,7 +46,6 @@ from mdsmix.shapes.texts import ALPACA_REASONS, parse_alpaca_prompt
 
 REWARDS = ("chosen_reward", "rejected_reward")
 ANSWERS = ("chosen", "rejected")
-SYSTEM_ROLES = ("system", "developer")
 PROMPT_REASON = {
     "prompt_not_found": (
         "The messages of an answer begin with a system message, so they are a whole conversation, "
@@ -211,21 +210,29 @@ def _join_answers(prompt: list[Any], chosen: list[Any], rejected: list[Any]) -> 
     Raises RecordRefused (prompt_not_found) if an answer begins with a system message and does not
     contain the prompt.
     """
-    start = _find_prompt(chosen, prompt)
-    is_in_both = start is not None and start == _find_prompt(rejected, prompt)
-    if is_in_both and chosen[:start] == rejected[:start]:
+    chosen_start = _find_prompt(chosen, prompt)
+    rejected_start = _find_prompt(rejected, prompt)
+    is_in_both = chosen_start is not None and chosen_start == rejected_start
+    if is_in_both and chosen[:chosen_start] == rejected[:rejected_start]:
         return [chosen, rejected]
-    return [_join_answer(prompt, chosen), _join_answer(prompt, rejected)]
+    return [
+        _join_answer(prompt, chosen, chosen_start),
+        _join_answer(prompt, rejected, rejected_start),
+    ]
 
 
-def _join_answer(prompt: list[Any], answer: list[Any]) -> list[Any]:
+def _join_answer(prompt: list[Any], answer: list[Any], start: int | None) -> list[Any]:
     """Return the whole conversation of a prompt and one answer, whose messages may contain it.
+
+    Args:
+        prompt: the messages of the prompt.
+        answer: the messages of the answer.
+        start: where the answer contains the prompt, as `_find_prompt` returns it.
 
     Raises RecordRefused (prompt_not_found) if the answer begins with a system message and does not
     contain the prompt. Then it is a whole conversation, and its prompt is written in another way
     than the field `prompt`.
     """
-    start = _find_prompt(answer, prompt)
     if start == 0:
         return answer
     first_role = _role_of(answer[0]) if answer else None

@@ -165,9 +165,9 @@ def _refuse_unlisted(path: str, matches: FoundFiles) -> None:
     for match, _ in matches:
         if match.name.endswith(".arrow"):
             by_folder.setdefault(match.parent.url, []).append(match)
-    for files in by_folder.values():
-        folder = files[0].parent
-        fetched = (folder / STATE).fetch()
+    folders = [files[0].parent for files in by_folder.values()]
+    states = map_threads(lambda folder: (folder / STATE).fetch(), folders)
+    for folder, files, fetched in zip(folders, by_folder.values(), states, strict=True):
         if fetched is None:
             continue
         listed = set[str]()
