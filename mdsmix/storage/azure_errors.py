@@ -94,7 +94,6 @@ _NAME_CODES = (
     "ResourceNotFound",
     "404",
 )
-_EXPIRED_CODES = ("InvalidAuthenticationInfo", "401")
 _DAMAGED_ON_THE_WAY = ("Md5Mismatch", "UnreadableAnswer", "BrokenBody")
 
 
@@ -117,6 +116,7 @@ class AzureErrors(StoreErrors):
     sentences = _SENTENCES
     unknown_advice = "look up this code in Azure's list of blob error codes"
     name_codes = _NAME_CODES
+    expired_codes = ("InvalidAuthenticationInfo", "401")  # the token of a login
 
     def classes(self) -> tuple[type[Exception], ...]:
         """Return the classes of errors that a request may raise: of the store, of requests
@@ -131,17 +131,10 @@ class AzureErrors(StoreErrors):
         return error.status if isinstance(error, AzureError) else 0
 
     def find_code(self, error: Exception) -> str:
-        """Return the store's code for an error, such as `BlobNotFound`. For a failed connection,
-        return the name of its innermost reason, such as `NameResolutionError`.
+        """Return the store's code for an error, such as `BlobNotFound`, or what `name_failure`
+        returns for a failed connection.
         """
-        if isinstance(error, AzureError):
-            return error.code
-        # requests' ConnectionError contains urllib3's MaxRetryError, which has a reason.
-        inner = error.args[0] if error.args else None
-        reason = getattr(inner, "reason", None)
-        if reason is not None and type(reason).__name__ in _SENTENCES:
-            return type(reason).__name__
-        return type(error).__name__
+        return error.code if isinstance(error, AzureError) else self.name_failure(error)
 
     def is_temporary(self, error: Exception) -> bool:
         from azure.core.exceptions import ServiceRequestError, ServiceResponseError
@@ -159,10 +152,6 @@ class AzureErrors(StoreErrors):
         of_login = (ServiceRequestError, ServiceResponseError)
         is_broken = isinstance(error, (*of_requests, *of_sockets, *of_login))
         return is_broken and not isinstance(error, exceptions.SSLError)
-
-    def has_expired(self, error: Exception) -> bool:
-        """Return whether the token of a login has expired, so that a new one may help."""
-        return self.find_code(error) in _EXPIRED_CODES
 
     def show_endpoint(self, url: str) -> str:
         account = account_name(url)

@@ -126,6 +126,7 @@ class GoogleErrors(StoreErrors):
     unknown_advice = "check the address and settings"
     denied_codes = _DENIED_CODES
     name_codes = _NAME_CODES
+    expired_codes = ("401", "RefreshError")
 
     def classes(self) -> tuple[type[Exception], ...]:
         """Return the classes of errors that a request may raise. urllib3's HTTPError is raised if
@@ -143,11 +144,7 @@ class GoogleErrors(StoreErrors):
     def find_code(self, error: Exception) -> str:
         if isinstance(error, Refused):
             return error.reason if error.reason in _SENTENCES else str(error.status)
-        # requests wraps urllib3's error, whose reason tells whether the server is not there or the
-        # connection broke.
-        reason = getattr(error.args[0], "reason", None) if error.args else None
-        name = type(reason).__name__
-        return name if name in _SENTENCES else type(error).__name__
+        return self.name_failure(error)
 
     def is_temporary(self, error: Exception) -> bool:
         from google.auth.exceptions import GoogleAuthError, TransportError
@@ -163,9 +160,6 @@ class GoogleErrors(StoreErrors):
             return False
         is_of_file = isinstance(error, OSError) and not isinstance(error, ConnectionError)
         return isinstance(error, exceptions.RequestException) or not is_of_file
-
-    def has_expired(self, error: Exception) -> bool:
-        return _RENEW in _SENTENCES.get(self.find_code(error), "")
 
     def show_endpoint(self, url: str) -> str:
         return show_google_endpoint()

@@ -89,9 +89,6 @@ class HubErrors(StoreErrors):
         is_defect = isinstance(error, ValueError | RuntimeError) and _CLOSED not in str(error)
         return not is_defect and not _is_offline(error)
 
-    def has_expired(self, error: Exception) -> bool:
-        return False
-
     def show_endpoint(self, url: str) -> str:
         return show_hub_endpoint()
 

@@ -120,7 +120,7 @@ class S3Path(BucketPath):
     def delete_all(self, names: Sequence[str]) -> None:
         """Delete the objects with these names below this folder, up to a thousand by one request.
 
-        Objects that this request did not delete are then deleted one by one.
+        Objects that this request did not delete are then deleted by one request each.
         """
         for start in range(0, len(names), _DELETED_AT_ONCE):
             remaining = names[start : start + _DELETED_AT_ONCE]
@@ -130,7 +130,7 @@ class S3Path(BucketPath):
             with suppress(Unreachable):
                 failed = ask_s3(self.url, partial(_delete, request))
                 remaining = [key.removeprefix(self._prefix) for key in failed]
-            Location.delete_all(self, remaining)
+            super().delete_all(remaining)
 
     def _list_entries(self, recursive: bool = False, beginning: str = "") -> Entries:
         files = dict[str, Stat]()

@@ -89,6 +89,15 @@ _NAME_CODES = (
     "XMinioInvalidObjectName",
     "ParamValidationError",
 )
+# An access key that the store does not know may have expired, because stores forget expired keys.
+_EXPIRED_CODES = (
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "InvalidTokenId",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "TokenRefreshRequired",
+)
 # The last three mean that the body was damaged or truncated on its way to the store.
 _TEMPORARY_CODES = (
     "SlowDown",
@@ -108,6 +117,7 @@ class S3Errors(StoreErrors):
     unknown_advice = "look it up in the store's log, and check the address and settings"
     denied_codes = _DENIED_CODES
     name_codes = _NAME_CODES
+    expired_codes = _EXPIRED_CODES
 
     def classes(self) -> tuple[type[Exception], ...]:
         """Return the classes of errors that a request may raise.
@@ -144,15 +154,6 @@ class S3Errors(StoreErrors):
         connection_errors = (ConnectionError, HTTPClientError, IncompleteReadError)
         is_broken = isinstance(error, connection_errors) or not isinstance(error, BotoCoreError)
         return is_broken and not isinstance(error, SSLError)
-
-    def has_expired(self, error: Exception) -> bool:
-        """Return whether the credentials have expired, so that the request may succeed with new
-        ones.
-
-        Also True for an access key that the store does not know, because stores forget expired
-        keys.
-        """
-        return _RENEW in _SENTENCES.get(error_code(error), "")
 
     def show_endpoint(self, url: str) -> str:
         return show_s3_endpoint()

@@ -53,6 +53,9 @@ class StoreErrors(ABC):
     may concern all names.
     """
 
+    expired_codes: ClassVar[Collection[str]] = ()
+    "Codes of expired credentials: the request may succeed after they were read again."
+
     def __init__(self, renew: Callable[[], None] = _renew_nothing) -> None:
         """Store the argument.
 
@@ -82,12 +85,22 @@ class StoreErrors(ABC):
         """
 
     @abstractmethod
-    def has_expired(self, error: Exception) -> bool:
-        """Return whether the same request may succeed after the credentials were read again."""
-
-    @abstractmethod
     def show_endpoint(self, url: str) -> str:
         """Return the address of the store of a URL as messages show it, without a password."""
+
+    def has_expired(self, error: Exception) -> bool:
+        """Return whether the same request may succeed after the credentials were read again."""
+        return self.find_code(error) in self.expired_codes
+
+    def name_failure(self, error: Exception) -> str:
+        """Return the code of a failed connection of requests: the class of its innermost reason,
+        such as `NameResolutionError`; the error's own class if that has no sentence.
+        """
+        # requests' error contains urllib3's MaxRetryError, whose reason tells whether the server
+        # is not there or the connection broke.
+        reason = getattr(error.args[0], "reason", None) if error.args else None
+        name = type(reason).__name__
+        return name if name in self.sentences else type(error).__name__
 
     def explain(self, error: Exception) -> str:
         """Return what has failed and what to do, for the user: `access denied; give ...`."""
