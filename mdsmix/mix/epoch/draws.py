@@ -253,7 +253,7 @@ def count_draws(
         return [int(count) for count in _list_requested(weights, samples, epoch_size)]
     shares = np.array(batch_shares(weights, samples, epoch_size))
     if not shares.any():
-        raise ValueError("all proportions are 0: set the proportion of a stream above 0")
+        raise ValueError("all proportions are 0")
     total = epoch_size or sum(samples)
     counts = (total * shares).astype(np.int64)  # rounded down
     # The samples left over go to streams drawn at random, one each.
@@ -264,31 +264,20 @@ def count_draws(
 
 
 def _require_weights(weights: Weights, epoch_size: int | None) -> None:
-    """Raise ValueError if Streaming refuses the weights."""
-    for number, weight in enumerate(weights):
-        if len(weight) > 1:
-            raise ValueError(
-                f"stream {number} (counted from 0) sets {' and '.join(weight)}: keep only one of "
-                "them"
-            )
-        for key, value in weight.items():
+    """Raise ValueError if Streaming refuses the weights. Users read the checks' messages on it
+    (mix/checks), which name the stream.
+    """
+    if any(len(weight) > 1 for weight in weights):
+        raise ValueError("a stream has several weights")
+    for weight in weights:
+        for value in weight.values():
             if not is_number(value) or value < 0:
-                raise ValueError(
-                    f"stream {number} (counted from 0) sets {key} to {value!r}: set a number of at "
-                    "least 0"
-                )
+                raise ValueError("a weight is not a number of at least 0")
     by_proportion = ["proportion" in weight for weight in weights]
     if any(by_proportion) and not all(by_proportion):
-        number = by_proportion.index(False)
-        raise ValueError(
-            f"stream {number} (counted from 0) has no proportion, but another stream has one: set "
-            "proportion for all streams of the loader, or for none"
-        )
+        raise ValueError("only some streams have a proportion")
     if epoch_size and any(weights) and not any(by_proportion):
-        raise ValueError(
-            "the repeat or choose of streams already decides the size of the epoch, so epoch_size "
-            f"{epoch_size} cannot be set too: remove epoch_size, or repeat and choose"
-        )
+        raise ValueError("repeat or choose decides the size of an epoch, and so does epoch_size")
 
 
 def batch_shares(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> list[float]:

@@ -27,6 +27,7 @@ from mdsmix.mix.epoch.stream_counts import (
     count_trained,
     fixed_row_length,
     is_cut_as_converted,
+    loses_eos,
 )
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.recipe import Recipe
@@ -252,8 +253,7 @@ def _explain_uncounted(stream: StreamInMix, loader: Loader) -> str:
         )
     if stream.survey:
         return "the stream is not converted yet: convert it"
-    card = manifest.tokenizer
-    if loader.is_text and card.pad_id == card.eos_id:
+    if loses_eos(manifest, loader):
         return (
             "its tokenizer pads with EOS, and the text loader computes no loss at padding tokens: "
             "converting it again would not help"

@@ -24,7 +24,7 @@ from mdsmix.kinds.finetuning import make_targets
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals
-from mdsmix.shards.manifest import Encoding
+from mdsmix.shards.manifest import Encoding, Manifest
 from mdsmix.shards.token_ids import Turn, decode_turns, find_id_columns
 from mdsmix.table import UNKNOWN, Estimate, is_known, mark_estimate
 
@@ -261,11 +261,17 @@ def is_trained_as_converted(stream: StreamInMix, loader: Loader) -> bool:
     manifest = stream.trusted_manifest
     if manifest is None or not is_cut_as_converted(stream, loader):
         return False
-    card = manifest.tokenizer
-    pads_with_eos = card.eos_id is not None and card.pad_id == card.eos_id
-    if loader.is_text and pads_with_eos:
-        return False  # the text loader removes padding tokens, and so EOS, from the loss
+    if loses_eos(manifest, loader):
+        return False
     return not stream.has_targets or has_policies_of(manifest.encoding, loader)
+
+
+def loses_eos(manifest: Manifest, loader: Loader) -> bool:
+    """Check whether the tokenizer pads with EOS, and the loader is the text loader, which removes
+    padding tokens, and so EOS, from the loss.
+    """
+    card = manifest.tokenizer
+    return loader.is_text and card.eos_id is not None and card.pad_id == card.eos_id
 
 
 def has_policies_of(encoding: Encoding, loader: Loader) -> bool:

@@ -163,7 +163,7 @@ def make_plan(mix: Mix, options: PlanOptions) -> Plan:
     machines = replace(machines, packing=_packing_ratio(loader))
     extra_loader = EXTRA_LOADERS.get(loader.name)
     if extra_loader:
-        least = machines.batch // machines.rows * extra_loader.least_batch
+        least = machines.ranks * extra_loader.least_batch
         advice = f"set --batch to {least:,} or more, or use fewer devices"
         extra_loader.refuse_small_batch(loader.label, machines.rows, advice)
 

@@ -58,7 +58,12 @@ def find_named_recipe(words: Sequence[str]) -> Recipe | None:
     streams or a training YAML.
     """
     named = find_named_yaml(words)
-    if named is None or not (named.overrides or is_recipe_file(named.path)):
+    return _open_if_recipe(named) if named else None
+
+
+def _open_if_recipe(named: NamedYaml) -> Recipe | None:
+    """Open a recipe with its overrides. Return None for a training YAML."""
+    if not (named.overrides or is_recipe_file(named.path)):
         return None
     return open_recipe(named.path, named.overrides)
 
@@ -70,7 +75,7 @@ def find_several_phases(words: Sequence[str]) -> NamedYaml | None:
     named = find_named_yaml(words)
     if named is None or not _may_have_phases(named):
         return None
-    recipe = find_named_recipe(words)
+    recipe = _open_if_recipe(named)
     if recipe is None or not recipe.phases or recipe.phase is not None:
         return None
     return named
