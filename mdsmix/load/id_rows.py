@@ -16,9 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from mdsmix.load.stored_rows import LOSS_MASK, PLAIN, TURNS, StoredRow
+from mdsmix.load.stored_rows import StoredRow
 from mdsmix.load.training_rows import RowRules, has_warned_of_cuts
-from mdsmix.shards.token_ids import LOSS_WEIGHTS, PACKED_COLUMNS, SIDES, STARTS
+from mdsmix.shards.token_ids import (
+    LOSS_MASK,
+    LOSS_WEIGHTS,
+    PACKED_COLUMNS,
+    PLAIN,
+    SIDES,
+    STARTS,
+    TURNS,
+)
 
 STARTS_DTYPE = np.dtype("<i4")
 START_BYTES = STARTS_DTYPE.itemsize

@@ -20,20 +20,18 @@ from streaming.base.format import Reader
 from mdsmix.errors import MixRefused, Unreachable
 from mdsmix.frozen import frozen
 from mdsmix.shards.token_ids import (
+    LOSS_MASK,
     LOSS_WEIGHTS,
     PACKED_COLUMNS,
+    PLAIN,
     SIDES,
     STARTS,
+    TURNS,
     find_id_columns,
     has_images,
 )
 
 Row = TypeVar("Row")
-LOSS_MASK = "loss_mask"
-PLAIN = ("tokens",)
-"The columns of a pretraining row."
-TURNS = ("turns",)
-"The columns of a conversation."
 TURN_DTYPE = np.dtype("<i4")
 "The dtype as which the ids of conversations are written: JSON has none."
 OTHER_DTYPES = {

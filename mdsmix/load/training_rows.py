@@ -28,6 +28,8 @@ from mdsmix.shards.token_ids import (
     IGNORED_LABEL,
     LOSS_WEIGHTS,
     PACKED_COLUMNS,
+    PLAIN,
+    TURNS,
     Turn,
     decode_packed_row,
     decode_turns,
@@ -122,7 +124,7 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
     """
     columns = find_id_columns(sample)
     end = rules.max_seq_len
-    if columns in (PACKED_COLUMNS, ("tokens",)) and not rules.decoder_only_format:
+    if columns in (PACKED_COLUMNS, PLAIN) and not rules.decoder_only_format:
         raise MixRefused(
             "this row is a pretraining or packed row, which has no input for an encoder; set "
             "decoder_only_format: true, or take the row's stream out of the training YAML."
@@ -130,7 +132,7 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
     if columns == PACKED_COLUMNS:
         return _make_packed_row(sample, rules)
     turns = decode_turns(sample, rules.token_encoding_type)
-    if columns == ("tokens",):
+    if columns == PLAIN:
         return _make_plain_row(turns[0].response[:end], rules)
     is_pictured = has_images(sample)
     if is_pictured:
@@ -138,7 +140,7 @@ def make_training_row(sample: Sample, rules: RowRules) -> TrainingRow:
     # Prompt and response in columns of their own (input_ids and labels) are cut one by one, before
     # EOS is added. Conversations and rows with images or loss weights are cut as a whole, at the
     # end.
-    if not is_pictured and columns != ("turns",) and LOSS_WEIGHTS not in sample:
+    if not is_pictured and columns != TURNS and LOSS_WEIGHTS not in sample:
         turn = turns[0]
         turns = [Turn(turn.prompt[:end], turn.response[:end])]
     ended_turns = _end_with_eos(turns, rules)

@@ -22,9 +22,14 @@ from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_samples import Sample, decode_arrays, split_columns
 
+PLAIN = ("tokens",)
+"The columns of a pretraining row."
+TURNS = ("turns",)
+"The columns of a conversation."
 STARTS = "starts"
+LOSS_MASK = "loss_mask"
 PACKED_COLUMNS = ("input_ids", STARTS)
-"""Columns of a packed row, which contains several documents. A third column, `loss_mask`, marks the
+"""Columns of a packed row, which contains several documents. A third column, LOSS_MASK, marks the
 tokens that are trained. Without this column all tokens are trained, except the first token of each
 document.
 """
@@ -196,9 +201,9 @@ def _packed_turns(sample: Sample, _: str) -> list[Turn]:
 
 NO_IDS: Ids = np.empty(0, np.int64)
 LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
-    ("turns",): _decode_stored_turns,
+    TURNS: _decode_stored_turns,
     SIDES: _pair_turns,
-    ("tokens",): _plain_turns,
+    PLAIN: _plain_turns,
     PACKED_COLUMNS: _packed_turns,
     PREFERENCE_COLUMNS: _preference_turns,
     UNPAIRED_COLUMNS: _unpaired_turns,
@@ -215,8 +220,8 @@ def decode_packed_row(sample: Sample) -> PackedRow:
     ids, starts = (decode_ids(sample[name], "int64") for name in PACKED_COLUMNS)
     # Without the column loss_mask all tokens are trained; no id is negative.
     is_trained = ids >= 0
-    if "loss_mask" in sample:
-        is_trained = decode_ids(sample["loss_mask"], "int64") > 0
+    if LOSS_MASK in sample:
+        is_trained = decode_ids(sample[LOSS_MASK], "int64") > 0
     edges = np.append(starts, len(ids))
     ascend_from_zero = edges[0] == 0 and (np.diff(edges) > 0).all()
     if not ascend_from_zero:
@@ -370,12 +375,12 @@ def find_token_columns(shard: Shard) -> tuple[str, ...]:
     are no such columns, or if their encodings do not fix an integer dtype.
     """
     names = find_id_columns(shard.columns)
-    if names == ("turns",):
+    if names == TURNS:
         return names if shard.columns["turns"] == "json" else ()
     if names == PROMPT_COLUMNS:
         return names if shard.columns["prompt"] == "bytes" else ()
-    if names == PACKED_COLUMNS and "loss_mask" in shard.columns:
-        names = (*PACKED_COLUMNS, "loss_mask")
+    if names == PACKED_COLUMNS and LOSS_MASK in shard.columns:
+        names = (*PACKED_COLUMNS, LOSS_MASK)
     codecs = [find_codec(shard.columns[name]) for name in names]
     are_ids = all(codec.is_array and np.dtype(codec.dtype).kind in "iu" for codec in codecs)
     # Prompts and responses are joined, so their columns must have one dtype. The columns of packed
@@ -419,7 +424,7 @@ def _decode_columns(shard: Shard, names: Sequence[str], columns: Mapping[str, Ra
         names: the columns of ids, as `find_token_columns` returns them.
         columns: column -> the bytes of each sample's value.
     """
-    if names == ("turns",):
+    if names == TURNS:
         return _decode_tokens_of_turns(columns["turns"])
     if names == PROMPT_COLUMNS:
         return _decode_tokens_of_prompts(columns["prompt"])

@@ -25,7 +25,7 @@ from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals
 from mdsmix.shards.manifest import Encoding, Manifest
-from mdsmix.shards.token_ids import Turn, decode_turns, find_id_columns
+from mdsmix.shards.token_ids import PLAIN, Turn, decode_turns, find_id_columns
 from mdsmix.table import UNKNOWN, Estimate, is_known, mark_estimate
 
 TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
@@ -67,7 +67,7 @@ def _decode_head(stream: StreamInMix, dtype: str) -> Turns:
     """
     samples = list[list[Turn]]()
     for sample in stream.head.samples:
-        if find_id_columns(sample) == ("tokens",) and "text" in sample:
+        if find_id_columns(sample) == PLAIN and "text" in sample:
             continue  # the loader reads the text and not the tokens
         with suppress(MixRefused, ValueError, TypeError, OverflowError):
             turns = decode_turns(sample, dtype)
