@@ -218,7 +218,7 @@ def test_tokens_and_shares_are_unknown_if_the_loader_tokenizes(tmp_path: Path) -
     raw = {"local": str(tmp_path / "raw"), "remote": None}
     plan = _plan(_yaml(tmp_path, stream=raw))
     assert (plan.epoch.steps, is_known(plan.step.tokens)) == (2, False)
-    with pytest.raises(RecipeError, match="cannot be converted to steps"):
+    with pytest.raises(RecipeError, match="tokenizes the text of web, so"):
         _plan(_yaml(tmp_path, stream=raw), tokens="1B")
     both = (("raw", raw), ("web", {"local": str(tmp_path / "web")}))
     streams = {name: place | {"split": "train"} for name, place in both}

@@ -180,7 +180,8 @@ def make_plan(mix: Mix, options: PlanOptions) -> Plan:
     epoch = plan_epoch(streams, loader, machines)
     step = plan_step(epoch, streams, loader, machines)
     duration = _find_duration(mix, options.tokens)
-    run = plan_run(duration, epoch, step, has_equal_rows(loader), options.speed)
+    uncounted = [stream.stream for stream in streams if not is_known(stream.tokens)]
+    run = plan_run(duration, epoch, step, has_equal_rows(loader), options.speed, uncounted)
     node = plan_node(drawn, loader, machines, run.epochs)
     return Plan(
         origin=mix.yaml.origin,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
 from mdsmix.frozen import frozen
-from mdsmix.messages import plural
+from mdsmix.messages import join_names, plural
 from mdsmix.mix.epoch.draws import METHODS, Machines, count_per_device, get_batching_method
 from mdsmix.mix.epoch.figures import StreamInEpoch
 from mdsmix.mix.epoch.stream_counts import estimate_lengths, fixed_row_length, mean_longest_row
@@ -271,6 +271,7 @@ def plan_run(
     step: StepPlan,
     has_equal_rows: bool,
     speed: float | None,
+    uncounted: Sequence[str],
 ) -> RunPlan:
     """Return the figures of the run. Composer stops after the first step that reaches the duration.
 
@@ -280,6 +281,7 @@ def plan_run(
         has_equal_rows: whether all rows have one length.
         speed: positions (tokens and padding) that all devices together train in a second; None if
             unknown, so that the hours are unknown too.
+        uncounted: the streams whose tokens are unknown, since the loader tokenizes their text.
     """
     # The size of one step in each unit of a duration. In epochs it is a fraction such as 1/5000.
     size_by_unit = {
@@ -293,8 +295,8 @@ def plan_run(
     if not is_known(step_size):
         raise RecipeError(
             f"{duration.setting} cannot be converted to steps. The loader itself tokenizes the "
-            "text of a stream, so a step's tokens are unknown: convert the stream, or set "
-            "max_duration in epochs (1ep) or steps (1000ba)."
+            f"text of {join_names(uncounted)}, so a step's tokens are unknown: convert this text "
+            "with mdsmix, or set max_duration in epochs (1ep) or steps (1000ba)."
         )
     if duration.length < math.floor(step_size):
         raise RecipeError(
