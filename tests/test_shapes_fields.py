@@ -4,6 +4,7 @@ as in Python. Anything else that a recipe may write in their places is refused.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mdsmix.record import RecordRefused
 from mdsmix.shapes.condition import BadCondition, parse_where
 from mdsmix.shapes.fields import BadField, find_value, make_deriver, parse_field
 from tests.alarm import fail_after
-from tests.converting import manifest_of, mdsmix, run_recipe, write_recipe
+from tests.converting import manifest_of, mdsmix, run_ok, run_recipe, write_recipe
 from tests.formats import write_records
 
 NAMES = st.text("ab é-", min_size=1, max_size=2)
@@ -260,6 +261,33 @@ def test_a_field_alone_keeps_the_texts_that_are_not_empty(
     run_recipe(recipe)
     for name, count in zip(streams, kept.values(), strict=True):
         assert manifest_of(tmp_path / f"out/{name}/train").records.written == count
+
+
+@pytest.mark.parametrize("format", TABLES)
+def test_a_condition_that_only_asks_whether_a_text_exists_warns(
+    tmp_path: Path, tokenizer_folder: Path, format: str
+) -> None:
+    """Pandas and DuckDB read an empty cell as null. Here it is an empty text, as in JSON."""
+    records = [{"text": "a b", "extra": value} for value in ("", "yes")]
+    path = write_records(tmp_path, format, records)
+    source = {"path": path.name, "text": "text"}
+    stream = {"kind": "pretraining", "layout": "document", "source": source}
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"web": stream})
+    warning = f"in source.where exists(extra) is true for an empty value of {path.name} too"
+    for condition, written, warns in (
+        ("exists(extra)", 2, True),
+        ("exists(field('extra')) or text == 'z'", 2, True),
+        ("exists(extra) and extra != ''", 1, False),
+    ):
+        where = f"streams.web.source.where={json.dumps(condition)}"
+        for options in (("--dry-run",), ("--reencode",)):
+            answer = run_ok("convert", recipe, where, *options)
+            assert (warning in answer.out) == warns
+        assert manifest_of(tmp_path / "out/web/train").records.written == written
+    lines = write_records(tmp_path, "jsonl", records)
+    override = f"streams.web.source.path={lines.name}"
+    where = "streams.web.source.where=exists(extra)"
+    assert "exists(extra)" not in run_ok("convert", recipe, override, where, "--reencode").out
 
 
 @pytest.mark.parametrize("format", TABLES)

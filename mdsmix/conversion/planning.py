@@ -169,8 +169,10 @@ class StreamPlan:
     "The stream's share of a budget; None without `sample: budget`."
     expected_mean: float | None
     "The mean tokens per record that the recipe expects. The actual mean is compared with it."
-    missing_sources: str
-    "A warning if source files of the published stream are missing now; otherwise empty."
+    warnings: tuple[str, ...]
+    """Sentences on source files of the published stream that are missing now, and on a condition
+    that is true for empty texts too.
+    """
 
     @property
     def bytes_to_read(self) -> int:
@@ -321,6 +323,23 @@ def _refuse_where_on_texts(draft: _Draft) -> None:
             )
 
 
+def _warn_of_empty_texts(draft: _Draft) -> str:
+    """Return a warning if `where` only asks whether a field exists, and a file has only text: then
+    an empty value is a text too, and null in pandas or DuckDB. Return "" otherwise.
+    """
+    asked = draft.job.stream.fields_asked_by_where
+    if not asked:
+        return ""
+    for file in draft.files:
+        if format_of(file).cells_are_texts:
+            return (
+                f"WARNING: in source.where exists({asked[0]}) is true for an empty value of "
+                f"{file.name} too, which has only text: an empty value is '', not null. Write "
+                f"{asked[0]} != '' if it may not be empty"
+            )
+    return ""
+
+
 def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Recipe) -> StreamPlan:
     """Return the plan of a stream. If the stream is published, its job takes over the date of the
     chat template, and other settings that should not change.
@@ -351,6 +370,10 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Rec
         formats=list_raised_versions(map(format_of, draft.files), has_messages),
         source=_source_keys(job, old),
     )
+    warnings = (
+        warn_missing_sources(job, old, draft.files, options.reencode),
+        _warn_of_empty_texts(draft),
+    )
     return StreamPlan(
         job=job,
         files=draft.files,
@@ -359,7 +382,7 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Rec
         old=old,
         budget_share=draft.budget_share,
         expected_mean=draft.stream.expected_mean_tokens,
-        missing_sources=warn_missing_sources(job, old, draft.files, options.reencode),
+        warnings=tuple(filter(None, warnings)),
     )
 
 
@@ -455,6 +478,7 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
             "  the source must be read to find duplicates; a work unit is also converted again if "
             "the duplicates to drop from it have changed"
         )
+    yield from (f"  {warning}" for warning in plan.warnings)
     # Say why the units would be converted.
     if old is None:
         reason = rebuild_reason(job, plan.target)
@@ -470,8 +494,6 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
             file_names.update(file.name for file in unit.files)
         names = sorted(file_names)
         yield f"  units of {join_names(names, 5)} are new, edited or incomplete"
-    if plan.missing_sources:
-        yield f"  {plan.missing_sources}"
     if not unfinished and not is_up_to_date:
         folder = job.place(old.index_hash)
         yield f"  some finished units are not published yet; they would be published at {folder}"

@@ -302,7 +302,7 @@ def _convert_stream(
         if not job.limit:
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
             _remember_files(plan, manifest)
-    notes = [note for note in (plan.missing_sources, damage_note, backend_note) if note]
+    notes = [note for note in (*plan.warnings, damage_note, backend_note) if note]
     plan = replace(plan, job=job)
     return _make_outcome(plan, manifest, index, windows, began, notes, engine.peak)
 

@@ -90,6 +90,16 @@ class ResolvedStream:
         decoded = (*self.fields_parsed, *self.fields_with_text_or_messages)
         return tuple(sorted(typed.difference(decoded)))
 
+    @cached_property
+    def fields_asked_by_where(self) -> tuple[str, ...]:
+        """The names of the fields that `where` uses only as `exists(field)`. Fields that are parsed
+        as JSON, and fields with strings or messages, are left out: their empty cells are null.
+        """
+        where = self.encoding.where
+        asked = parse_where(where).asked if where else frozenset[str]()
+        decoded = (*self.fields_parsed, *self.fields_with_text_or_messages)
+        return tuple(sorted(asked.difference(decoded)))
+
     @property
     def image_fields(self) -> tuple[str, ...]:
         """The names of the fields that may contain the images of a record; empty if the stream has

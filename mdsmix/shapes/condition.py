@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import chain
@@ -65,6 +66,10 @@ class Condition:
     A field whose value is only used as true or false, as in `label` or `not label`, may be text:
     all texts but the empty one are true.
     """
+    asked: frozenset[str]
+    """The names of top-level fields that appear only in `exists(field)`. In a format whose cells
+    are strings, `exists` is true for an empty cell too.
+    """
     is_true: Callable[[dict[str, Any]], Any]
     """Record -> whether it meets the condition. Raises RecordRefused if a field is missing,
     TypeError if two types do not compare.
@@ -99,6 +104,7 @@ def parse_where(expression: str) -> Condition:
             warnings.simplefilter("ignore")
             parsed = ast.parse(text, mode="eval").body
             typed = _find_typed_fields(parsed)
+            asked = _find_asked_fields(parsed)
             tree = compiler.visit(parsed)
             names = {"__builtins__": {}, "len": len, **compiler.functions}
             # The tree has only allowed constructs and calls of the functions in `names`.
@@ -115,7 +121,7 @@ def parse_where(expression: str) -> Condition:
     # is entered. A plain field such as `score` is only in `roots`.
     roots = frozenset(chain.from_iterable(field.roots for field in compiler.fields))
     entered = frozenset(chain.from_iterable(field.entered for field in compiler.fields))
-    return Condition(roots, entered, typed, is_true)
+    return Condition(roots, entered, typed, asked, is_true)
 
 
 def _find_typed_fields(condition: ast.AST) -> frozenset[str]:
@@ -137,6 +143,17 @@ def _find_typed_fields(condition: ast.AST) -> frozenset[str]:
             elif constants and not is_order:
                 typed.update(names)
     return frozenset(typed - compared_with_texts)
+
+
+def _find_asked_fields(condition: ast.AST) -> frozenset[str]:
+    """Return the names of the fields that a condition uses only in `exists` (`Condition.asked`)."""
+    all_uses = Counter(filter(None, map(_plain_field, ast.walk(condition))))
+    asked = Counter[str]()
+    for node in ast.walk(condition):
+        match node:
+            case ast.Call(ast.Name("exists"), [field], []):
+                asked[_plain_field(field)] += 1
+    return frozenset(name for name in asked if name and asked[name] == all_uses[name])
 
 
 def _list_constants(node: ast.AST) -> list[Any]:
