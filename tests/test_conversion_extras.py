@@ -172,6 +172,38 @@ def test_tools_of_the_system_message_are_printed(
     assert project.manifest.records.quarantined == quarantined
 
 
+@pytest.mark.parametrize("shape", ["alpaca", "preference_alpaca", "prompt_alpaca"])
+@pytest.mark.parametrize("field", ["input", "meta.context"])
+def test_an_input_of_0_or_false_is_left_out_and_counted(
+    project: Project, styles: dict[str, Path], shape: str, field: str
+) -> None:
+    """LLaMA-Factory leaves such an input out, and joins no other number. Empty values are counted
+    nowhere.
+    """
+    answers = {"alpaca": ["output"], "preference_alpaca": ["chosen", "rejected"]}.get(shape, [])
+    names = {name: name for name in ("instruction", *answers)}
+    kept, left_out, refused = ["a text", "", None, [], {}], [0, 0.0, False], [5, True, ["x"]]
+    records = [
+        {name: f"{name}?" for name in names} | {"input": value, "meta": {"context": value}}
+        for value in (*kept, *left_out, *refused)
+    ]
+    project.write_source(records)
+    kind = {"alpaca": "finetuning", "prompt_alpaca": "prompt"}.get(shape, "preference")
+    loader = {"preference": {"name": "pairwise_preference"}}.get(kind)
+    if kind == "prompt":
+        loader = {"name": "prompt", "dataset": {"max_gen_len": 8}}
+    source = {"path": "a.jsonl", "shape": shape, **names, "input": field}
+    settings = {"train_loader": loader} if loader else {}
+    project.configure({"kind": kind, "source": source}, max_seq_len=256, **settings)
+    output = project.convert_ok("--max-bad", "1").out
+    assert f"WARNING: the field {field} of 3 records is 0 or false, not text" in output
+    assert f"the field {field} of 3 records is not read" not in output
+    counts = project.manifest.records
+    assert counts.unread[field] == 3
+    assert counts.quarantined == {"field_not_text": 3}
+    assert counts.written == len(kept) + len(left_out)
+
+
 def test_possible_marks_and_unprinted_reasoning_are_reported(
     project: Project, styles: dict[str, Path]
 ) -> None:

@@ -224,9 +224,22 @@ class RecordReader:
         is_known_which_are_read = bool(self.shape.fields)  # not for a function of the user
         if is_known_which_are_read:
             self.diagnostics.count_unread_fields(records)
+            self._count_false_texts(records)
         results = self.membership.select(records, self._apply_shape(records), first)
         self._count_nulls(records, results)
         return self.images.read(results, folders) if self.images else results
+
+    def _count_false_texts(self, records: Sequence[Any]) -> None:
+        """Count the records with 0 or false in a field for text that the shape then leaves out
+        (`Shape.skips_false`): for them the field is not read.
+        """
+        for key in self.shape.skips_false:
+            if key not in self.fields:
+                continue
+            name = self.fields[key]
+            values = [find_value(name, record) for record in records]
+            count = sum(isinstance(value, (int, float)) and not value for value in values)
+            self.diagnostics.add("unread", {name: count})
 
     def _apply_shape(self, records: Sequence[Any]) -> list[Any]:
         """Read each raw record, and return a result for each: an object such as a Pair, or a str,

@@ -263,7 +263,9 @@ def describe_outcome(outcome: Outcome | PartOutcome) -> Iterator[str]:
             _notes_on_rejected(records, f"in {outcome.target}/quarantine/", kind.has_targets),
             _notes_on_duplicates(records, outcome.is_eval),
             _notes_on_samples(outcome.manifest),
-            _notes_on_unread(records, kind.may_have_images),
+            _notes_on_unread(
+                records, kind.may_have_images, outcome.manifest.encoding.fields.get("input")
+            ),
             _notes_on_budget(outcome),
         )
     yield from (f"  {note}" for note in (*notes, *outcome.notes))
@@ -402,10 +404,18 @@ def _notes_on_parts(manifest: Manifest) -> Iterator[str]:
             )
 
 
-def _notes_on_unread(records: Records, may_have_images: bool) -> Iterator[str]:
+def _notes_on_unread(
+    records: Records, may_have_images: bool, question_input: str | None
+) -> Iterator[str]:
     """Yield notes on contents of records that training ignores or misreads: fields that the
     conversion did not read, nulls inside structured fields, and image placeholders that are trained
     as text.
+
+    Args:
+        records: the counts of the stream's records.
+        may_have_images: whether streams of this kind may have images.
+        question_input: the field that the recipe names as `input`, whose 0 and false are not read
+            (`Shape.skips_false`); None if it names none.
     """
     # Name the unread fields, the most frequent first.
     filled = records.unread  # field -> records in which it is not empty
@@ -420,12 +430,18 @@ def _notes_on_unread(records: Records, may_have_images: bool) -> Iterator[str]:
     records_with_field = records.unseen | filled
     variables = [name for name in filled if name.startswith(f"{VARIABLES}.")]
     for name in (*MEANINGFUL_FIELDS, *variables):
-        if records_with_field.get(name):
+        if name != question_input and records_with_field.get(name):
             hint = _field_hint(name, may_have_images)
             yield (
                 f"WARNING: the field {name} of {plural(records_with_field[name], 'record')} is not "
                 f"read, so it is ignored in training: {hint}, or remove these records"
             )
+    if question_input and filled.get(question_input):
+        yield (
+            f"WARNING: the field {question_input} of {plural(filled[question_input], 'record')} is "
+            "0 or false, not text, so the question is trained without it: write a number as text, "
+            "and an input that is not there as null"
+        )
     yield from (f"WARNING: {mark}" for mark in describe_possible_marks(filled))
     for key, count in records.nulls.items():
         verb = "has" if count == 1 else "have"

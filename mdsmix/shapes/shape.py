@@ -127,6 +127,10 @@ class Shape:
     whose cells are strings, a cell with a JSON list or object contains messages, and any other cell
     is a string.
     """
+    skips_false: tuple[str, ...] = ()
+    """Those keys of `optional` whose fields are left out if they have 0 or false in place of a
+    string, as LLaMA-Factory leaves them out. Such records are counted.
+    """
     options: tuple[str, ...] = ()
     "Keys of the source or the stream that change how the shape reads a record."
     also_called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
