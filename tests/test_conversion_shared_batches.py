@@ -11,16 +11,17 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mdsmix.conversion import shared_batches, unit
+from mdsmix.conversion.unit import UnitTask
 from mdsmix.encode.backends import Unequal
 from mdsmix.engines import hang, local_engine, workers
-from mdsmix.engines.tasks import Assistant
+from mdsmix.engines.tasks import Assistant, Attempt, Reporter
 from mdsmix.engines.workers import WorkerChannel
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.sources import format, jsonl, record_batches
@@ -58,17 +59,17 @@ def share_units(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
         return encoded
 
     monkeypatch.setattr(unit, "encode_batch", count)
-    monkeypatch.setattr(WorkerChannel, "take_assistants", wait_for_assistant)
+    do = UnitTask.do
+
+    def wait_and_do(task: UnitTask, attempt: Attempt, reporter: Reporter) -> Any:
+        """Do a task once it has an assistant. After the death of a worker it gets none."""
+        if isinstance(reporter, WorkerChannel) and not attempt.deaths:
+            while not reporter.list_assistants():
+                reporter._receive()
+        return do(task, attempt, reporter)
+
+    monkeypatch.setattr(UnitTask, "do", wait_and_do)
     return project
-
-
-def wait_for_assistant(channel: WorkerChannel) -> list[Assistant]:
-    """Return the new assistants; wait for the first one of a task."""
-    while not channel._assistants:
-        channel._receive()
-    new = channel._new_assistants
-    channel._new_assistants = []
-    return new  # type: ignore[return-value]
 
 
 def count_helped(project: Project) -> int:
@@ -79,11 +80,11 @@ def count_helped(project: Project) -> int:
     return count
 
 
-def make_records(seed: int = 0) -> list[dict[str, Any]]:
+def make_records() -> list[dict[str, Any]]:
     """Return records that every stream below can read. Some are bad, equal to earlier ones, or have
     fields that nothing reads, 80 in all. The later a record is, the longer are its texts.
     """
-    draw = random.Random(seed)
+    draw = random.Random(0)
     records = list[dict[str, Any]]()
     for number in range(RECORDS):
         words = [
@@ -115,10 +116,8 @@ def write_source(project: Project) -> Path:
 def convert_both_ways(project: Project, **streams: Mapping[str, Any]) -> dict[str, bytes]:
     """Convert without assistants and with them, and return the files, which are the same."""
     project.configure(streams=streams, max_seq_len=64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WorkerChannel, "take_assistants", lambda channel: [])
-        project.run_all(f"local={project.folder / 'alone'}")
-    count_helped(project)
+    project.run_all(f"local={project.folder / 'alone'}")  # one worker, in this process
+    assert count_helped(project) == 0
     project.run_all(f"local={project.folder / 'together'}", workers=2)
     files = read_files(project.folder / "together")
     assert files == read_files(project.folder / "alone")
@@ -150,12 +149,15 @@ def test_any_format_has_the_same_bytes_with_assistants(helped: Project) -> None:
     packed.write_bytes(gzip.compress(path.read_bytes()))
     helped.set_window_size(20_000)
     records = [{"text": str(record["text"])} for record in make_records()]
-    table = write_records(helped.folder, "parquet", records * 3)
+    tables = {
+        format: documents(write_records(helped.folder, format, records * 3))
+        for format in ("parquet", "mds")
+    }
     convert_both_ways(helped, packed=documents(packed, duplicates="drop"))
     assert count_helped(helped) > 2
     helped.set_window_size(1 << 20)
-    convert_both_ways(helped, table=documents(table))
-    assert count_helped(helped) > 2
+    convert_both_ways(helped, **tables)
+    assert count_helped(helped) >= 4
 
 
 def test_records_nested_too_deep_for_an_assistant_change_no_byte(helped: Project) -> None:
@@ -180,25 +182,18 @@ def test_records_nested_too_deep_for_an_assistant_change_no_byte(helped: Project
     assert count_helped(helped) > 6
 
 
-def act_in_assistant(
-    project: Project, act: Callable[[], None], needs: str = "", once: bool = True
-) -> None:
-    """Let an assistant do something before it encodes a batch.
-
-    Args:
-        act: the deed.
-        needs: only for a batch that contains this text.
-        once: only the first assistant does it.
+def act_in_assistant(project: Project, act: Callable[[], None]) -> None:
+    """Let the first assistant do something before it encodes its first batch. It creates the file
+    `done` then.
     """
     encode_batch = unit.encode_batch
     done = project.folder / "done"
 
-    def encode(reading: Any, batch: Any) -> Any:
-        content = str(batch.content.decode()[0])
-        if needs in content and not (once and done.exists()):
+    def encode(*arguments: Any) -> Any:
+        if not done.exists():
             done.touch()
             act()
-        return encode_batch(reading, batch)
+        return encode_batch(*arguments)
 
     project.patch.setattr(unit, "encode_batch", encode)
 
@@ -241,25 +236,19 @@ def test_a_worker_that_dies_while_it_has_an_assistant_is_replaced(helped: Projec
     """The worker that repeats the unit has no assistants."""
     path = write_source(helped)
     done = helped.folder / "done"
-    find_first = shared_batches.SharedBatches._find_free_assistant
+    find_free = shared_batches.find_free_assistant
 
-    def die_once(shared: Any) -> Any:
-        assistant = find_first(shared)
-        has_two_batches = assistant is None and shared._assistants
+    def die_once(assistants: Sequence[Assistant]) -> Assistant | None:
+        assistant = find_free(assistants)
+        has_two_batches = assistant is None and assistants
         if has_two_batches and not done.exists():
             done.touch()
             kill_self()
         return assistant
 
-    helped.patch.setattr(shared_batches.SharedBatches, "_find_free_assistant", die_once)
-    helped.patch.setattr(WorkerChannel, "take_assistants", wait_unless(done))
+    helped.patch.setattr(shared_batches, "find_free_assistant", die_once)
     convert_both_ways(helped, joined=documents(path))
     assert done.exists()
-
-
-def wait_unless(file: Path) -> Callable[[WorkerChannel], list[Assistant]]:
-    """Return `wait_for_assistant`, as long as a file does not exist."""
-    return lambda channel: [] if file.exists() else wait_for_assistant(channel)
 
 
 @pytest.mark.parametrize("kills", [True, False])
@@ -281,10 +270,6 @@ def test_a_record_that_ends_an_assistant_is_set_aside(helped: Project, kills: bo
         return encode(self, documents_)
 
     helped.patch.setattr(Pretraining, "encode", fail)
-    count = wait_for_assistant
-    helped.patch.setattr(
-        WorkerChannel, "take_assistants", lambda c: [] if ended.exists() else count(c)
-    )
     helped.configure(documents(path), max_seq_len=64)
     answer = helped.convert("--quarantine-crashes", "--workers", "2")
     assert answer.code == 0, answer.err

@@ -179,7 +179,6 @@ def test_nobody_answers_the_parts_of_an_assistant_that_has_left(
     pipes: tuple[MemoryPipe, MemoryPipe], leaves: str
 ) -> None:
     near, far = pipes
-    channel = Channel()
     goes_on = threading.Event()
 
     def leave(number: int) -> int:
@@ -190,8 +189,7 @@ def test_nobody_answers_the_parts_of_an_assistant_that_has_left(
             channel.recalled.set()
         return number
 
-    thread = threading.Thread(target=assist, args=(channel, Double(leave), far))
-    thread.start()
+    channel, thread = start_assistant(Double(leave), far)
     assistant = PipeToAssistant(near)
     for number in (1, 2, 3):
         assert assistant.send(make_part(number))
@@ -263,7 +261,8 @@ def test_only_large_tasks_have_work_for_several_workers() -> None:
 def test_a_task_is_shared_from_the_beginning_only_if_memory_is_ample() -> None:
     """Too little memory for all sharers must not delay the workers that have tasks."""
     tasks = [Double(int, 3 * LEAST_NEW_SHARE), make_call(int)]
-    for gigabytes, workers, expected in ((64, 8, 4), (64, 3, 3), (3, 8, 2), (1, 8, 2)):
+    cases = ((64, 8, 4), (64, 3, 3), (64, 2, 2), (64, 1, 2), (3, 8, 2), (1, 8, 2))
+    for gigabytes, workers, expected in cases:
         pool = PoolSettings(workers=workers, memory=gigabytes << 30)
         assert LocalEngine(pool).count_useful_workers(tasks) == expected
 
@@ -280,10 +279,9 @@ class Shared:
     shared_bytes: int = 3 * LEAST_NEW_SHARE
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], list[Any]]:
-        assistants = list[Any]()
-        while len(assistants) < 2:
+        while len(reporter.list_assistants()) < 2:
             reporter.wait_for_room()
-            assistants += reporter.take_assistants()
+        assistants = [*reporter.list_assistants()]
         for assistant in assistants:
             assert assistant.send(Part(make_records(1), self.seconds))
         if not self.waits:

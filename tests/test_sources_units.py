@@ -23,6 +23,7 @@ from mdsmix.sources import (
     RecordBatch,
     SourceFile,
     compute_content,
+    estimate_unit_size,
     find_files,
     plan_units,
     read_batches,
@@ -317,6 +318,23 @@ def decode_alone(text: bytes) -> object:
         is_array = opens == [b"["] or b"".join(opens).startswith(b"[{")
         return "json_array" if is_array else "not_json"
     return value
+
+
+@pytest.mark.parametrize("format", ["jsonl", "mds"])
+@pytest.mark.parametrize("window", [6_600, 1 << 20])
+def test_the_size_of_a_unit_is_known_before_it_is_read(
+    tmp_path: Path, format: str, window: int
+) -> None:
+    """But for a record, which may begin before the unit or end after it. A shard of the stream has
+    three records.
+    """
+    path = write_records(tmp_path, format, [{"text": "hens lay eggs " * 150}] * 30)
+    pattern = f"{path.name}/index.json" if format == "mds" else path.name
+    units = plan_pattern(tmp_path, pattern, window)
+    assert len(units) == (10 if window == 6_600 else 1)
+    for unit in units:
+        size = sum(batch.size for batch in read_batches(unit))
+        assert estimate_unit_size(unit) == pytest.approx(size, abs=2_200)
 
 
 @FUZZ

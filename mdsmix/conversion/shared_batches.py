@@ -20,6 +20,7 @@ from mdsmix.engines.tasks import SIGN_OF_LIFE, ActiveRecords, Assistant, Part, R
 from mdsmix.kinds.membership import Membership
 from mdsmix.kinds.read_records import EncodedPart, RecordReader
 from mdsmix.sources import RecordBatch
+from mdsmix.sources.format import Item
 from mdsmix.sources.record_batches import BatchContent
 
 MOST_UNANSWERED = 2
@@ -46,8 +47,6 @@ class EncodedBatch(NamedTuple):
     """The answer of an assistant."""
 
     part: EncodedPart
-    length: int
-    "The number of records."
     faults: list[dict[int, str]]
     "The faults of each block, as `BatchContent.decode` returns them."
 
@@ -61,22 +60,31 @@ def encode_batch(reading: RecordReader, batch: BatchToEncode) -> EncodedBatch:
     """
     records, faults = batch.content.decode()
     part = reading.encode_part(records, batch.membership)
-    return EncodedBatch(part, len(records), faults)
+    return EncodedBatch(part, faults)
 
 
-def describe_batch(batch: RecordBatch) -> ActiveRecords:
-    """Describe a batch for messages. Its lines or rows count as records, since it need not be
-    decoded.
+def describe_records(batch: RecordBatch, first: Item, count: int) -> ActiveRecords:
+    """Describe some records of a batch for messages.
+
+    Args:
+        batch: the batch.
+        first: the first of the records.
+        count: how many records there are.
     """
-    first = batch.first_item
     return ActiveRecords(
         file=first.file,
         ordinal=first.ordinal,
         where=first.where,
         length=first.length,
-        records=batch.count,
+        records=count,
         size=batch.size,
     )
+
+
+def find_free_assistant(assistants: Iterable[Assistant]) -> Assistant | None:
+    """Return the assistant with the fewest batches; None if each has MOST_UNANSWERED."""
+    fewest = min(assistants, key=attrgetter("unanswered"), default=None)
+    return fewest if fewest and fewest.unanswered < MOST_UNANSWERED else None
 
 
 @dataclass(slots=True)
@@ -98,7 +106,6 @@ class SharedBatches:
         self,
         membership: Membership,
         encode_here: Callable[[RecordBatch, Membership], Iterator[EncodedPiece]],
-        assistants: list[Assistant],
         reporter: Reporter,
     ) -> None:
         """Start at the first batch of the window.
@@ -107,12 +114,10 @@ class SharedBatches:
             membership: decides which records of the window are in the stream.
             encode_here: encodes a batch in this process, piece by piece. Its second argument is the
                 part of `membership` for the records of this batch.
-            assistants: the assistants of the work unit. Those that the engine sends are added.
-            reporter: the connection to the engine.
+            reporter: the connection to the engine, which sends assistants.
         """
         self._membership = membership
         self._encode_here = encode_here
-        self._assistants = assistants
         self._reporter = reporter
         self._pending = deque[_Pending]()
         self._records_begun = 0
@@ -126,9 +131,9 @@ class SharedBatches:
         """
         for batch in batches:
             self._reporter.wait_for_room()
-            self._assistants += self._reporter.take_assistants()
+            assistants = self._reporter.list_assistants()
             membership = self._select_records(batch)
-            assistant = self._find_free_assistant()
+            assistant = find_free_assistant(assistants)
             if assistant and self._send_batch(assistant, batch, membership):
                 self._pending.append(_Pending(batch, membership, assistant))
             elif self._pending:
@@ -138,7 +143,7 @@ class SharedBatches:
                 yield batch, self._encode_here(batch, membership)
             del batch  # otherwise it stays in memory while the next one is read
             # Each pending batch keeps its source in memory: wait if an assistant is very slow.
-            most_pending = 2 * MOST_UNANSWERED * (1 + len(self._assistants))
+            most_pending = 2 * MOST_UNANSWERED * (1 + len(assistants))
             while self._pending and (self._is_first_done() or len(self._pending) > most_pending):
                 yield self._take_first()
         while self._pending:
@@ -148,8 +153,10 @@ class SharedBatches:
 
     def _send_batch(self, assistant: Assistant, batch: RecordBatch, membership: Membership) -> bool:
         """Send a batch to an assistant. Return False if this process must encode it."""
+        # The lines or rows of the batch count as its records, since it need not be decoded.
+        records = describe_records(batch, batch.first_item, batch.count)
         content = BatchToEncode(batch.content(), membership)
-        return assistant.send(Part(describe_batch(batch), content))
+        return assistant.send(Part(records, content))
 
     def _select_records(self, batch: RecordBatch) -> Membership:
         """Return the part of `membership` that decides about the records of the next batch.
@@ -162,14 +169,6 @@ class SharedBatches:
         first = self._records_begun
         self._records_begun += batch.length
         return self._membership.for_part(first, batch.length)
-
-    def _find_free_assistant(self) -> Assistant | None:
-        """Return the assistant with the fewest batches; None if each has MOST_UNANSWERED."""
-        self._assistants[:] = [
-            assistant for assistant in self._assistants if not assistant.has_left
-        ]
-        fewest = min(self._assistants, key=attrgetter("unanswered"), default=None)
-        return fewest if fewest and fewest.unanswered < MOST_UNANSWERED else None
 
     def _is_first_done(self) -> bool:
         """Return whether the first pending batch can be taken without waiting."""
@@ -192,8 +191,9 @@ class SharedBatches:
         if answer is None:
             return batch, self._encode_here(batch, first.membership)
         batch.note_faults(answer.faults)
-        pieces = [EncodedPiece(range(answer.length), answer.part)]
-        return batch, pieces if answer.length else []
+        if not batch.length:
+            return batch, []
+        return batch, [EncodedPiece(range(batch.length), answer.part)]
 
     def _encode_last(self) -> None:
         """Encode a batch that an assistant has not begun yet, since the worker has no other batch:

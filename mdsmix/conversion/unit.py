@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from mdsmix.conversion.shared_batches import (
     EncodedBatch,
     EncodedPiece,
     SharedBatches,
+    describe_records,
     encode_batch,
 )
 from mdsmix.conversion.source_cache import KnownSources, remember_image_stamps
@@ -45,7 +46,7 @@ from mdsmix.conversion.unit_files import (
 )
 from mdsmix.encode.backends import Backend, open_backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.engines.tasks import ActiveRecords, Assistant, Attempt, Reporter, split_positions
+from mdsmix.engines.tasks import Attempt, Reporter, split_positions
 from mdsmix.errors import Unreachable
 from mdsmix.frozen import frozen
 from mdsmix.kinds.assemble import Assembled
@@ -275,17 +276,16 @@ class UnitTask(_UnitOfJob):
         # Encode window after window. A window is stored when the next window begins.
         digests = Digests(self.unit)
         batches = read_batches(self.unit, self.job.limit, reporter.memory, digests, reused)
-        assistants = list[Assistant]()
         open_window: _OpenWindow | None = None
         for number, window_batches in groupby(batches, key=lambda batch: batch.window):
             if open_window:
                 records[open_window.number] = self._store(open_window, digests)
-            open_window = self._encode(number, window_batches, attempt, reporter, assistants)
+            open_window = self._encode(number, window_batches, attempt, reporter)
         # The images of reused windows are not read again: the digests that are known count.
         for number in reused:
             digests.add_images(number, windows[number].images)
         if not records and not open_window:  # no record starts in the unit
-            open_window = self._encode(0, iter(()), attempt, reporter, assistants)
+            open_window = self._encode(0, iter(()), attempt, reporter)
 
         def finish() -> UnitResult:
             """Store the last window (slice of the source), and return the result of the whole work
@@ -404,12 +404,7 @@ class UnitTask(_UnitOfJob):
         return record
 
     def _encode(
-        self,
-        number: int,
-        batches: Iterator[RecordBatch],
-        attempt: Attempt,
-        reporter: Reporter,
-        assistants: list[Assistant],
+        self, number: int, batches: Iterator[RecordBatch], attempt: Attempt, reporter: Reporter
     ) -> _OpenWindow:
         """Encode the records of a window (a slice of the unit's source), and store each shard as
         soon as it is full. Return the window with the rows that fill no shard; `_store` stores
@@ -423,7 +418,6 @@ class UnitTask(_UnitOfJob):
             batches: the batches of records of this window, and of no other.
             attempt: how to convert the unit after workers have died on it.
             reporter: the connection to the engine.
-            assistants: the assistants of the unit; new ones are added.
         """
         window = _OpenWindow(self.job, number, self.dropped.get(number, b""))
         folders = self.job.image_folders(self.unit)
@@ -441,7 +435,8 @@ class UnitTask(_UnitOfJob):
             cut = split_positions(batch.length, attempt.halvings + halvings, crashed)
             for positions in _cut_by_images(cut, window.reading.images):
                 reporter.wait_for_room()
-                reporter.on_records(describe_active(batch, positions))
+                first = batch.origin(positions.start)
+                reporter.on_records(describe_records(batch, first, len(positions)))
                 part = window.reading.encode_part(
                     batch.records[positions.start : positions.stop],
                     membership.for_part(positions.start, len(positions)),
@@ -452,7 +447,7 @@ class UnitTask(_UnitOfJob):
             if reporter.is_tight():
                 halvings = min(MOST_HALVINGS, halvings + 1)
 
-        shared = SharedBatches(window.reading.membership, encode_here, assistants, reporter)
+        shared = SharedBatches(window.reading.membership, encode_here, reporter)
         for batch, pieces in shared.encode(batches):
             for piece in pieces:
                 window.add(batch, piece)
@@ -463,7 +458,7 @@ class UnitTask(_UnitOfJob):
         window.finish()
         return window
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         """About how many bytes the task reads and can share. It cannot share a stream with images,
         since these are hashed in their order; nor a stream that a user's function reads, since the
@@ -612,16 +607,3 @@ def find_skipped(batch: RecordBatch, attempt: Attempt) -> set[int]:
         for position, origin in enumerate(origins)
         if (origin.file, origin.ordinal) in attempt.skipped
     }
-
-
-def describe_active(batch: RecordBatch, positions: range) -> ActiveRecords:
-    """Describe the records of a batch at `positions`, for `Reporter.on_records`."""
-    origin = batch.origin(positions.start)
-    return ActiveRecords(
-        file=origin.file,
-        ordinal=origin.ordinal,
-        where=origin.where,
-        length=origin.length,
-        records=len(positions),
-        size=batch.size,
-    )

@@ -115,6 +115,8 @@ class LocalEngine:
         """Return how many workers can do these tasks at once. There are more than tasks if large
         tasks can be shared, and if memory suffices for so many workers already.
         """
+        if len(tasks) >= self.settings.workers:
+            return len(tasks)
         sharers = sum(map(count_sharers, tasks))
         allowed = self.budget.allowed_workers(min(self.settings.workers, sharers))
         return max(len(tasks), allowed)
@@ -207,10 +209,11 @@ class LocalEngine:
         while self.queue and self._count_at_work() < allowed:
             worker = self._add_worker(self.workers)
             worker.assign(self.queue.popleft())
-        busiest = self._find_busiest()
-        while busiest and not self.queue and self._count_at_work() < allowed:
-            self._add_worker(self.assistants).assist(busiest)
+        while not self.queue and self._count_at_work() < allowed:
             busiest = self._find_busiest()
+            if busiest is None:
+                break
+            self._add_worker(self.assistants).assist(busiest)
         # Pause those that are too many. An assistant that is paused ends its assistance; it does so
         # too if a task waits for it.
         for position, worker in enumerate(self.workers):

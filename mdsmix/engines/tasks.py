@@ -249,10 +249,10 @@ class Reporter(Protocol):
         take fewer records at once.
         """
 
-    def take_assistants(self) -> Sequence[Assistant]:
-        """Return the assistants that the engine has sent since the last call. An engine sends them
-        only for a `SharedTask`, when other workers have nothing to do. An engine without assistants
-        inherits from `Reporter`, and need not define this method.
+    def list_assistants(self) -> Sequence[Assistant]:
+        """Return the assistants of the task that have not left. An engine sends them only for a
+        `SharedTask`, when other workers have nothing to do. An engine without assistants inherits
+        from `Reporter`, and need not define this method.
         """
         return ()
 

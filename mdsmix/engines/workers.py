@@ -100,8 +100,6 @@ class WorkerChannel:
         "The next order of the engine, if it has arrived: (task, attempt), or (Assist, pipe)."
         self._assistants = list[PipeToAssistant]()
         "The assistants of the current task."
-        self._new_assistants = list[PipeToAssistant]()
-        "Those that the task has not taken yet."
         self._has_task = False
         self._send_lock = threading.Lock()
         "Several threads send: those that read images ahead send sentences for the user."
@@ -126,10 +124,9 @@ class WorkerChannel:
         release_freed_memory()
         return measure_rss(os.getpid()) > self._share
 
-    def take_assistants(self) -> list[PipeToAssistant]:
-        new_assistants = self._new_assistants
-        self._new_assistants = []
-        return new_assistants
+    def list_assistants(self) -> list[PipeToAssistant]:
+        self._assistants = [assistant for assistant in self._assistants if not assistant.has_left]
+        return self._assistants
 
     @contextmanager
     def accept_assistants(self) -> Iterator[None]:
@@ -144,7 +141,6 @@ class WorkerChannel:
             for assistant in self._assistants:
                 assistant.close()
             self._assistants = []
-            self._new_assistants = []
 
     def is_recalled(self) -> bool:
         """Return whether the engine has ended this worker's assistance: by the message to pause, or
@@ -196,7 +192,6 @@ class WorkerChannel:
             self.send("took_assistant")
             if self._has_task:
                 self._assistants.append(assistant)
-                self._new_assistants.append(assistant)
             else:  # the task has ended meanwhile
                 assistant.close()
         elif isinstance(message, Assist):
@@ -475,33 +470,29 @@ def choose_start_method() -> str:
     return "fork" if sys.platform.startswith("linux") and "ray" not in sys.modules else "spawn"
 
 
-_spawning = threading.Lock()
-
-
 @contextmanager
 def without_main_module() -> Iterator[None]:
     """Let processes start without this process's main module: those that this thread spawns in the
-    `with` block do not import it.
+    `with` block do not import it. Only one thread at a time may be in such a block (`_starting`).
 
     Workers need nothing of it. A script without `if __name__ == "__main__":` would otherwise begin
     its conversion again in each worker.
     """
     thread = threading.get_ident()
-    with _spawning:
-        prepare = spawn.get_preparation_data
+    prepare = spawn.get_preparation_data
 
-        def prepare_without_main(name: str) -> dict[str, Any]:
-            data = prepare(name)
-            if threading.get_ident() == thread:
-                for key in ("init_main_from_name", "init_main_from_path"):
-                    data.pop(key, None)
-            return data
+    def prepare_without_main(name: str) -> dict[str, Any]:
+        data = prepare(name)
+        if threading.get_ident() == thread:
+            for key in ("init_main_from_name", "init_main_from_path"):
+                data.pop(key, None)
+        return data
 
-        spawn.get_preparation_data = prepare_without_main
-        try:
-            yield
-        finally:
-            spawn.get_preparation_data = prepare
+    spawn.get_preparation_data = prepare_without_main
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = prepare
 
 
 def start_worker(pool_size: int, budget: MemoryBudget) -> Worker:

@@ -169,7 +169,7 @@ class RecordReader:
             folders: the folder of each record's file, where relative paths of images begin.
         """
         reader = replace(self, diagnostics=self.diagnostics.for_part(), membership=membership)
-        encoded = reader.encode(records, 0, folders)
+        encoded = reader.encode(records, folders)
         return EncodedPart(
             encoded=encoded,
             diagnoses=reader.diagnostics.counts,
@@ -188,19 +188,17 @@ class RecordReader:
             self.diagnostics.add(diagnosis, record_counts)
         self.membership.add_fingerprints(first, encoded_part.fingerprints)
 
-    def encode(
-        self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
-    ) -> Encoded:
+    def encode(self, records: Sequence[Any], folders: Sequence[Location] = ()) -> Encoded:
         """Return the samples of the records. In `Encoded.rejected` and `Encoded.positions` the
         first of `records` has the position 0.
 
         Args:
-            records: some successive decoded records of one window (a slice of a source file).
-            first: how many records of the window come before the first of `records`.
+            records: some successive decoded records of one window (a slice of a source file), from
+                the first that `membership` decides about.
             folders: the folder of each record's file, where relative paths of images begin.
         """
         assert self.kind is not None, "only a reader with a kind can encode"
-        positions, readable, rejected = split_rejected(self.read(records, first, folders))
+        positions, readable, rejected = split_rejected(self.read(records, folders=folders))
         encoded = self.kind.encode(readable)
         self.diagnostics.add("unread", encoded.unread)
         self.diagnostics.add("placeholders", encoded.placeholders)

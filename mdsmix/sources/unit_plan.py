@@ -114,10 +114,8 @@ def estimate_size(files: Iterable[SourceFile]) -> int:
 
 
 def estimate_unit_size(unit: Unit) -> int:
-    """Return about how many uncompressed bytes a unit reads. No file is opened."""
-    size = 0
-    for file in unit.files:
-        size += file.stat.size * format_of(file).size_factor
+    """Return about how many uncompressed bytes a unit reads."""
+    size = estimate_size(unit.files)
     if unit.end is None and not unit.start:
         return size
     # The unit is a split of one file.
