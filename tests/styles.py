@@ -202,6 +202,22 @@ def train_style(folder: Path, style: str, chat_template: str | None = None) -> P
     return folder
 
 
+IGNORED_BOS = {
+    "tokenizer_class": "LlamaTokenizerFast",
+    "bos_token": "<|im_start|>",
+    "add_bos_token": True,
+}
+"Keys of a tokenizer_config.json with which transformers 4 adds BOS to a text, and 5 does not."
+
+
+def copy_with_config(tokenizer: Path, folder: Path, **changes: Any) -> Path:
+    """Copy a tokenizer's folder, and change keys of its tokenizer_config.json. Return the copy."""
+    shutil.copytree(tokenizer, folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
 def add_tokens(
     plain: Path,
     folder: Path,

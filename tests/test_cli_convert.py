@@ -133,7 +133,7 @@ def test_converting_checking_rendering_import_nothing_heavy(
 
 
 UNCHANGED = """
-import shlex, sys
+import sys
 from mdsmix.cli.main import run
 for command in ("convert", "check", "render-yaml"):
     sys.argv = ["mdsmix", command, sys.argv[-1]]

@@ -27,7 +27,7 @@ from mdsmix.tokenizer import snapshot
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.decoder import find_decoder
 from mdsmix.tokenizer.describe import describe_tokenizer
-from tests.styles import train_style
+from tests.styles import IGNORED_BOS, copy_with_config, train_style
 from tests.versions import IS_TRANSFORMERS_4
 
 WEIGHTS = (
@@ -170,11 +170,7 @@ def test_the_version_of_a_package_is_that_of_its_metadata() -> None:
 def test_a_snapshot_that_does_not_know_an_ignored_bos_is_made_again(
     tokenizer_folder: Path, tmp_path: Path, cache: Path, ask: Mock, monkeypatch: Any
 ) -> None:
-    folder = shutil.copytree(tokenizer_folder, tmp_path / "llama")
-    config_file = folder / "tokenizer_config.json"
-    own = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}
-    config = json.loads(config_file.read_text()) | own | {"bos_token": "<|im_start|>"}
-    config_file.write_text(json.dumps(config))
+    folder = copy_with_config(tokenizer_folder, tmp_path / "llama", **IGNORED_BOS)
     with monkeypatch.context() as earlier:
         earlier.setattr(snapshot, "FORMAT", 12)
         before = open_by_name(folder)
@@ -264,9 +260,7 @@ def test_a_hub_name_saved_by_transformers_5_has_its_own_error(
     cannot.
     """
     home = tmp_path / "hub/models--org--five"
-    folder = shutil.copytree(tokenizer_folder, home / "snapshots" / "c0ffee")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | own))
+    folder = copy_with_config(tokenizer_folder, home / "snapshots" / "c0ffee", **own)
     (home / "refs").mkdir()
     (home / "refs/main").write_text("c0ffee")
     with monkeypatch.context() as patch:
@@ -282,10 +276,8 @@ def test_a_hub_name_saved_by_transformers_5_has_its_own_error(
 
 
 def test_a_tokenizers_own_code_is_not_run(tmp_path: Path, tokenizer_folder: Path) -> None:
-    folder = shutil.copytree(tokenizer_folder, tmp_path / "folder")
-    path = folder / "tokenizer_config.json"
     own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    folder = copy_with_config(tokenizer_folder, tmp_path / "folder", **own)
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with pytest.raises(Unreachable, match=re.escape(f"{folder} contains custom code")):
         open_by_name(folder)

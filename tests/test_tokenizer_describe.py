@@ -16,6 +16,7 @@ from mdsmix.tokenizer import describe
 from mdsmix.tokenizer.bpe_json import BpeJson
 from mdsmix.tokenizer.content_hash import hash_model
 from mdsmix.tokenizer.transformers_five import PLAIN_CLASS, TOKENIZER_JSON
+from tests.styles import IGNORED_BOS, copy_with_config
 from tests.versions import IS_TRANSFORMERS_4
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -41,20 +42,13 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
     return contents
 
 
-def copy_with(folder: Path, target: Path, config: dict[str, Any]) -> str:
-    """Copy a tokenizer with other settings, and return its folder."""
-    shutil.copytree(folder, target)
-    path = target / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    (target / "special_tokens_map.json").unlink(missing_ok=True)
-    return str(target)
-
-
 @pytest.mark.parametrize("case", CONFIGS)
 def test_a_skeleton_saves_the_files_of_the_whole(
     case: str, tokenizer_folder: Path, tmp_path: Path, saved: Saved, monkeypatch: Any
 ) -> None:
-    name = copy_with(tokenizer_folder, tmp_path / "tokenizer", CONFIGS[case])
+    folder = copy_with_config(tokenizer_folder, tmp_path / "tokenizer", **CONFIGS[case])
+    (folder / "special_tokens_map.json").unlink()
+    name = str(folder)
     by_skeleton = describe.describe_tokenizer(name, {})
     if IS_TRANSFORMERS_4:  # 5 may build a tokenizer in another way than its file says
         assert [len(tree["model"]["merges"]) for tree in saved] == [0]
@@ -93,18 +87,17 @@ def test_a_bos_that_transformers_5_does_not_add_is_named(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     """As for DeepSeek V3, whose tokenizer.json has no BOS."""
-    bos = {"bos_token": "<|im_start|>", "add_bos_token": True}
-    llama = bos | {"tokenizer_class": "LlamaTokenizerFast"}
-    configs = {
-        "a class that adds BOS": llama,
-        "a class that ignores the key": bos | {"tokenizer_class": "PreTrainedTokenizerFast"},
-        "no BOS": llama | {"add_bos_token": False},
+    configs: dict[str, dict[str, Any]] = {
+        "a class that adds BOS": {},
+        "a class that ignores the key": {"tokenizer_class": "PreTrainedTokenizerFast"},
+        "no BOS": {"add_bos_token": False},
     }
     with_bos = set[str]()
     ignored = set[str]()
     for case, config in configs.items():
-        folder = copy_with(tokenizer_folder, tmp_path / case, config)
-        described = describe.describe_tokenizer(folder, {})
+        changes = IGNORED_BOS | config
+        folder = copy_with_config(tokenizer_folder, tmp_path / case, **changes)
+        described = describe.describe_tokenizer(str(folder), {})
         if described["bos_id"] in described["prefix_ids"]:
             with_bos.add(case)
         if described["is_bos_ignored"]:
@@ -117,8 +110,8 @@ def test_a_bos_that_transformers_5_does_not_add_is_named(
         assert with_bos == set()
         assert ignored == {"a class that adds BOS"}
     # The argument that the warning names gives what the folder asks for, under both.
-    folder = str(tmp_path / "a class that adds BOS")
-    described = describe.describe_tokenizer(folder, {"add_bos_token": True})
+    folder = tmp_path / "a class that adds BOS"
+    described = describe.describe_tokenizer(str(folder), {"add_bos_token": True})
     assert described["prefix_ids"] == [described["bos_id"]]
     assert not described["is_bos_ignored"]
 

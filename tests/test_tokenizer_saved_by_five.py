@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +15,7 @@ from transformers import AutoTokenizer
 
 from mdsmix.tokenizer.describe import describe_tokenizer
 from tests.converting import Project, chats, documents, mdsmix, run_ok
+from tests.styles import IGNORED_BOS, copy_with_config
 from tests.versions import IS_TRANSFORMERS_4
 
 HOME = Path(__file__).parent / "saved_by_five"
@@ -92,11 +92,7 @@ def test_a_bos_that_is_ignored_is_named_and_the_yaml_keeps_the_folder(
     project: Project, tokenizer_folder: Path
 ) -> None:
     """Only transformers 5 ignores it, and it opens the folder, as transformers 4 does."""
-    folder = shutil.copytree(tokenizer_folder, project.folder / "llama")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    own = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}
-    changed = config | own | {"bos_token": "<|im_start|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(changed))
+    folder = copy_with_config(tokenizer_folder, project.folder / "llama", **IGNORED_BOS)
     project.tokenizer = folder
     project.write_source([f"Document number {n} of a few." for n in range(20)])
     project.configure(local=str(project.out))
@@ -126,10 +122,9 @@ def test_a_bos_that_is_ignored_is_named_and_the_yaml_keeps_the_folder(
 def test_a_tokenizer_of_an_unknown_class_is_read_from_its_file(
     project: Project, tokenizer_folder: Path
 ) -> None:
-    project.tokenizer = shutil.copytree(tokenizer_folder, project.folder / "strange")
-    config = json.loads((project.tokenizer / "tokenizer_config.json").read_text())
-    changed = config | {"tokenizer_class": "ClaudeTokenizer"}
-    (project.tokenizer / "tokenizer_config.json").write_text(json.dumps(changed))
+    project.tokenizer = copy_with_config(
+        tokenizer_folder, project.folder / "strange", tokenizer_class="ClaudeTokenizer"
+    )
     project.write_source([f"Document number {n} of a few." for n in range(20)])
     project.configure()
     assert "since transformers has no class ClaudeTokenizer" in project.convert_ok().err
@@ -164,10 +159,8 @@ def test_a_class_that_changes_ids_gives_a_warning_with_an_example(
     """LlamaTokenizerFast of transformers 4 puts a BOS before each text, regardless of
     tokenizer.json. TokenizersBackend of transformers 5 does not.
     """
-    config = json.loads((tokenizer_folder / "tokenizer_config.json").read_text())
-    own: dict[str, Any] = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<|im_start|>"}
-    project.tokenizer = shutil.copytree(tokenizer_folder, project.folder / "llama")
-    (project.tokenizer / "tokenizer_config.json").write_text(json.dumps(config | own))
+    own = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<|im_start|>"}
+    project.tokenizer = copy_with_config(tokenizer_folder, project.folder / "llama", **own)
     project.write_source([f"Document number {n} of a few." for n in range(20)])
     project.configure()
     words = "gives other ids than its tokenizer.json: 'a' is ["

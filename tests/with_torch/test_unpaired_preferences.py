@@ -75,10 +75,22 @@ FILTERED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def convert(folder: Path, tokenizer: Path, records: list[Any], *overrides: str) -> tuple[Path, str]:
-    """Convert records as the stream `kto`. Return the recipe, and what the command wrote."""
-    path = str(write_jsonl(folder / "a.jsonl", records))
-    source = {"path": path, **{key: key for key in (*FIELDS, *overrides)}}
+def convert(
+    folder: Path, tokenizer: Path, records: list[Any], *further_fields: str
+) -> tuple[Path, str]:
+    """Convert records as the stream `kto`. Return the recipe, and what the command wrote.
+
+    Args:
+        further_fields: keys of `source` besides FIELDS, each a field of the same name.
+    """
+    path = write_jsonl(folder / "a.jsonl", records)
+    return convert_file(path, tokenizer, *further_fields)
+
+
+def convert_file(path: Path, tokenizer: Path, *further_fields: str) -> tuple[Path, str]:
+    """Do the same as `convert` for a file that exists."""
+    folder = path.parent
+    source = {"path": str(path), **{key: key for key in (*FIELDS, *further_fields)}}
     recipe = write_recipe(
         folder, tokenizer, streams={"kto": {"kind": "preference", "source": source}},
         max_seq_len=LENGTH, train_loader={"name": "unpaired_preference", "num_workers": 0},
@@ -131,12 +143,7 @@ def test_labels_of_a_csv_file_may_be_those_of_pandas(
     lines = [f"question,answer,{label}\n" for label in (*labels, "TRUE", "yes")]
     path = tmp_path / "a.csv"
     path.write_text("prompt,completion,label\n" + "".join(lines))
-    source = {"path": str(path), **{key: key for key in FIELDS}}
-    recipe = write_recipe(
-        tmp_path, tokenizer_folder, streams={"kto": {"kind": "preference", "source": source}},
-        max_seq_len=LENGTH, train_loader={"name": "unpaired_preference", "num_workers": 0},
-    )  # fmt: skip
-    run_ok("convert", recipe)
+    convert_file(path, tokenizer_folder)
     assert [row["label"] for row in rows_of(tmp_path)] == [*labels.values()]
     reasons = [record["reason"] for record in read_quarantined(tmp_path / "out/kto/train")]
     assert reasons == ["bad_label"] * 2
