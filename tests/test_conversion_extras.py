@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.converting import Project, chats, pairs, read_samples, run_ok
+from tests.converting import Project, chats, mdsmix, pairs, read_samples, run_ok
 from tests.pictures import drawing, seeing_tokenizer
 from tests.styles import train_style
 from tests.test_conversion_chats import configure_chats, talk
@@ -311,6 +311,50 @@ def test_placeholders_in_preferences_are_reported(
     project.write_source([{"prompt": "<ref-object>?", "response": "<bbox>"}])
     output = project.configure(pairs("a.jsonl")).convert_ok("--reencode").out
     assert "WARNING: <ref-object> of 1 record is trained as text" in output
+
+
+MESSAGE_TEXTS = ('[{"role": "user", "content": "q"}]', "[{'from': 'human', 'value': 'q'}]")
+UNDECODED: dict[str, dict[str, Any]] = {
+    "pairs": {"prompt": 0, "response": 1},
+    "answers": {"prompt": 0, "chosen": 1, "rejected": "no"},
+    "prompts": {"prompt": 0},
+    "judged": {"prompt": "q", "completion": 1, "label": True},
+}
+"Kind of stream -> its fields: a text, or the number of a text in MESSAGE_TEXTS."
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("kind", UNDECODED)
+def test_messages_that_are_trained_as_text_are_warned_of(
+    project: Project, styles: dict[str, Path], kind: str, form: str
+) -> None:
+    """A list that its writer did not decode is a conversation, which no template would render."""
+    project.tokenizer = styles["tools"]
+    fields = UNDECODED[kind]
+    undecoded = {
+        name: MESSAGE_TEXTS[value] if type(value) is int else value
+        for name, value in fields.items()
+    }
+    plain = {name: value if type(value) is bool else f"a {name}" for name, value in fields.items()}
+    looks_alike = {**plain, "prompt": '["role", 1] [{"role": 1}]'}  # does not begin with a message
+    path = write_records(project, form, [undecoded, undecoded, plain, looks_alike])
+    source = {"path": path, **{name: name for name in fields}}
+    settings: dict[str, Any] = {
+        "pairs": {},
+        "answers": {"train_loader": {"name": "pairwise_preference"}},
+        "prompts": {"train_loader": {"name": "prompt", "dataset": {"max_gen_len": 8}}},
+        "judged": {"train_loader": {"name": "unpaired_preference"}},
+    }[kind]
+    stream_kind = {"pairs": "finetuning", "prompts": "prompt"}.get(kind, "preference")
+    project.configure({"kind": stream_kind, "source": source}, max_seq_len=256, **settings)
+    output = project.convert_ok().out
+    assert "WARNING: 2 records have a list of messages as text" in output
+    assert project.manifest.records.written == 4
+    drafted = mdsmix("init", project.folder / path, "--tokenizer", project.tokenizer)
+    assert (
+        "a is left out: records tried: 4, written: 4; 2 records have a list of messages as text"
+        in drafted.err
+    )
 
 
 def test_only_the_completion_of_trl_is_trained(project: Project, styles: dict[str, Path]) -> None:

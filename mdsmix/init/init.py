@@ -20,6 +20,7 @@ from mdsmix.init.drafts import WHY, Draft, format_recipe, group_files, make_name
 from mdsmix.init.other_tools import match_mixture, read_dataset_info
 from mdsmix.init.recognise import join_printable
 from mdsmix.init.trials import set_images, try_all
+from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import join_counts, plural
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import estimate_size
@@ -186,10 +187,14 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
         yield (
             f"convert would quarantine some of {first_records}: {join_counts(tried.quarantined)}"
         )
-    if tried.placeholders and not draft.refused:
+    of_media = {**tried.placeholders}
+    message_texts = of_media.pop(MESSAGES_AS_TEXT, 0)
+    if message_texts and not draft.refused:
+        yield f"WARNING: of {first_records}, {describe_message_texts(message_texts)}"
+    if of_media and not draft.refused:
         yield (
             f"WARNING: some of {first_records} contain placeholders of media, which would be "
-            f"trained as text: {join_counts(tried.placeholders)}"
+            f"trained as text: {join_counts(of_media)}"
         )
     unread = [name for name in tried.unread if name != TAR_NAME]
     if unread:

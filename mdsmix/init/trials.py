@@ -30,6 +30,7 @@ from mdsmix.kinds import Kind, open_recipe
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.pictured import choose_image_token
 from mdsmix.kinds.read_records import open_record_encoder
+from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import join_counts, make_printable, plural
 from mdsmix.recipe import ImagesSpec, Recipe
 from mdsmix.record import FILTERED, detail_of
@@ -204,6 +205,10 @@ def _note_trial(draft: Draft, template_error: str) -> None:
         error = f"; the chat template: {template_error}" if template_error else ""
         fix = OTHER_TEMPLATE if TOOLS_NOT_PRINTED in tried.quarantined else FIX
         draft.refused = f"{counts}{error}; {LIMIT}: {fix}"
+        return
+    message_texts = tried.placeholders.get(MESSAGES_AS_TEXT, 0)
+    if _is_too_many(message_texts, draft):
+        draft.refused = f"{counts}; {describe_message_texts(message_texts)}"
         return
     for name in UNSUPPORTED_MEDIA:
         records = tried.placeholders.get(name, 0)

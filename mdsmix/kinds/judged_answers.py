@@ -17,7 +17,12 @@ from mdsmix.errors import RecipeError
 from mdsmix.kinds.finetuning import WINDOW_BYTES
 from mdsmix.kinds.template_kind import TemplateKind, find_decoder_faults, template_variables
 from mdsmix.kinds.turn_renderer import TurnRenderer
-from mdsmix.kinds.turn_rows import TurnRows, count_placeholders, tokenize_pairs
+from mdsmix.kinds.turn_rows import (
+    TurnRows,
+    count_message_texts,
+    count_placeholders,
+    tokenize_pairs,
+)
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, Pair
 from mdsmix.shards.token_ids import Ids, Turn
@@ -153,17 +158,24 @@ class JudgedAnswers(TemplateKind):
 
 def count_answer_placeholders(answers_of_records: Sequence[Sequence[Answer]]) -> dict[str, int]:
     """Return placeholder -> number of records that contain it, for placeholders of images, videos
-    and sounds such as `<image>`.
+    and sounds such as `<image>`, and for texts that are lists of messages (MESSAGES_AS_TEXT).
 
     Args:
         answers_of_records: for each record its answers with their prompts: two for a preference,
             one for an unpaired preference.
     """
     texts_of_records = list[list[str]]()
+    pairs = list[list[str]]()
     for answers in answers_of_records:
         texts = list[str]()
+        pair = list[str]()
         for answer in answers:
             texts += answer if isinstance(answer, Pair) else answer.texts
+            pair += answer if isinstance(answer, Pair) else ()
         texts_of_records.append(texts)
+        pairs.append(pair)
     all_texts = chain.from_iterable(texts_of_records)
-    return count_placeholders(all_texts, map("\n".join, texts_of_records))
+    return {
+        **count_placeholders(all_texts, map("\n".join, texts_of_records)),
+        **count_message_texts(chain.from_iterable(pairs), pairs),
+    }

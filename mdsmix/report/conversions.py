@@ -19,6 +19,7 @@ from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
+from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import format_percent, join_counts, join_names, plural
 from mdsmix.report.drawings import Ribbon, RibbonPart, choose_colours, make_records_ribbon
 from mdsmix.report.result import Result
@@ -451,6 +452,9 @@ def _notes_on_unread(
             "Set `nulls: drop` to remove them"
         )
     for name, count in records.placeholders.items():
+        if name == MESSAGES_AS_TEXT:
+            yield f"WARNING: {describe_message_texts(count)}"
+            continue
         state = f"trained as text: {IMAGES_HINT}" if may_have_images else f"text: {NO_IMAGES_HINT}"
         yield f"WARNING: {name} of {plural(count, 'record')} is {state}"
 
