@@ -136,7 +136,8 @@ UNCHANGED = """
 import sys
 from mdsmix.cli.main import run
 for command in ("convert", "check", "render-yaml"):
-    sys.argv = ["mdsmix", command, sys.argv[-1]]
+    log = ["--log-file", sys.argv[-1] + ".log"] if command == "convert" else []
+    sys.argv = ["mdsmix", command, *log, sys.argv[-1]]
     try:
         run()
     except SystemExit as end:

@@ -96,6 +96,22 @@ def test_the_log_is_the_same_with_a_bar_with_quiet_and_with_json(
     assert any("min left" in line for line in logs[3])
 
 
+def test_a_log_has_whole_lines_without_colors(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the environment makes a pipe count as a terminal, as some CI systems do."""
+    run_ok("convert", recipe, "--workers", 1)
+    monkeypatch.setenv("COLUMNS", "40")
+    logs = list[list[str]]()
+    for number in range(2):
+        log = f"{number}.log"
+        run_ok("check", recipe, "--log-file", log)
+        run_ok("leaks", recipe, "--eval", recipe.parent / "out/web/train", "--log-file", log)
+        logs.append([line for line in read_log(log) if not line.startswith("process ")])
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    assert logs[0] == logs[1]
+
+
 class _Terminal:
     """A `sys` whose stderr is a terminal."""
 

@@ -106,15 +106,16 @@ def _may_be_terminal(stream: TextIO) -> bool:
 
 
 def _print_plain(items: Iterable[Item], stream: TextIO) -> None:
-    """Print the items into a file or a pipe, where lines have no style and are not folded. For
-    most items rich is not needed then, which takes 14 ms to import.
+    """Print the items into a file, a pipe or the log, where lines have no style and are not folded,
+    whatever TERMINAL_VARIABLES say. For most items rich is not needed then, which takes 14 ms to
+    import.
     """
     rule = _choose_rule(stream.encoding or "utf-8")
     for item in items:
         if isinstance(item, (Title, SampleText)):
             from rich.console import Console
 
-            show(item, console=Console(file=stream, highlight=False))
+            show(item, console=Console(file=stream, highlight=False, force_terminal=False))
             continue
         for line in _lines(item, None, rule):
             print(line.text if isinstance(line, Heading) else line, file=stream, flush=True)
@@ -131,11 +132,8 @@ def log_items(*items: Item) -> tuple[Item, ...]:
     """
     if not is_logging():
         return items
-    from rich.console import Console
-
     read_items = list[Item]()
     lines = StringIO()
-    console = Console(file=lines, highlight=False)
     for item in items:
         if isinstance(item, SampleText):
             read_items.append(SampleText(list(item.runs)))
@@ -144,7 +142,7 @@ def log_items(*items: Item) -> tuple[Item, ...]:
         else:
             read_items.append(item)
         # In the log a title is a plain line, since the rule around it would cut a long title.
-        show(item.title if isinstance(item, Title) else read_items[-1], console=console)
+        _print_plain([item.title if isinstance(item, Title) else read_items[-1]], lines)
     write_log(*(line for line in lines.getvalue().splitlines() if line.strip()))
     return tuple(read_items)
 
