@@ -66,6 +66,14 @@ def make_printable(text: str, keep: str = "") -> str:
     return "".join(characters)
 
 
+def format_field(name: str) -> str:
+    """Return the name of a record's field without unprintable characters. A name that is empty, or
+    begins or ends with a space, is in quotes, since nobody would see that.
+    """
+    is_visible = bool(name) and name == name.strip()
+    return make_printable(name if is_visible else f"'{name}'")
+
+
 def flatten_error(error: BaseException) -> str:
     """Return the message of another library's error on one line and without its full stop, so that
     it fits into a sentence of mdsmix.

@@ -323,3 +323,20 @@ def test_the_field_most_like_a_missing_one_is_suggested(project: Project) -> Non
     error = project.configure({"kind": "finetuning", "source": fields}).convert().err
     assert "missing_field" in error
     assert "did you mean" not in error
+
+
+def test_a_table_of_another_encoding_names_the_fix(project: Project) -> None:
+    (project.folder / "a.csv").write_bytes("text\nKäse\n".encode("latin-1"))
+    error = project.configure(documents("a.csv")).convert().err
+    assert "convert files of another encoding, for example with iconv" in error
+    assert "The first invalid_utf8, of a.csv. The bad records" in error
+
+
+def test_names_of_fields_that_nobody_would_see_are_in_quotes(project: Project) -> None:
+    """Pandas writes its index under an empty name, and a header may have spaces."""
+    (project.folder / "a.csv").write_text(",text, more\n0,one,x\n")
+    output = project.configure(documents("a.csv", layout="document")).convert_ok().out
+    assert "fields not read: '' (1 of 1 not empty), ' more' (1 of 1 not empty)" in output
+    stream = {"kind": "pretraining", "source": {"path": "a.csv", "text": "more"}}
+    error = project.configure(stream).convert("--reencode").err
+    assert "The recipe names more: did you mean ' more'?" in error

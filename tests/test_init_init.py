@@ -202,6 +202,16 @@ REFUSED: dict[str, tuple[str, int, str]] = {
             "shape reads"
         ),
     ),
+    "undecoded.csv": (
+        "messages\n\"[{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Yo'}]\"\n",
+        2,
+        "undecoded.csv has the form of messages as text (a string in place of a list), which no",
+    ),
+    "undecoded.jsonl": (
+        '{"conversations": "[{\\"from\\": \\"human\\", \\"value\\": \\"Hi\\"}]"}\n',
+        2,
+        "ast.literal_eval, or read the records with a function",
+    ),
     "bad.jsonl": ("bad\n", 2, "bad.jsonl has no record that is an object (1 not_json)."),
     "array.jsonl": ('[{"text": "a"}]\n', 2, "(other values); its first bytes are those of json"),
     "shards.jsonl": ("PAR1", 2, "its first bytes are those of parquet."),

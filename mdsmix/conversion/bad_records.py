@@ -30,7 +30,7 @@ from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import CRASHED
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.kinds.membership import Membership
-from mdsmix.messages import find_nearest, join_counts, make_printable
+from mdsmix.messages import find_nearest, format_field, join_counts, make_printable
 from mdsmix.recipe import MAX_BAD, read_share
 from mdsmix.record import FILTERED, detail_of
 from mdsmix.shards.counts import NOT_SAMPLED, Records
@@ -275,6 +275,10 @@ ARRAY = (
 SHAPE = "Run mdsmix init SOURCE, which shows which shape and settings read the source's records."
 ADVICE = {
     "json_array": ARRAY,
+    "invalid_utf8": (
+        "mdsmix reads UTF-8: convert files of another encoding, for example with iconv -f LATIN1 "
+        "-t UTF-8."
+    ),
     "bad_mark": "loss_weights: true reads marks such as 0.5 as loss weights.",
     "repeated_role": "consecutive_roles: merge joins consecutive messages of one role.",
     "unknown_role": (
@@ -354,7 +358,7 @@ def _suggest_field(bad: Mapping[str, Any]) -> str:
     similar = find_nearest(missing, fields)
     if not similar:
         return ""
-    return f" The recipe names {make_printable(missing)}: did you mean {make_printable(similar)}?"
+    return f" The recipe names {format_field(missing)}: did you mean {format_field(similar)}?"
 
 
 def _missing_field(bad: Mapping[str, Any]) -> str:
@@ -416,4 +420,7 @@ def _format_example(bad: Mapping[str, Any]) -> str:
             text = make_printable(format_grouped(fact)[:MOST_SHOWN])
             phrases.append(text[:MOST_SHOWN])
     description = " in ".join(phrases)
-    return f"The first {bad['reason']}, of {bad['file']}: {description}.{_suggest_field(bad)}"
+    separator = ": " if description else ""  # bytes that are not UTF-8 are not shown
+    return (
+        f"The first {bad['reason']}, of {bad['file']}{separator}{description}.{_suggest_field(bad)}"
+    )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from mdsmix.init.data_files import FirstRecords
+from mdsmix.kinds.turn_rows import is_message_text
 
 EXAMPLE = (
     '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
@@ -58,6 +59,13 @@ def _is_harmony(record: Mapping[str, Any]) -> bool:
     return any(message.get("channel") in CHANNELS for message in messages)
 
 
+def _is_undecoded(record: Mapping[str, Any]) -> bool:
+    """Check whether a field has a list of messages as text, as JSON or Python writes it. `datasets`
+    and pandas write such fields to csv.
+    """
+    return any(isinstance(value, str) and is_message_text(value) for value in record.values())
+
+
 FORMS = (
     ForeignForm(
         "Gemini (contents of parts)",
@@ -76,6 +84,12 @@ FORMS = (
         _is_harmony,
         "move each analysis into the key `thinking` of the message that follows it, and remove "
         f"`channel`, since the chat template of gpt-oss writes channels itself, {OR_READ}",
+    ),
+    ForeignForm(
+        "messages as text (a string in place of a list)",
+        _is_undecoded,
+        "decode the string before writing the file, as JSON Lines or parquet, with json.loads or, "
+        f"for single quotes, ast.literal_eval, {OR_READ}",
     ),
 )
 

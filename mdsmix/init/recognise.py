@@ -20,7 +20,7 @@ from mdsmix.frozen import frozen
 from mdsmix.init.data_files import FirstRecords
 from mdsmix.init.foreign_forms import find_foreign_form
 from mdsmix.kinds import KINDS, Kind
-from mdsmix.messages import join_counts, join_names, make_printable
+from mdsmix.messages import format_field, join_counts, join_names
 from mdsmix.recipe import SourceSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
@@ -379,8 +379,8 @@ def _is_image(value: Any) -> bool:
 
 
 def join_printable(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> str:
-    """Join the names as a list in a sentence, without escape codes."""
-    return join_names(list(map(make_printable, names)), MAX_SHOWN)
+    """Join the names of fields as a list in a sentence, without escape codes."""
+    return join_names(list(map(format_field, names)), MAX_SHOWN)
 
 
 def describe_unknown(head: FirstRecords, guesses: Sequence[Guess]) -> Iterator[str]:

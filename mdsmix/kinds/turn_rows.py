@@ -167,8 +167,13 @@ def count_message_texts(texts: Iterable[str], records: Iterable[Iterable[str]]) 
     first_characters = {*map(_first_character, texts)}
     if "[" not in first_characters:
         return {}
-    count = sum(any(map(_MESSAGE_TEXT.match, record)) for record in records)
+    count = sum(any(map(is_message_text, record)) for record in records)
     return {MESSAGES_AS_TEXT: count} if count else {}
+
+
+def is_message_text(text: str) -> bool:
+    """Check whether a text begins as a list of messages does, as JSON or Python writes it."""
+    return _MESSAGE_TEXT.match(text) is not None
 
 
 def describe_message_texts(records: int) -> str:

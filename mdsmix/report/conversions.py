@@ -20,7 +20,7 @@ from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
-from mdsmix.messages import format_percent, join_counts, join_names, plural
+from mdsmix.messages import format_field, format_percent, join_counts, join_names, plural
 from mdsmix.report.drawings import Ribbon, RibbonPart, choose_colours, make_records_ribbon
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item
@@ -422,8 +422,10 @@ def _notes_on_unread(
     filled = records.unread  # field -> records in which it is not empty
     fields = []
     for name in sorted(filled, key=lambda name: (-filled[name], name)):
-        fields.append(f"{name} ({filled[name]:,} of {records.read:,} not empty)")
-    fields += [f"{name} (not looked into)" for name in records.unseen if name not in filled]
+        fields.append(f"{format_field(name)} ({filled[name]:,} of {records.read:,} not empty)")
+    for name in records.unseen:
+        if name not in filled:
+            fields.append(f"{format_field(name)} (not looked into)")
     if fields:
         yield f"fields not read: {join_names(fields, MOST_UNREAD)}"
 
