@@ -42,6 +42,8 @@ from mdsmix.messages import Say
 from mdsmix.report.progress import watching
 
 SHOWN = 25
+WARM_UP_RECORDS = 512
+"Enough for a row of 2,048 tokens, even if a record has 100 bytes."
 
 
 class InProcess(Reporter):
@@ -76,7 +78,7 @@ def main(kind: str, size: int) -> None:
     output = setup.work / "out"
     recipe = write_recipe(setup, {kind: corpus.source(setup.work, kind, size)}, output)
     # Open the tokenizer and import all that a worker inherits, and then set what a worker sets.
-    _convert(recipe, output, limit=8)
+    _convert(recipe, output, limit=WARM_UP_RECORDS)
     keep_freed_blocks()
     gc.freeze()
     gc.set_threshold(1_000_000)
