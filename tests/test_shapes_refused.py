@@ -321,9 +321,13 @@ CASES: list[tuple[str, dict[str, str], list[Any], list[Any]]] = [
 def test_records_read_all_at_once_are_as_read_one_by_one() -> None:
     for name, fields, good, odd in CASES:
         shape = SHAPES[name]
-        records = shape.read_plain(good, fields)
-        assert records == [shape.read(record, fields) for record in good]
-        assert [*map(type, records or ())] == [shape.gives] * len(good)
+        records = shape.read_plain(good, fields) or ()
+        one_by_one = [shape.read(record, fields) for record in good]
+        assert [*records] == one_by_one
+        assert [*map(type, records)] == [shape.gives] * len(good)
+        assert len(records) == len(good)
+        assert [records[position] for position in range(len(good))] == one_by_one
+        assert [*records[1:]] == one_by_one[1:]
         for record in (None, 7, "my p", ["my p"], good[:1], {}, *odd):
             assert isinstance(shape.read(record, fields), str), record
             assert shape.read_plain([good[0], record, good[1]], fields) is None, record

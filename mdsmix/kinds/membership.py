@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import chain
 from operator import add
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest as _hash
 
-from mdsmix.record import Document, Pair, Record, canonical
+from mdsmix.record import Document, Pair, Record, canonical, find_types, list_texts
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
 
@@ -49,10 +48,10 @@ def fingerprints(records: Sequence[Any]) -> Iterator[bytes]:
     Args:
         records: documents, pairs, conversations, preferences or prompts, all of one type.
     """
-    types = {*map(type, records)}
+    types = find_types(records)
     if not types <= {Document, Pair}:
         return map(_hash, map(canonical, records))
-    hashes = map(_hash, chain.from_iterable(records))
+    hashes = map(_hash, list_texts(records))
     if Pair not in types:
         return hashes
     # The hashes are those of a prompt, its response, the next prompt, and so on. `map` takes two of
@@ -68,7 +67,7 @@ class SplitResults(NamedTuple):
 
     positions: NDArray[np.int64]
     "int64 [n]: the position of each of `records` among the results."
-    records: list[Any]
+    records: Sequence[Any]
     "The n results that are records."
     rejected: dict[int, str]
     "Position of each other result -> its reason code."
@@ -82,10 +81,10 @@ def split_rejected(results: Sequence[Any]) -> SplitResults:
             reason code of a refused record.
     """
     # Usually no record is refused: look at the few types of the results, not at each result.
-    types = {*map(type, results)}
+    types = find_types(results)
     reason_types = {result_type for result_type in types if issubclass(result_type, str)}
     if not reason_types:
-        return SplitResults(np.arange(len(results)), [*results], {})
+        return SplitResults(np.arange(len(results)), results, {})
     rejected = {
         position: result for position, result in enumerate(results) if type(result) in reason_types
     }
@@ -129,7 +128,7 @@ class Membership:
             duplicates=np.unpackbits(np.frombuffer(dropped, np.uint8), bitorder="little") > 0,
         )
 
-    def select(self, records: Sequence[Any], results: list[Any], first: int) -> list[Any]:
+    def select(self, records: Sequence[Any], results: Sequence[Any], first: int) -> Sequence[Any]:
         """Return the results with a reason code in place of each record that is not in the stream:
         one that is not sampled, is on the other side of the holdout, or is a duplicate.
 
@@ -146,9 +145,12 @@ class Membership:
             results = self._hold_out(results, self.holdout)
         self._keep_fingerprints(results, first)
         flags = self.duplicates[first : first + len(results)]
+        if not flags.any():
+            return results
+        selected = [*results]
         for position in np.flatnonzero(flags).tolist():
-            results[position] = DUPLICATE
-        return results
+            selected[position] = DUPLICATE
+        return selected
 
     def _sample(self, records: Sequence[Any], results: Sequence[Any], share: Fraction) -> list[Any]:
         """Return the results with a reason code in place of each record outside the sample."""

@@ -13,7 +13,6 @@ labels). So LLM-Foundry's collator gives the usual language-modelling loss.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind, make_packed_columns
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
-from mdsmix.record import Document
+from mdsmix.record import Document, list_texts
 from mdsmix.shards.token_ids import Tokens
 from mdsmix.tokenizer.card import Tokenizer
 
@@ -124,7 +123,7 @@ class Pretraining(Kind):
         max_seq_len.
         """
         # Tokenize.
-        texts = [*chain.from_iterable(documents)]
+        texts = list_texts(documents)
         rule = self.encoding.special_tokens_in_text
         ids, with_specials, refused = encode_texts(self.backend, texts, rule, self.tokenizer)
         rows = self._add_bos_and_eos(ids)

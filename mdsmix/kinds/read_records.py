@@ -210,7 +210,7 @@ class RecordReader:
 
     def read(
         self, records: Sequence[Any], first: int = 0, folders: Sequence[Location] = ()
-    ) -> list[Any]:
+    ) -> Sequence[Any]:
         """Return a result for each record: an object of type `Shape.gives`, such as a Pair. A str
         is a reason code instead: the record is bad or left out.
 
@@ -239,7 +239,7 @@ class RecordReader:
             count = sum(isinstance(value, (int, float)) and not value for value in values)
             self.diagnostics.add("unread", {name: count})
 
-    def _apply_shape(self, records: Sequence[Any]) -> list[Any]:
+    def _apply_shape(self, records: Sequence[Any]) -> Sequence[Any]:
         """Read each raw record, and return a result for each: an object such as a Pair, or a str,
         which is the reason code of a record that is bad or that `where` leaves out.
         """

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -19,7 +18,7 @@ from mdsmix.encode.encoded import add_special_tokens
 from mdsmix.encode.labels import Flags, Lengths, Turns
 from mdsmix.messages import plural
 from mdsmix.ragged import Ragged
-from mdsmix.record import Pair
+from mdsmix.record import Pair, list_texts
 from mdsmix.shapes.extras import FILLED_IN
 from mdsmix.shards.manifest import Encoding
 from mdsmix.tokenizer.card import Tokenizer
@@ -87,7 +86,7 @@ def tokenize_pairs(
         backend: encodes texts by that tokenizer.
     """
     rule = encoding.special_tokens_in_text
-    texts = [*chain.from_iterable(pairs)]
+    texts = list_texts(pairs)
     ids, marked, refused = encode_texts(backend, texts, rule, tokenizer)
     # Text 2 i is the prompt of pair i, and text 2 i + 1 its response. So half the number of a text
     # is the number of its pair.

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import field
-from itertools import filterfalse
 from typing import Any, Literal, NamedTuple
 
 from mdsmix.frozen import frozen
-from mdsmix.record import NoRecord, RecordRefused, is_encodable
+from mdsmix.record import NoRecord, RecordRefused, are_encodable, is_encodable
 from mdsmix.shapes.fields import find_value, parse_field
 
 Fields = Mapping[str, str]
@@ -160,7 +159,7 @@ class Shape:
     "Reason codes of bad records that only this shape and similar shapes use -> explanations."
     parse: Callable[[RawRecord], Any]
     "Reads one raw record. Raises RecordRefused with the reason if the record cannot be read."
-    plain: Callable[[Sequence[Any], Fields], list[Any] | None] | None = None
+    plain: Callable[[Sequence[Any], Fields], Sequence[Any] | None] | None = None
     """(records, fields) -> the results of `parse` for all records, read at once, which is faster.
 
     Returns None, or raises LookupError or TypeError, if a record must be read by `parse`. None in
@@ -218,7 +217,7 @@ class Shape:
         except RecordRefused as refused:
             return refused.why
 
-    def read_plain(self, records: Sequence[Any], fields: Fields) -> list[Any] | None:
+    def read_plain(self, records: Sequence[Any], fields: Fields) -> Sequence[Any] | None:
         """Return for all records what `read` would return, read at once. Return None if the shape
         cannot do this, or if one of the records is not plain, such as one without a field. The
         caller then calls `read` for each record.
@@ -260,4 +259,4 @@ def are_texts(values: Sequence[Any]) -> bool:
     values.
     """
     is_text = {*map(type, values)} == {str}
-    return is_text and all(map(is_encodable, filterfalse(str.isascii, values)))
+    return is_text and are_encodable(values)

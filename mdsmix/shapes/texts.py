@@ -13,11 +13,18 @@ between them (`joined_by: ""`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
-from mdsmix.record import Conversation, Document, Message, Pair, RecordRefused, is_encodable
+from mdsmix.record import (
+    Conversation,
+    Document,
+    Message,
+    Pair,
+    RecordRefused,
+    TextColumns,
+    is_encodable,
+)
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
     MASK,
@@ -53,14 +60,10 @@ def _shape_of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...])
         """Return the named tuple of one record."""
         return gives(*map(raw.text, keys))
 
-    def parse_all(records: Sequence[Any], fields: Fields) -> list[Any] | None:
-        """Return the named tuples of all records; None if a value is not a string."""
-        # Read the fields as columns, then make a tuple of each row. `tuple.__new__` skips the
-        # slower constructor of the named tuple.
+    def parse_all(records: Sequence[Any], fields: Fields) -> TextColumns | None:
+        """Return the texts of all records as columns; None if a value is not a string."""
         columns = [[*map(itemgetter(fields[key]), records)] for key in keys]
-        if not all(map(are_texts, columns)):
-            return None
-        return [*map(tuple.__new__, repeat(gives), zip(*columns, strict=True))]
+        return TextColumns(gives, columns) if all(map(are_texts, columns)) else None
 
     return Shape(
         name=name, gives=gives, fields=keys, plain=parse_all, also_called=also_called, parse=parse
