@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,13 +21,15 @@ from mdsmix.conversion import shared_batches, unit
 from mdsmix.conversion.unit import UnitTask
 from mdsmix.encode.backends import Unequal
 from mdsmix.engines import hang, local_engine, workers
+from mdsmix.engines.assistants import PipeToAssistant
 from mdsmix.engines.tasks import Assistant, Attempt, Reporter
 from mdsmix.engines.workers import WorkerChannel
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.sources import format, jsonl, record_batches
-from tests.alarm import fail_after
+from tests.alarm import WAIT_SECONDS, fail_after
 from tests.converting import Project, RecordingWatcher, chats, documents, pairs, read_files
 from tests.formats import write_records
+from tests.killed_run import Run
 
 BATCH = 2_000
 RECORDS = 160
@@ -309,3 +311,91 @@ def test_an_assistant_that_is_needed_elsewhere_leaves(helped: Project) -> None:
     helped.patch.setattr(workers.Worker, "pause", recall)
     convert_both_ways(helped, joined=documents(path))
     assert pauses.exists()
+
+
+class Moment(NamedTuple):
+    """The first call of a function, with an argument that ends so."""
+
+    owner: Any
+    function: str
+    suffix: str = ""
+    is_over: bool = False
+    "Whether the function has returned."
+
+    def __str__(self) -> str:
+        """Return the moment as a test's name."""
+        return f"{'after' if self.is_over else 'in'} {self.function} {self.suffix}".strip()
+
+
+MOMENTS = [
+    Moment(workers, "send_descriptor"),
+    Moment(workers, "send_descriptor", is_over=True),  # only one of the two has its end
+    Moment(unit, "encode_batch"),
+    Moment(PipeToAssistant, "send", is_over=True),
+    Moment(PipeToAssistant, "receive"),
+    Moment(os, "replace", ".mds"),  # a shard is half written
+    Moment(os, "replace", ".unit"),
+    Moment(os, "replace", ".unit", is_over=True),
+]
+
+
+def interrupt_run(
+    patch: pytest.MonkeyPatch, folder: Path, moment: Moment, number: signal.Signals
+) -> None:
+    """Let a run get a signal at this moment: SIGINT as from a terminal, which sends it to all
+    processes; SIGTERM as from a container, which sends it to the first one. A worker does not go on
+    then, so that it is ended at this moment.
+
+    Args:
+        folder: it gets the file `interrupted` at this moment.
+    """
+    function = getattr(moment.owner, moment.function)
+    interrupted = folder / "interrupted"
+    interrupted.unlink(missing_ok=True)
+
+    def interrupt(*arguments: Any) -> Any:
+        if interrupted.exists() or not str(arguments[-1]).endswith(moment.suffix):
+            return function(*arguments)
+        result = function(*arguments) if moment.is_over else None
+        interrupted.touch()
+        main_process = os.getpgrp()
+        if number == signal.SIGINT:
+            os.killpg(0, number)
+        else:
+            os.kill(main_process, number)
+        if os.getpid() != main_process:
+            time.sleep(WAIT_SECONDS)
+        return result
+
+    patch.setattr(moment.owner, moment.function, interrupt)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_a_run_that_is_interrupted_while_a_unit_is_shared_continues(
+    helped: Project, number: signal.Signals
+) -> None:
+    path = write_source(helped)
+    packed = helped.folder / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    window = 10_000
+    helped.set_window_size(window)
+    helped.configure(documents(packed), max_seq_len=64)
+    helped.run()
+    expected = read_files(helped.out)
+    for moment in MOMENTS:
+        out = helped.folder / str(moment)
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_run(patch, helped.folder, moment, number)
+            arguments = [str(helped.recipe), f"local={out}", "--workers", "2"]
+            run = Run(arguments, window, helped.folder / "writes.log", None)
+            code = run.await_end()
+        output = (helped.folder / "writes.output").read_text()
+        assert code == (130 if number == signal.SIGINT else 143), f"{moment}: {output}"
+        assert output.splitlines()[-1].startswith("interrupted: nothing was half published")
+        assert not run.has_processes(), moment
+        remaining = read_files(out)
+        assert not [name for name in remaining if name.endswith((".tmp", "lease", "index.json"))]
+        records = [name for name in remaining if name.endswith(".unit")]
+        outcome = helped.run(f"local={out}")
+        assert len(records) == outcome.reused == (moment == MOMENTS[-1]), moment
+        assert read_files(out) == expected, moment
