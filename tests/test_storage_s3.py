@@ -7,15 +7,18 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from multiprocessing import get_context
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
+from botocore.loaders import JSONFileLoader
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -166,6 +169,44 @@ def test_a_forked_worker_trusts_the_endpoints_of_its_parent_but_has_its_own_clie
     child.start()
     child.join()
     assert child.exitcode == 0
+
+
+def test_a_forked_worker_does_not_read_the_description_of_s3_again(
+    clock: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A forked worker makes its client like one whose settings have changed. If AWS_DATA_PATH has
+    changed, the files there are read.
+    """
+    reads = list[str]()
+    load_file = JSONFileLoader.load_file
+
+    def record(loader: JSONFileLoader, path: str) -> Any:
+        content = load_file(loader, path)
+        if content is not None:
+            reads.append(path)
+        return content
+
+    monkeypatch.setattr(JSONFileLoader, "load_file", record)
+
+    def make_client() -> list[str]:
+        """Make a new client. Return the names of the files that were read for it."""
+        reads.clear()
+        s3_client._make_client.cache_clear()
+        assert s3_client.find_s3_endpoint("s3://b/x") == "http://127.0.0.1:9"
+        return [*reads]
+
+    s3_client._open_loader.cache_clear()
+    paths = make_client()
+    [description] = [path for path in paths if path.endswith("service-2")]
+    assert make_client() == []
+
+    # Another description of S3, which a user has put into a folder.
+    copy = tmp_path / "s3" / "2030-01-01"
+    copy.mkdir(parents=True)
+    shutil.copy(f"{description}.json.gz", copy)
+    monkeypatch.setenv("AWS_DATA_PATH", str(tmp_path))
+    assert str(copy / "service-2") in make_client()
+    assert make_client() == []
 
 
 def test_each_part_of_a_body_has_its_own_patience(
