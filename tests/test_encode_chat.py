@@ -36,6 +36,7 @@ PRINTS = {
     "its state": "{% set n = namespace(said='') %}{% for m in messages %}{% set n.said = n.said + m['content'] + ' ' %}<{{ m.role }}>{{ n.said.strip() }}{% set n.said = '' %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
     "twice": SAID.replace("{{ m.content }}", "{{ m.content }}{{ '%s' + m.content | trim }}"),
+    "joined": SAID.replace("{{ m.content }}", "{{ messages[0].content | trim }}{{ m.content }}"),
     "types": SAID.replace("{{ m.content }}", "{% if m.content is string and m.content is not none and m.content is defined %}{{ m.content }}{% else %}{{ m.content | tojson }}{% endif %}"),
     "blank or none": SAID.replace("{{ m.content }}", "{% if m.content and m.content != '' and m.content != none %}{{ m.content | default('x') }}{% else %}none{% endif %}"),
     "chosen": SAID.replace("in messages", "in messages | rejectattr('role', 'equalto', 'tool')"),

@@ -40,6 +40,12 @@ from tests.tool_styles import TEMPLATES_WITH_TOOLS, TOOLS, decode_arguments, dra
 
 CHATS = [messages for messages, tools in draw_conversations(150) if not tools]
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+TRIM, KEEP = "trim", "default('')"
+JOINED = (
+    "{%% for m in messages %%}<{{ m.role }}>{{ messages[0].content | %s }}{{ m.content | %s }}"
+    "{%% endfor %%}"
+)
+"Prints two contents without text between; %s are filters."
 
 
 @pytest.mark.parametrize("name", REWRITING)
@@ -368,6 +374,7 @@ def test_only_streams_with_changed_templates_are_outdated(lettered: Tokenizer) -
     without_tools = replace(usual, fields={"messages": "messages"})
     last = replace(usual, rewritten_history="last")
     forms, system = {"template.call_forms": 2}, {"template.system_last": 2}
+    joined = {"template.joined_contents": 2}
     for source, encoding, rules in (
         *(
             (source, last, {})
@@ -377,10 +384,18 @@ def test_only_streams_with_changed_templates_are_outdated(lettered: Tokenizer) -
         (styles.GEMMA_4, without_tools, {}),
         (MISTRAL_NEMO, last, system),
         (MISTRAL_NEMO, usual, {}),
+        (JOINED % (TRIM, KEEP), usual, joined),
+        (JOINED % (KEEP, TRIM), usual, {}),
+        (JOINED % (TRIM, TRIM), usual, {}),
+        ("{% fault %}", without_tools, {}),
     ):
         tokenizer = replace(lettered, chat_template=source)
         raised = raised_template_rules(encoding, tokenizer)
-        assert {name: raised[name] for name in raised if name in {*forms, *system}} == rules
+        compared = {*forms, *system, *joined}
+        assert {name: raised[name] for name in raised if name in compared} == rules
+    # Without the tokenizer, as the stream was made.
+    assert raised_template_rules(without_tools, None).keys().isdisjoint(joined)
+    assert joined.items() <= raised_template_rules(replace(usual, rules=joined), None).items()
 
 
 def test_an_unprinted_null_of_mistral_counts_as_unprinted() -> None:

@@ -327,7 +327,7 @@ def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> Template
         pieces = re.split(code.PLACEHOLDER_PATTERN, text)
         plain = pieces[::4]
         # A turn ends between a placeholder and the space next to it: the space is then in `plain`.
-        if any(code.SPACE in piece for piece in plain):
+        if any(code.SPACE_BEFORE in piece or code.SPACE_AFTER in piece for piece in plain):
             return None
         first = len(layout.contents)
         placeholders = zip(pieces[1::4], pieces[2::4], pieces[3::4], strict=True)
@@ -337,6 +337,30 @@ def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> Template
         side = "%s".join(piece.replace("%", "%%") for piece in plain)
         layout.sides.append(SideLayout(side, slice(first, len(layout.contents))))
     return layout
+
+
+ROLES_TRIED = (
+    ("user", "assistant", "user", "assistant"),
+    ("system", "user", "assistant", "user", "assistant"),
+)
+"Roles with which `joins_contents` tries a template."
+
+
+def joins_contents(template: ChatTemplate) -> bool:
+    """Return whether the template prints a content whose end it strips, and directly after it,
+    without any text between, a content whose beginning it does not strip.
+    """
+    layouts = [layout_for_roles(template, roles) for roles in ROLES_TRIED]
+    for layout in filter(None, layouts):
+        for text, filling in layout.sides:
+            contents = layout.contents[filling]
+            between = text.replace("%%", "x").split("%s")[1:]
+            for separator, first, second in zip(between, contents, contents[1:], strict=False):
+                strips_end = first.strip("x ") == "x"
+                keeps_beginning = second.strip(" x") == " x"
+                if not separator and strips_end and keeps_beginning:
+                    return True
+    return False
 
 
 def find_trained_answers(conversation: Conversation) -> list[int]:

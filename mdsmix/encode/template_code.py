@@ -26,11 +26,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mdsmix.record import Message
 
 KEY = secrets.token_hex(12)
-SPACE = "".join(secrets.choice("\x1c\x1d\x1e\x1f") for _ in range(48))
-"""A placeholder prints the word KEY, with the white space SPACE around it. Both are random in each
-process, so that no template contains them.
+SPACE_BEFORE = "".join(secrets.choice("\x1c\x1d\x1e\x1f") for _ in range(48))
+SPACE_AFTER = "".join(secrets.choice("\x1c\x1d\x1e\x1f") for _ in range(48))
+"""A placeholder prints the word KEY, with white space before and after it. All three are random in
+each process, so that no template contains them. The two spaces differ, since a template may print
+one placeholder directly after another: a space between them belongs to only one of the two.
 """
-PLACEHOLDER_PATTERN = f"({SPACE})?{KEY}([0-9]+){KEY}({SPACE})?"
+PLACEHOLDER_PATTERN = f"({SPACE_BEFORE})?{KEY}([0-9]+){KEY}({SPACE_AFTER})?"
 """Pattern of a printed placeholder. Its groups are the space before the placeholder, the number of
 its message, and the space after it. A space is missing if the template stripped it.
 """
@@ -101,9 +103,13 @@ def make_placeholders(roles: Sequence[str]) -> list[Message]:
     """Return messages with these roles. The content of each is a placeholder that prints the number
     of the message, from 0.
     """
+    contents = [
+        Placeholder(f"{SPACE_BEFORE}{KEY}{number}{KEY}{SPACE_AFTER}")
+        for number in range(len(roles))
+    ]
     return [
-        PlaceholderMessage(role=role, content=Placeholder(f"{SPACE}{KEY}{number}{KEY}{SPACE}"))
-        for number, role in enumerate(roles)
+        PlaceholderMessage(role=role, content=content)
+        for role, content in zip(roles, contents, strict=True)
     ]
 
 

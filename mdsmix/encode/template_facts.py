@@ -1,5 +1,5 @@
 """What mdsmix must know of a chat template before it renders records: whether it prints the date,
-and how it ends answers and calls.
+whether it prints contents without any text between, and how it ends answers and calls.
 
 The template is rendered with probes, once, to see the text that it prints after an answer and
 before the next message. What was found is kept in the cache, since importing jinja2 and rendering
@@ -19,7 +19,7 @@ import xxhash
 
 from mdsmix import schema
 from mdsmix.cache import cache_folder, keep_in_cache
-from mdsmix.encode.chat import ChatTemplate, open_stream_template
+from mdsmix.encode.chat import ChatTemplate, joins_contents, open_stream_template
 from mdsmix.encode.forms import make_call_probe, make_tool_probe
 from mdsmix.errors import Unreachable
 from mdsmix.frozen import frozen
@@ -63,6 +63,8 @@ class TemplateFacts:
 
     prints_date: bool
     "Whether the rendered text may depend on the date."
+    joins_contents: bool
+    "Whether it prints a stripped content directly before one that it does not strip."
     ends: list[AnswerEnd]
     "How the template ends answers and, if records may contain calls of tools, calls."
 
@@ -85,7 +87,9 @@ def find_template_facts(encoding: Encoding, tokenizer: Tokenizer) -> TemplateFac
     if facts is None:
         template = open_stream_template(encoding, tokenizer)
         ends = find_answer_ends(template, may_have_tools)
-        facts = TemplateFacts(prints_date=template.prints_date, ends=ends)
+        facts = TemplateFacts(
+            prints_date=template.prints_date, joins_contents=joins_contents(template), ends=ends
+        )
         # What a template prints today is not kept: it may print something else tomorrow.
         if encoding.date_string or not facts.prints_date:
             with suppress(Unreachable):  # without a cache it is found again

@@ -17,8 +17,12 @@ from mdsmix.encode.chat import (
     prints_system_last,
 )
 from mdsmix.encode.forms import find_forms
+from mdsmix.encode.template_facts import find_template_facts
+from mdsmix.errors import RecipeError
 from mdsmix.shards.manifest import Encoding
 from mdsmix.tokenizer.card import Tokenizer
+
+JOINED_RULE = "template.joined_contents"
 
 
 class TemplateRule(NamedTuple):
@@ -120,6 +124,18 @@ def _ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     return ends_by_next_role(encoding, tokenizer)
 
 
+def _joins_contents(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
+    """Return whether the template prints a stripped content directly before one that it does not
+    strip. Hardly any template does, so without the tokenizer only the stream's own rules count.
+    """
+    if tokenizer is None:
+        return JOINED_RULE in encoding.rules
+    try:
+        return find_template_facts(encoding, tokenizer).joins_contents
+    except RecipeError:  # such a template has made no rows
+        return False
+
+
 def _has_processor(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     """Return whether a processor decides how many tokens the stream's images become."""
     return "processor" in encoding.images
@@ -136,6 +152,7 @@ TEMPLATE_RULES = {
     "template.call_forms": TemplateRule(2, _takes_fewer_forms),
     "template.system_last": TemplateRule(2, _prints_system_last),
     "template.split_token": TemplateRule(2, _splits_a_token),
+    JOINED_RULE: TemplateRule(2, _joins_contents),
     STOP_RULE: TemplateRule(2, _ends_by_next_role),
     "template.answer_parts": TemplateRule(1, _leaves_out_parts),
     "template.rendering": TemplateRule(1, _is_any),
