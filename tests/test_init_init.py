@@ -108,6 +108,20 @@ def test_without_a_file_the_recipe_goes_to_stdout(data: Path, tokenizer_folder: 
     assert "faq:" in write_recipe(tokenizer_folder, "data/faq.jsonl", "--replace")[1]
 
 
+def test_a_stream_of_filtered_records_is_left_out_for_that_reason(
+    home: Path, tokenizer_folder: Path
+) -> None:
+    """No record is bad: another max_bad would not help."""
+    question = {"role": "user", "content": "Who?"}
+    answer = {"role": "assistant", "content": "I.", "weight": 0}
+    write_jsonl(home / "a.jsonl", [{"messages": [question, answer]}] * 3)
+    write_jsonl(home / "b.jsonl", [{"text": "some words"}])
+    init_answer, text = write_recipe(tokenizer_folder, "a.jsonl", "b.jsonl")
+    reason = "records tried: 3, written: 0; filtered: 3 nothing_trained: no record becomes a sample"
+    assert f"# left out: {reason}\n" in text
+    assert f"a is left out: {reason}\n" in init_answer.err
+
+
 def test_media_that_cannot_be_read_are_not_trained_as_text(
     home: Path, tokenizer_folder: Path
 ) -> None:

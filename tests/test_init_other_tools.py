@@ -225,6 +225,19 @@ def test_an_entry_becomes_a_stream_or_is_reported_by_name(info: Path) -> None:
         read_dataset_info("gone.json", [], info.parent, notices)
 
 
+def test_a_mistyped_key_of_an_entry_is_named(info: Path) -> None:
+    """LLaMA-Factory ignores it, and reads the columns with the usual names."""
+    records = [{"instruction": "a", "output": "b", "history": [["c", "d"]]}]
+    (info.parent / "alpaca.json").write_text(json.dumps(records))
+    entry = {"file_name": "alpaca.json", "column": {"history": "history"}, "license": "mit"}
+    info.write_text(json.dumps({"alpaca": entry}))
+    (draft,) = read_dataset_info(str(info), [], info.parent, [])
+    assert draft.notes == [
+        "alpaca of dataset_info.json",
+        "column is ignored: did you mean columns?",
+    ]
+
+
 def test_entries_that_are_skipped_for_one_reason_share_a_line(
     info: Path, tokenizer_folder: Path
 ) -> None:

@@ -155,6 +155,16 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "alpaca",
         {"instruction": "question", "input": "context", "output": "answer"},
     ),
+    "openorca": (
+        {"id": "1", "system_prompt": "s", "question": "a", "response": "b"},
+        "alpaca",
+        {"instruction": "question", "output": "response", "system": "system_prompt"},
+    ),
+    "a question with all around it": (
+        {"system": "s", "input": "a", "context": "c", "output": "b"},
+        "alpaca",
+        {"instruction": "input", "input": "context", "output": "output", "system": "system"},
+    ),
     "alpaca in an object": (
         {"data": {"instruction": "a", "input": "c", "output": "b"}, "input": "other"},
         "alpaca",

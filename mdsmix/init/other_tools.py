@@ -38,7 +38,7 @@ from mdsmix.init.drafts import (
     naming_words,
 )
 from mdsmix.init.recognise import PREFERENCES_WITH_IMAGES, try_shape
-from mdsmix.messages import join_names, make_printable, suggest_key
+from mdsmix.messages import find_nearest, join_names, make_printable, suggest_key
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.image_parts import FIELDS, with_images
@@ -113,6 +113,11 @@ UNSUPPORTED = {
 "Key or column -> the reason why an entry with it is skipped."
 HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url")
 "Keys of an entry whose data is on a hub: of Hugging Face, ModelScope or Modelers."
+OTHER_KEYS = (
+    *("file_name", "cloud_file_name", "script_url", *HUBS),
+    *("subset", "split", "folder", "num_samples"),
+)
+"Keys of an entry that do not decide how its records are read."
 MOST_ALONE = 1
 "If more entries are skipped for one reason, they share a line."
 INFO = "LLaMA-Factory's dataset_info.json"
@@ -284,6 +289,10 @@ def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
     draft = make_draft(name, guess, files, find_paths(files, files))
     printable = make_printable(name)
     draft.notes.append(f"{printable} of dataset_info.json")
+    for key in entry:
+        similar = find_nearest(key, Entry.KEYS)
+        if similar and key not in (*Entry.KEYS, *OTHER_KEYS):
+            draft.notes.append(f"{make_printable(key)} is ignored: did you mean {similar}?")
     count = entry.get("num_samples")
     if count:
         draft.notes.append(

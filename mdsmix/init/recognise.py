@@ -4,7 +4,8 @@ shape that may fit.
 A shape's keys name the fields that it needs, and a field may also have one of the usual other names
 for a key (`also called`). Options that a shape itself guesses are tried too. So a new shape is
 recognised without a change here. Only for questions and answers more is tried here: records with a
-context, records with an image for each question, and prompts with a verified answer.
+context or a system message, records with an image for each question, and prompts with a verified
+answer.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def guess_shapes(head: FirstRecords) -> list[Guess]:
     guesses = list[Guess]()
     for shape in SHAPES.values():
         guesses += _guess_shape(shape, head)
-    guesses += _guess_context(head)
+    guesses += _guess_question(head)
     guesses += _guess_nested_answer(head)
     guesses = [guess for guess in guesses if not _is_doubtful(guess)]
     image_fields = _find_image_fields(head)
@@ -163,18 +164,23 @@ def _guess_shape(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
 
 CONTEXTS = ("context", "passage", "document", "background")
 "Names of the field with the text that a question is about, as in Dolly and SQuAD."
+SYSTEMS = ("system", "system_prompt", "system_message")
+"Names of the field with the system message of a question, as in OpenOrca."
 
 
-def _guess_context(head: FirstRecords) -> Iterator[Guess]:
-    """Yield a guess for records with a question, an answer and the text that the question is about:
-    an Alpaca record with this text as its input.
+def _guess_question(head: FirstRecords) -> Iterator[Guess]:
+    """Yield a guess for records with a question and an answer that also have the text that the
+    question is about, or a system message: an Alpaca record, with this text as its input.
     """
     pair = _find_fields(SHAPES["prompt_response"], head)
-    contexts = [
-        name for name in head.fields if name.lower() in CONTEXTS and name not in pair.values()
-    ]
-    if contexts and pair.keys() >= {"prompt", "response"}:
-        fields = {"instruction": pair["prompt"], "input": contexts[0], "output": pair["response"]}
+    if not pair.keys() >= {"prompt", "response"}:
+        return
+    fields = {"instruction": pair["prompt"], "output": pair["response"]}
+    for key, usual_names in (("input", CONTEXTS), ("system", SYSTEMS)):
+        for name in head.fields:
+            if name.lower() in usual_names and name not in pair.values():
+                fields.setdefault(key, name)
+    if len(fields) > len(pair):
         yield try_shape(SHAPES["alpaca"], fields, {}, head)
 
 

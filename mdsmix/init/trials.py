@@ -201,6 +201,9 @@ def _note_trial(draft: Draft, template_error: str) -> None:
             "some records have loss weights, which only mdsmix.load and train_loader.name: mdsmix "
             "read"
         )
+    if not tried.written and not tried.bad:
+        draft.refused = f"{counts}: no record becomes a sample"
+        return
     if _is_too_many(tried.bad, draft) or not tried.written:
         error = f"; the chat template: {template_error}" if template_error else ""
         fix = OTHER_TEMPLATE if TOOLS_NOT_PRINTED in tried.quarantined else FIX
