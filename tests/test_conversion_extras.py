@@ -204,6 +204,38 @@ def test_an_input_of_0_or_false_is_left_out_and_counted(
     assert counts.written == len(kept) + len(left_out)
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_field_that_the_recipe_names_and_no_record_has_is_warned_of(
+    project: Project, form: str
+) -> None:
+    """A field under its own name, such as system, may be absent: a shape without named fields reads
+    it from records that have it. A single record with a named field proves the name right.
+    """
+    records = [{"question": f"{n}?", "answer": "so", "meta": {"note": "x"}} for n in range(4)]
+    records[0]["sys"] = "Be brief."  # from_pylist takes the columns of the first record
+    path = write_records(project, form, records)
+    source = {
+        "path": path,
+        "instruction": "question",
+        "output": "answer",
+        "system": "sys",
+        "tools": "tools",
+        "input": "meta.context",
+        "id": "uuid",
+    }
+    project.configure({"kind": "finetuning", "source": source}, max_seq_len=256)
+    output = project.convert_ok().out
+    absent = [line for line in output.splitlines() if "a field that none of" in line]
+    assert len(absent) == 2
+    assert "source.input is meta.context, a field that none of the 4 records has" in absent[0]
+    assert "source.id is uuid, a field that none of the 4 records has" in absent[1]
+    expected = {"sys": 3, "meta.context": 4, "uuid": 4}
+    if form == "parquet":
+        expected["sys"] = 0  # the column is there, with nulls
+    counted = {name: project.manifest.records.absent.get(name, 0) for name in expected}
+    assert counted == expected
+
+
 def test_possible_marks_and_unprinted_reasoning_are_reported(
     project: Project, styles: dict[str, Path]
 ) -> None:

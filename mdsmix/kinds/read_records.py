@@ -21,7 +21,7 @@ from mdsmix.record import NoRecord, RichConversation, detail_of
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.conversation_rules import contains_null
-from mdsmix.shapes.fields import find_value, make_deriver
+from mdsmix.shapes.fields import find_value, make_deriver, parse_field
 from mdsmix.shapes.image_parts import NOTHING
 from mdsmix.shapes.preference import Preference
 from mdsmix.shapes.prompt import Prompt
@@ -43,7 +43,7 @@ FURTHER_NAMES = "..."
 
 class Diagnostics:
     """Counts likely mistakes in the records of a work unit (the part of a source that one task
-    converts): fields that are not read, placeholders of media, null entries.
+    converts): fields that are not read or not there, placeholders of media, null entries.
     """
 
     def __init__(
@@ -223,6 +223,7 @@ class RecordReader:
         if is_known_which_are_read:
             self.diagnostics.count_unread_fields(records)
             self._count_false_texts(records)
+        self._count_absent_fields(records)
         results = self.membership.select(records, self._apply_shape(records), first)
         self._count_nulls(records, results)
         return self.images.read(results, folders) if self.images else results
@@ -238,6 +239,25 @@ class RecordReader:
             values = [find_value(name, record) for record in records]
             count = sum(isinstance(value, (int, float)) and not value for value in values)
             self.diagnostics.add("unread", {name: count})
+
+    def _count_absent_fields(self, records: Sequence[Any]) -> None:
+        """Count the records without each field that they may lack and that the recipe names in
+        words of its own: `id`, and fields such as `system: sys`. A shape without named fields reads
+        `system` from records that have it, so such a field is not counted.
+        """
+        names = list[str]()
+        for key, name in self.fields.items():
+            if key in self.shape.optional and name != key:
+                names.append(name)
+        if self.id:
+            names.append(self.id)
+        for name in names:
+            if parse_field(name).entered:
+                count = sum(find_value(name, record) is None for record in records)
+            else:
+                objects = [record for record in records if type(record) is dict]
+                count = len(records) - sum(name in record for record in objects)
+            self.diagnostics.add("absent", {name: count})
 
     def _apply_shape(self, records: Sequence[Any]) -> Sequence[Any]:
         """Read each raw record, and return a result for each: an object such as a Pair, or a str,

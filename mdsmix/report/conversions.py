@@ -267,6 +267,7 @@ def describe_outcome(outcome: Outcome | PartOutcome) -> Iterator[str]:
             _notes_on_unread(
                 records, kind.may_have_images, outcome.manifest.encoding.fields.get("input")
             ),
+            _notes_on_absent(outcome.manifest),
             _notes_on_budget(outcome),
         )
     yield from (f"  {note}" for note in (*notes, *outcome.notes))
@@ -459,6 +460,23 @@ def _notes_on_unread(
             continue
         state = f"trained as text: {IMAGES_HINT}" if may_have_images else f"text: {NO_IMAGES_HINT}"
         yield f"WARNING: {name} of {plural(count, 'record')} is {state}"
+
+
+def _notes_on_absent(manifest: Manifest) -> Iterator[str]:
+    """Yield a note on each field that the recipe names for a key, such as `system: sys`, and that
+    no record has.
+    """
+    encoding = manifest.encoding
+    keys = {name: key for key, name in encoding.fields.items()}
+    if encoding.id:
+        keys[encoding.id] = "id"
+    for name, count in manifest.records.absent.items():
+        if count == manifest.records.read and name in keys:
+            key = keys[name]
+            yield (
+                f"WARNING: source.{key} is {format_field(name)}, a field that none of the "
+                f"{plural(count, 'record')} has: correct the name, or remove source.{key}"
+            )
 
 
 def _field_hint(name: str, may_have_images: bool) -> str:
