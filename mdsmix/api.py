@@ -100,28 +100,32 @@ def convert(
     1846332
     """
     refuse_wrong_arguments(locals())
-    from mdsmix.conversion import run
-    from mdsmix.conversion.planning import Options
-    from mdsmix.report.conversions import Conversion
-    from mdsmix.report.progress import watching
+    from mdsmix.conversion.early_opening import open_tokenizer_early
 
-    options = Options(
-        only=only,
-        limit=limit,
-        reencode=reencode,
-        workers=workers,
-        memory=_parse_memory(memory),
-        quarantine_crashes=quarantine_crashes,
-        verify_source=verify_source,
-        verify_target=verify_target,
-        is_finish=finish,
-        engine=engine,
-    )
-    opened, remarks = _open_for_conversion(recipe, overrides, max_bad, budget)
-    with watching(progress) as watcher:
-        for remark in remarks:
-            watcher.on_step(remark)
-        return Conversion(_collect_outcomes(run.convert(opened, options, watcher), on_stream))
+    settings = _list_settings(overrides, max_bad, budget)
+    with open_tokenizer_early(recipe, settings, only, limit):
+        from mdsmix.conversion import run
+        from mdsmix.conversion.planning import Options
+        from mdsmix.report.conversions import Conversion
+        from mdsmix.report.progress import watching
+
+        options = Options(
+            only=only,
+            limit=limit,
+            reencode=reencode,
+            workers=workers,
+            memory=_parse_memory(memory),
+            quarantine_crashes=quarantine_crashes,
+            verify_source=verify_source,
+            verify_target=verify_target,
+            is_finish=finish,
+            engine=engine,
+        )
+        opened, remarks = _open_for_conversion(recipe, settings, budget)
+        with watching(progress) as watcher:
+            for remark in remarks:
+                watcher.on_step(remark)
+            return Conversion(_collect_outcomes(run.convert(opened, options, watcher), on_stream))
 
 
 def convert_part(
@@ -150,26 +154,30 @@ def convert_part(
     The other arguments and the errors are those of `convert`.
     """
     refuse_wrong_arguments(locals())
-    from mdsmix.conversion import run
-    from mdsmix.conversion.planning import Options, parse_part
-    from mdsmix.report.conversions import ConvertedPart
-    from mdsmix.report.progress import watching
+    from mdsmix.conversion.early_opening import open_tokenizer_early
 
-    options = Options(
-        only=only,
-        reencode=reencode,
-        workers=workers,
-        memory=_parse_memory(memory),
-        quarantine_crashes=quarantine_crashes,
-        verify_source=verify_source,
-        part=parse_part(str(part)),
-    )
-    opened, remarks = _open_for_conversion(recipe, overrides, max_bad, budget)
-    with watching(progress) as watcher:
-        for remark in remarks:
-            watcher.on_step(remark)
-        outcomes = _collect_outcomes(run.convert_part(opened, options, watcher), on_stream)
-        return ConvertedPart(str(options.part), outcomes)
+    settings = _list_settings(overrides, max_bad, budget)
+    with open_tokenizer_early(recipe, settings, only):
+        from mdsmix.conversion import run
+        from mdsmix.conversion.planning import Options, parse_part
+        from mdsmix.report.conversions import ConvertedPart
+        from mdsmix.report.progress import watching
+
+        options = Options(
+            only=only,
+            reencode=reencode,
+            workers=workers,
+            memory=_parse_memory(memory),
+            quarantine_crashes=quarantine_crashes,
+            verify_source=verify_source,
+            part=parse_part(str(part)),
+        )
+        opened, remarks = _open_for_conversion(recipe, settings, budget)
+        with watching(progress) as watcher:
+            for remark in remarks:
+                watcher.on_step(remark)
+            outcomes = _collect_outcomes(run.convert_part(opened, options, watcher), on_stream)
+            return ConvertedPart(str(options.part), outcomes)
 
 
 def _collect_outcomes(
@@ -211,29 +219,36 @@ def plan_conversion(
     options = Options(
         only=only, limit=limit, reencode=reencode, verify_source=verify_source, is_finish=finish
     )
-    opened, remarks = _open_for_conversion(recipe, overrides, max_bad, budget)
+    opened, remarks = _open_for_conversion(
+        recipe, _list_settings(overrides, max_bad, budget), budget
+    )
     return [*remarks, *describe_plans(opened, options)]
 
 
-def _open_for_conversion(
-    recipe: RecipeInput,
-    overrides: Sequence[str],
-    max_bad: str | float | None,
-    budget: str | int | None,
-) -> tuple[Recipe, list[str]]:
-    """Open a recipe, with `max_bad` and a sample for `budget` if they are given.
-
-    Return the recipe, and sentences on the streams that keep a sample of their own.
-    """
-    from mdsmix.kinds import open_recipe
+def _list_settings(
+    overrides: Sequence[str], max_bad: str | float | None, budget: str | int | None
+) -> list[str]:
+    """Return the overrides, with one for `max_bad` and one for `budget` if they are given."""
     from mdsmix.recipe.amounts import add_unit
-    from mdsmix.recipe.rules import sample_streams_by_budget
 
     settings = list(overrides)
     if max_bad is not None:
         settings.append(f"max_bad={json.dumps(str(max_bad))}")
     if budget is not None:
         settings.append(f"budget={json.dumps(add_unit(str(budget)))}")
+    return settings
+
+
+def _open_for_conversion(
+    recipe: RecipeInput, settings: Sequence[str], budget: str | int | None
+) -> tuple[Recipe, list[str]]:
+    """Open a recipe with these overrides, and with a sample for `budget` if it is given.
+
+    Return the recipe, and sentences on the streams that keep a sample of their own.
+    """
+    from mdsmix.kinds import open_recipe
+    from mdsmix.recipe.rules import sample_streams_by_budget
+
     opened = open_recipe(recipe, settings)
     if budget is None:
         return opened, []

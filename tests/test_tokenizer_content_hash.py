@@ -20,7 +20,8 @@ import pytest
 from tokenizers import Tokenizer as Model
 
 from mdsmix.conversion.planning import Options, plan_streams
-from mdsmix.encode.backends import Fastokens, Unequal, store_difference
+from mdsmix.encode.backends import Unequal, store_difference
+from mdsmix.encode.fast_model import name_fastokens
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer import snapshot
@@ -228,9 +229,9 @@ def test_a_difference_of_backends_is_known_under_the_earlier_hash(
     """Workers store it under the hash of their stream, and the next plan finds it there."""
     project, old = published
     tokenizer = open_tokenizer(TokenizerSpec(name=str(project.tokenizer)))
-    store_difference(replace(tokenizer, hash=old), Unequal(Fastokens.name(), "a text"))
+    store_difference(replace(tokenizer, hash=old), Unequal(name_fastokens(), "a text"))
     plans = plan_streams(open_recipe(project.recipe), Options())
-    assert [plan.job.unequal for plan in plans] == [Fastokens.name()] * 2
+    assert [plan.job.unequal for plan in plans] == [name_fastokens()] * 2
 
 
 def test_every_command_accepts_the_earlier_hash(published: tuple[Project, str]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -168,10 +167,8 @@ def convert(
             echo(*lines)
         return
 
-    from mdsmix.report.conversions import Conversion, ConvertedPart
-
     if part is not None:
-        with _shown_at_end(partial(ConvertedPart, part), quiet, as_json) as parts:
+        with _shown_at_end(part, quiet, as_json) as parts:
             api.convert_part(
                 recipe,
                 part,
@@ -193,7 +190,7 @@ def convert(
                 "--finish"
             )
         return
-    with _shown_at_end(Conversion, quiet, as_json) as outcomes:
+    with _shown_at_end(None, quiet, as_json) as outcomes:
         api.convert(
             recipe,
             overrides or (),
@@ -215,22 +212,26 @@ def convert(
 
 
 @contextmanager
-def _shown_at_end(
-    make_result: Callable[[tuple[Any, ...]], Conversion | ConvertedPart],
-    quiet: bool,
-    as_json: bool,
-) -> Iterator[list[Any]]:
+def _shown_at_end(part: str | None, quiet: bool, as_json: bool) -> Iterator[list[Any]]:
     """Give a `with` block a list for the outcomes of streams, and show the list at its end. This is
     done after an error too, since the streams in the list are converted already.
 
     Args:
-        make_result: makes the result that is shown of the outcomes.
+        part: the value of `--part`; None: whole streams are converted.
+        quiet: the option `--quiet`.
+        as_json: the option `--json`.
     """
     outcomes = list[Any]()
     try:
         yield outcomes
     finally:
-        _print(make_result(tuple(outcomes)), quiet, as_json)
+        # Not at the top: `api.convert` begins to open the tokenizer before it imports this.
+        from mdsmix.report.conversions import Conversion, ConvertedPart
+
+        if part is None:
+            _print(Conversion(tuple(outcomes)), quiet, as_json)
+        else:
+            _print(ConvertedPart(part, tuple(outcomes)), quiet, as_json)
 
 
 def _print(result: Conversion | ConvertedPart, quiet: bool, as_json: bool) -> None:

@@ -280,7 +280,6 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
     source = list_source_keys(stream.source.path, recipe.folder, ReadAs.of(stream.source))
     if stream.sample == BY_BUDGET:
         source[SAMPLE] = BY_BUDGET  # the manifest states that a budget chose the sample
-    folder_name = f"limit-{limit}" if limit else stream.split
     return Job(
         name=stream.name,
         stream=resolved,
@@ -288,7 +287,7 @@ def make_job(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer, limit: in
         processor=processor,
         tokenizer=tokenizer,
         backend=recipe.tokenizer.backend,
-        target=f"{recipe.published(stream)}/{folder_name}",
+        target=recipe.target(stream, limit),
         max_bad=recipe.max_bad_share,
         images=(stream.images and stream.images.root) or "",
         limit=limit,

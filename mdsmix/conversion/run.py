@@ -53,6 +53,7 @@ from mdsmix.conversion.target import make_source_entries
 from mdsmix.conversion.unit_files import BlobRef
 from mdsmix.conversion.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import find_known_difference
+from mdsmix.encode.fast_model import begin_opening, forget_openings
 from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, join_errors
 from mdsmix.estimate.budget_share import BudgetShare
@@ -205,9 +206,14 @@ def _run_streams(
     plans = plan_streams(recipe, options, watcher.on_step)
     for remark in plans[0].job.tokenizer.remarks:
         watcher.say(remark)
-    publish_pretrained([plan.job for plan in plans])
     errors = list[MdsmixError]()
     with ExitStack() as cleanup:
+        # A stream that is not published has work. Open its tokenizer while the run prepares.
+        cleanup.callback(forget_openings)
+        for plan in plans:
+            if plan.old is None:
+                begin_opening(plan.job.tokenizer, plan.job.backend)
+        publish_pretrained([plan.job for plan in plans])
         # Start the one process that counts images' tokens for all workers.
         if any(plan.job.processor for plan in plans):
             cleanup.enter_context(share_server())

@@ -36,8 +36,15 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from mdsmix.cache import cache_folder, keep_in_cache
+from mdsmix.cache import keep_in_cache
 from mdsmix.encode import word_form
+from mdsmix.encode.fast_model import (
+    locate_difference,
+    locate_word_form,
+    may_have_word_form,
+    name_fastokens,
+    open_model,
+)
 from mdsmix.encode.token_spelling import TokenSpans, TokenSpelling
 from mdsmix.encode.word_form import CharacterParts, FirstSpace
 from mdsmix.errors import RecipeError
@@ -174,29 +181,21 @@ class Reference(Backend):
 class Fastokens(Backend):
     """The Rust library fastokens. It returns the ids of all texts in one buffer."""
 
-    @staticmethod
-    def name() -> str:
-        """Return the name and the installed version, such as `fastokens 0.3.5`."""
-        return f"fastokens {package_version('fastokens')}"
-
-    def __init__(self, tokenizer: Tokenizer, may_have_word_form: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, tries_word_form: bool = True) -> None:
         """Read the tokenizer.json of the tokenizer's snapshot.
 
         Args:
             tokenizer: the tokenizer.
-            may_have_word_form: False if it is known to have none (word_form.py), so that its file
-                is not read once more to find that out.
+            tries_word_form: False if it is known to have no word form (word_form.py).
 
         Raises an error of any class if fastokens does not support the tokenizer.
         """
-        from fastokens import Tokenizer as Model
-
-        self.label = self.name()
+        self.label = name_fastokens()
         self._parts: CharacterParts | None = None
         "The additional ids of a word form; None if the tokenizer is used as it is."
         self._first_space: FirstSpace | None = None
         "What prepends a space to texts; None if the tokenizer does that itself, or not at all."
-        words = _open_word_form(tokenizer) if may_have_word_form else None
+        words = self._open_word_form(tokenizer) if tries_word_form else None
         if words:
             self._model = words
             self._parts = CharacterParts.read(words)
@@ -204,8 +203,10 @@ class Fastokens(Backend):
             return
         path = find_joined(tokenizer.path)
         try:
-            self._model = Model.from_file(path)
+            self._model = open_model(path, self)
         except ValueError:  # perhaps since the vocabulary skips ids
+            from fastokens import Tokenizer as Model
+
             complete = fill_id_gaps(Path(path).read_bytes())
             if complete is None:
                 raise
@@ -221,20 +222,12 @@ class Fastokens(Backend):
         rows = Ragged(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64))
         return self._parts.expand(rows) if self._parts else rows
 
-
-def _open_word_form(tokenizer: Tokenizer) -> Any:
-    """Return fastokens' model of the tokenizer's word form, or None if it has none."""
-    from fastokens import Tokenizer as Model
-
-    path = _word_form_path(tokenizer)
-    with suppress(ValueError):  # the file is missing, or damaged
-        return Model.from_file(str(path))
-    return Model.from_file(str(path)) if _keep_word_form(tokenizer) else None
-
-
-def _word_form_path(tokenizer: Tokenizer) -> Path:
-    """Return the file in the cache for the word form of a tokenizer; it need not exist."""
-    return cache_folder() / "backends" / f"{tokenizer.hash}.words-{word_form.VERSION}.json"
+    def _open_word_form(self, tokenizer: Tokenizer) -> Any:
+        """Return fastokens' model of the tokenizer's word form, or None if it has none."""
+        path = str(locate_word_form(tokenizer))
+        with suppress(ValueError):  # the file is missing, or damaged
+            return open_model(path, self)
+        return open_model(path, self) if _keep_word_form(tokenizer) else None
 
 
 def _keep_word_form(tokenizer: Tokenizer) -> bool:
@@ -242,10 +235,12 @@ def _keep_word_form(tokenizer: Tokenizer) -> bool:
 
     This takes 0.1 s for Llama 2. For Gemma 3 it takes 1.5 s, and 200 MB meanwhile.
     """
+    if not may_have_word_form(tokenizer.path):
+        return False
     content = word_form.make_word_form(Path(tokenizer.path).read_bytes())
     if content is None:
         return False
-    keep_in_cache(_word_form_path(tokenizer), content)
+    keep_in_cache(locate_word_form(tokenizer), content)
     release_freed_memory()
     return True
 
@@ -427,14 +422,14 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
     if name == "reference" or (name == "auto" and find_known_difference(tokenizer)):
         return Reference(tokenizer)
     # The memory that the word form takes is free again before a tokenizer is opened.
-    may_have_word_form = True
-    if not _word_form_path(tokenizer).exists():
+    tries_word_form = True
+    if not locate_word_form(tokenizer).exists():
         with suppress(Exception):  # it is raised again by Fastokens
-            may_have_word_form = _keep_word_form(tokenizer)
+            tries_word_form = _keep_word_form(tokenizer)
     # Both are opened at the same time, in two threads: 0.4 s instead of 0.55 s.
     reference: Backend
     openers: tuple[Callable[[Tokenizer], Any], ...] = (
-        partial(_try_fastokens, may_have_word_form=may_have_word_form),
+        partial(_try_fastokens, tries_word_form=tries_word_form),
         _open_reference,
     )
     fast, reference = map_threads(lambda opener: opener(tokenizer), openers)
@@ -457,10 +452,10 @@ def _open_reference(tokenizer: Tokenizer) -> Reference:
     return reference
 
 
-def _try_fastokens(tokenizer: Tokenizer, may_have_word_form: bool) -> Any:
+def _try_fastokens(tokenizer: Tokenizer, tries_word_form: bool) -> Any:
     """Return the fast backend, or the error if it does not support the tokenizer."""
     try:
-        return Fastokens(tokenizer, may_have_word_form)
+        return Fastokens(tokenizer, tries_word_form)
     except Exception as error:  # the crate raises many kinds of errors
         return error
 
@@ -474,7 +469,7 @@ def store_difference(tokenizer: Tokenizer, unequal: Unequal) -> None:
         unequal: the difference: the backend's name and version, and a text.
     """
     evidence = unequal.text.encode("utf-8", "backslashreplace")
-    keep_in_cache(_difference_file(tokenizer, unequal.label), evidence)
+    keep_in_cache(locate_difference(tokenizer, unequal.label), evidence)
 
 
 def find_known_difference(tokenizer: Tokenizer, label: str | None = None) -> Unequal | None:
@@ -486,20 +481,9 @@ def find_known_difference(tokenizer: Tokenizer, label: str | None = None) -> Une
         label: name and version of the fast backend; None: the installed one.
     """
     if label is None:
-        label = Fastokens.name()
-    file = _difference_file(tokenizer, label)
+        label = name_fastokens()
+    file = locate_difference(tokenizer, label)
     return Unequal(label, file.read_text("utf-8")) if file.exists() else None
-
-
-def _difference_file(tokenizer: Tokenizer, label: str) -> Path:
-    """Return the cache file for a difference. Its name contains the versions of both libraries.
-
-    Args:
-        tokenizer: the tokenizer.
-        label: name and version of the fast backend.
-    """
-    compared = f"{label}-tokenizers-{package_version('tokenizers')}".replace(" ", "-")
-    return cache_folder() / "backends" / f"{tokenizer.hash}-{compared}.unequal"
 
 
 def make_hard_strings(tokenizer: Tokenizer) -> list[str]:

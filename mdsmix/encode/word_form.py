@@ -29,7 +29,6 @@ Why the ids are the same:
 from __future__ import annotations
 
 import codecs
-import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -47,9 +46,6 @@ MARK = "\u2581"
 PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 "The bytes that byte-level tokenizers write as the character of the same number."
 PUNCTUATION = frozenset(string.punctuation)
-VERSION = 1
-"The version of these rules. Another one is made again, although the cache has an earlier one."
-BYTE_FALLBACK = re.compile(rb'"byte_fallback"\s*:\s*true')
 REQUIRED_MODEL = {
     "type": "BPE",
     "byte_fallback": True,
@@ -183,8 +179,6 @@ def make_word_form(content: bytes) -> bytes | None:
     Args:
         content: the bytes of the tokenizer.json.
     """
-    if not BYTE_FALLBACK.search(content):
-        return None  # without 100 ms to parse a large byte-level vocabulary
     tree = orjson.loads(content)
     model = tree["model"]
     normalizer = _make_normalizer(tree)

@@ -322,3 +322,13 @@ class Recipe:
         if stream.source is None:
             return str(stream.remote or stream.local)
         return f"{self.remote or self.local}/{stream.held_out_of or stream.name}"
+
+    def target(self, stream: StreamSpec, limit: int | None) -> str:
+        """Return the URL or folder where the stream is published, such as `s3://bucket/mix/web/train`.
+
+        Args:
+            stream: a stream with a source.
+            limit: the value of `--limit`; None: all records are converted.
+        """
+        folder = f"limit-{limit}" if limit else stream.split
+        return f"{self.published(stream)}/{folder}"

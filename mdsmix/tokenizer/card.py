@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field, replace
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -12,7 +13,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.frozen import frozen
 from mdsmix.messages import Say, suggest_key
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.tokenizer.snapshot import load_card, open_snapshot
+from mdsmix.tokenizer.snapshot import find_made_snapshot, load_card, open_snapshot
 from mdsmix.tokenizer.transformers_five import PLAIN_CLASS, TOKENIZER_JSON
 
 TOOL_USE = "tool_use"
@@ -166,7 +167,25 @@ def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
         spec: the recipe's settings of the tokenizer.
         say: called with a note for the user if the snapshot must be made first; None: no note.
     """
-    folder = open_snapshot("tokenizer", spec.name, spec.kwargs, say)
+    return _read_snapshot(spec, open_snapshot("tokenizer", spec.name, spec.kwargs, say))
+
+
+def find_tokenizer(spec: TokenizerSpec) -> Tokenizer | None:
+    """Return the tokenizer of a recipe, as `open_tokenizer` does; None if its snapshot must be made
+    first.
+
+    Args:
+        spec: the recipe's settings of the tokenizer.
+    """
+    folder = find_made_snapshot("tokenizer", spec.name, spec.kwargs)
+    return _read_snapshot(spec, folder) if folder else None
+
+
+def _read_snapshot(spec: TokenizerSpec, folder: Path) -> Tokenizer:
+    """Return the tokenizer of a recipe, whose snapshot is in `folder`.
+
+    Raises RecipeError if the recipe's stop tokens do not fit the tokenizer.
+    """
     tokenizer = load_card(Tokenizer, folder, name=spec.name, path=str(folder / TOKENIZER_JSON))
     # Published streams have an earlier hash of the same tokenizer: keep that hash.
     if spec.published_hash:

@@ -79,9 +79,9 @@ def open_snapshot(
     # `s3:/bucket`, and `locate` a URL without a bucket.
     if is_url(name) and find_store(name):
         locate(name)
-    folder = _snapshot_folder(pretrained, name, kwargs)
-    if is_in_cache(folder / CARD):
-        return folder
+    made = find_made_snapshot(pretrained, name, kwargs)
+    if made:
+        return made
     if say:
         say(
             f"reading the {pretrained} {name} with transformers, once: a few seconds, longer if "
@@ -99,6 +99,18 @@ def open_snapshot(
     card = description | {"files": [*description["files"]]}
     keep_in_cache(folder / CARD, json.dumps(card).encode())
     return folder
+
+
+def find_made_snapshot(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any]) -> Path | None:
+    """Return the folder of a snapshot, as `open_snapshot` does; None if it must be made first.
+
+    Args:
+        pretrained: whether `name` is a tokenizer or a processor.
+        name: its folder, file or hub name.
+        kwargs: the recipe's arguments for transformers.
+    """
+    folder = _snapshot_folder(pretrained, name, kwargs)
+    return folder if is_in_cache(folder / CARD) else None
 
 
 def load_card(type_of_card: type[Card], folder: Path, **fields: str) -> Card:

@@ -1,0 +1,191 @@
+"""A conversion with work begins to open its tokenizer before it imports its own modules. A
+conversion without work does not, and nothing else differs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+from weakref import WeakValueDictionary
+
+import pytest
+
+from mdsmix.cli import main
+from mdsmix.conversion import unit
+from mdsmix.encode import fast_model
+from mdsmix.engines import local_engine
+from tests.converting import Answer, Project, assert_refused, chats, documents, read_public_files
+
+TEXTS = [f"Document {n}: the quick brown fox" for n in range(24)]
+CONVERSATION = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+PRINT_MODULES = """
+import sys
+from mdsmix.encode import fast_model
+
+open_now = fast_model._open_now
+
+def print_modules(path):
+    print("opened", "numpy" in sys.modules, "mdsmix.conversion.run" in sys.modules)
+    return open_now(path)
+
+fast_model._open_now = print_modules
+from mdsmix.cli.main import run
+
+sys.argv = ["mdsmix", "convert", *sys.argv[1:]]
+run()
+"""
+"A program that converts, and prints what is imported when fastokens begins to open a file."
+
+
+@pytest.fixture
+def project(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setattr(unit, "_backends", {})
+    monkeypatch.setattr(fast_model, "_backends", WeakValueDictionary())  # not of earlier tests
+    project.write_source(TEXTS)
+    return project.configure()
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that gets an item for each file that fastokens opens: whether it is opened in a
+    thread of fast_model.
+    """
+    opened = list[bool]()
+    open_now = fast_model._open_now
+
+    def record(path: str) -> Any:
+        opened.append(isinstance(threading.current_thread(), fast_model._Opening))
+        return open_now(path)
+
+    monkeypatch.setattr(fast_model, "_open_now", record)
+    return opened
+
+
+def test_the_tokenizer_is_opened_before_the_modules_are_imported(project: Project) -> None:
+    project.convert_ok("--dry-run")  # transformers describes the tokenizer
+
+    def run() -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", PRINT_MODULES, project.recipe],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [line for line in done.stdout.splitlines() if line.startswith("opened")]
+
+    assert run() == ["opened False False"]
+    assert run() == []  # the stream is up to date
+
+
+def test_a_conversion_without_work_opens_nothing(project: Project, opened: list[bool]) -> None:
+    project.convert_ok("--dry-run")
+    assert opened == []
+    project.convert_ok("--workers", 2)
+    assert opened == [True]
+    assert "up to date" in project.convert_ok().out
+    assert opened == [True]
+    # Another source: the stream has a folder, so only the plan shows that there is work.
+    unit._backends.clear()
+    project.write_source(TEXTS, "b.jsonl")
+    project.convert_ok("--workers", 2)
+    assert opened == [True, False]
+
+
+def test_only_the_chosen_streams_count(project: Project, opened: list[bool]) -> None:
+    streams = {"web": documents("*.jsonl"), "more": documents("*.jsonl")}
+    project.configure(streams=streams)
+    project.convert_ok("--only", "web", "--workers", 2)
+    assert opened == [True]
+    unit._backends.clear()
+    assert "up to date" in project.convert_ok("--only", "web").out
+    assert opened == [True]
+    project.convert_ok("--workers", 2)
+    assert opened == [True, True]
+
+
+@pytest.mark.parametrize("options", [("--part", "1/2"), ("--limit", "5"), ()])
+def test_no_process_is_forked_while_a_thread_opens(
+    project: Project, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    forked = list[bool]()
+    start_worker = local_engine.start_worker
+    open_now = fast_model._open_now
+
+    def record(*arguments: Any) -> Any:
+        threads = threading.enumerate()
+        forked.append(any(isinstance(thread, fast_model._Opening) for thread in threads))
+        return start_worker(*arguments)
+
+    def open_slowly(path: str) -> Any:
+        time.sleep(0.2)  # longer than the test needs to plan
+        return open_now(path)
+
+    monkeypatch.setattr(local_engine, "start_worker", record)
+    monkeypatch.setattr(fast_model, "_open_now", open_slowly)
+    # Duplicates are found by workers, before the tokenizer is needed.
+    project.configure(documents("*.jsonl", duplicates="drop"))
+    project.convert_ok("--workers", 2, *options)
+    assert forked
+    assert not any(forked)
+
+
+def test_published_bytes_are_the_same(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for conversations, whose template is compiled while the thread opens."""
+    project.write_source([{"messages": CONVERSATION} for _ in TEXTS], "chats/a.jsonl")
+    streams = {"web": documents("*.jsonl"), "chats": chats("chats/*.jsonl")}
+    project.configure(streams=streams).convert_ok("--workers", 2)
+    early = read_public_files(project.out)
+    monkeypatch.setattr(fast_model, "begin_opening", lambda *_: None)
+    unit._backends.clear()
+    project.configure(streams=streams, local=str(project.folder / "late"))
+    project.convert_ok("--workers", 2)
+    assert read_public_files(project.folder / "late") == early
+
+
+def test_what_is_wrong_is_reported_as_before(project: Project) -> None:
+    cases = (
+        ({"streams": {"web": documents("*.jsonl", kin="x")}}, 2, "kin"),
+        ({"streams": {"web": documents("none/*.jsonl")}}, 2, "none"),
+        ({"max_seq_len": "many"}, 2, "max_seq_len"),
+    )
+    for settings, code, word in cases:
+        project.configure(**settings)
+        assert_refused(project.convert(), code, word)
+        assert fast_model._openings == {}
+
+
+def test_a_recipe_from_a_pipe_is_read_once(project: Project) -> None:
+    pipe = project.folder / "pipe"
+    os.mkfifo(pipe)
+    content = project.recipe.read_bytes()
+    writer = threading.Thread(target=pipe.write_bytes, args=[content])
+    writer.start()
+    project.recipe = pipe
+    project.convert_ok("--workers", 2)
+    writer.join()
+    assert project.manifest.totals.samples
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_while_a_thread_opens(
+    project: Project, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    project.convert_ok("--dry-run")
+    open_now = fast_model._open_now
+
+    def interrupt(path: str) -> Any:
+        signal.raise_signal(number)  # the main thread handles it
+        return open_now(path)
+
+    monkeypatch.setattr(fast_model, "_open_now", interrupt)
+    code = {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    answer = project.convert("--quiet")
+    assert answer == Answer(code, "", f"{main.KEPT}\n")
+    assert fast_model._openings == {}
+    monkeypatch.undo()
+    project.convert_ok()
