@@ -14,19 +14,30 @@ import pytest
 from jinja2 import TemplateError
 
 from mdsmix.encode.chat import (
+    NO_WORDS,
+    find_plain,
     format_today,
     layout_for_roles,
     open_template,
     parse_day,
     render_alike,
 )
+from mdsmix.encode.control_words import ControlWords
 from mdsmix.encode.template_code import KEY, PLACEHOLDER_PATTERN, make_template_sandbox
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import MESSAGES
 from tests import tool_styles
 from tests.corpus import CHATML
-from tests.styles import DATED, FORGETS, GENERATION, NO_SYSTEM, REWRITING, TEMPLATES
+from tests.styles import (
+    DATED,
+    FORGETS,
+    GENERATION,
+    NO_SYSTEM,
+    REWRITING,
+    TEMPLATES,
+    make_dialogue,
+)
 from tests.test_shapes_refused import numbered_messages
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<|im_start|>"]}
@@ -166,10 +177,9 @@ def find_layouts(source: str) -> set[bool]:
         if isinstance(turns, list) or roles[0] == "user":
             has_layout.add(bool(layout_for_roles(template, roles)))
     conversations = [Conversation(messages) for messages in draw_plain_conversations(25)]
-    alike = render_alike(template, conversations)
-    for conversation, turns in zip(conversations, alike, strict=True):
-        if turns is not None:
-            assert list(turns) == template.turns_by_prefix(conversation)
+    alike = render_alike(template, find_plain(conversations), NO_WORDS)
+    for position, turns in alike.items():
+        assert list(turns) == template.turns_by_prefix(conversations[position])
     return has_layout
 
 
@@ -205,10 +215,27 @@ def test_only_plain_conversations_are_rendered_together() -> None:
     conversations = [*map(Conversation, plain), *others]
     expected = [template.turns_by_prefix(Conversation(messages)) for messages in plain]
     order = random.Random(0).sample(range(len(conversations)), len(conversations))
-    alike = render_alike(template, [conversations[number] for number in order])
-    for number, turns in zip(order, alike, strict=True):
+    mixed = find_plain([conversations[number] for number in order])
+    alike = render_alike(template, mixed, NO_WORDS)
+    for position, number in enumerate(order):
+        turns = alike.get(position)
         found = None if turns is None else list(turns)
         assert found == (expected[number] if number < len(plain) else None), conversations[number]
+
+
+def test_conversations_that_split_a_control_word_are_not_rendered_together() -> None:
+    """Prompts end in the content of the question. Only those that end in the beginning of the word
+    that the answer continues are left out.
+    """
+    template = open_template("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    words = ControlWords(["</think>"])
+    exchanges = [("Why?", "So."), ("Why <", "/think>"), ("Why <", "So."), ("a</t", "hink>b")]
+    conversations = [Conversation(make_dialogue(*exchange)) for exchange in exchanges]
+    alike = render_alike(template, find_plain(conversations), words)
+    assert {position: [*turns] for position, turns in alike.items()} == {
+        0: [("Why?", "So.")],
+        2: [("Why <", "So.")],
+    }
 
 
 def test_a_template_that_inspects_contents_is_rendered_for_each_conversation() -> None:

@@ -39,7 +39,10 @@ def test_the_first_split_word_is_found(left: str, right: str) -> None:
         for start in range(len(left))
         if any(whole.startswith(w, start) and start + len(w) > len(left) for w in words)
     ]
-    assert ControlWords(WORDS).start_of_split(left, right) == min([*places, len(left)])
+    control_words = ControlWords(WORDS)
+    assert control_words.start_of_split(left, right) == min([*places, len(left)])
+    assert control_words.are_split(["", left, right]) == bool(places)
+    assert control_words.may_begin_in(left) or not places
 
 
 TALKS = [

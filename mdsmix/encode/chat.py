@@ -20,11 +20,11 @@ import json
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
-from itertools import chain, compress, repeat
+from itertools import accumulate, chain, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mdsmix.encode.control_words import ControlWords
@@ -182,7 +182,12 @@ def _is_plain(conversation: Conversation) -> bool:
     The text of such a conversation is made from the layout that all conversations with the same
     roles share, without a rendering.
     """
-    if type(conversation) is not Conversation or {*map(len, conversation.messages)} != {2}:
+    return _has_only_messages(conversation) and {*map(len, conversation.messages)} == {2}
+
+
+def _has_only_messages(conversation: Conversation) -> bool:
+    """Check whether a conversation has no tools, no calls, and no marks of trained messages."""
+    if type(conversation) is not Conversation:
         return False
     return conversation.trained is None and conversation.tools is None
 
@@ -194,39 +199,83 @@ def _has_blank(contents: Sequence[str]) -> bool:
     return not all(contents) or any(map(str.isspace, contents))
 
 
+class PlainConversations(NamedTuple):
+    """The plain conversations of a batch: each message has only a role and a content, and the
+    conversation nothing else.
+    """
+
+    positions: list[int]
+    "The position of each of these conversations in the batch."
+    roles: list[tuple[str, ...]]
+    "The roles of each conversation's messages."
+    contents: list[list[str]]
+    "The contents of each conversation's messages."
+    all_contents: list[str]
+    "The contents of all messages of these conversations."
+
+
+def find_plain(conversations: Sequence[Conversation]) -> PlainConversations:
+    """Return the plain conversations of a batch, without those that have variables of their own.
+
+    The roles and contents of all messages are read together: 2 us a conversation instead of 4.
+    """
+    positions = [
+        position
+        for position, conversation in enumerate(conversations)
+        if _has_only_messages(conversation) and not conversation.variables
+    ]
+    lists = [conversations[position].messages for position in positions]
+    messages = [*chain.from_iterable(lists)]
+    # Usually all messages have two keys. Otherwise look at each conversation.
+    if not {*map(len, messages)} <= {2}:
+        positions = [position for position in positions if _is_plain(conversations[position])]
+        lists = [conversations[position].messages for position in positions]
+        messages = [*chain.from_iterable(lists)]
+    all_roles = tuple([message["role"] for message in messages])
+    all_contents = [message["content"] for message in messages]
+    # Split both at the ends of conversations.
+    edges = [*accumulate(map(len, lists), initial=0)]
+    ranges = [*map(slice, edges, edges[1:])]
+    return PlainConversations(
+        positions=positions,
+        roles=[*map(all_roles.__getitem__, ranges)],
+        contents=[*map(all_contents.__getitem__, ranges)],
+        all_contents=all_contents,
+    )
+
+
 def render_alike(
-    template: ChatTemplate, conversations: Sequence[Conversation]
-) -> list[Sequence[Turn] | None]:
-    """Return the turns of each plain conversation; None for each conversation that has to be
-    rendered by itself.
+    template: ChatTemplate, plain: PlainConversations, words: ControlWords
+) -> dict[int, Sequence[Turn]]:
+    """Return the turns of plain conversations: position in the batch -> turns. A conversation is
+    left out if it has to be rendered by itself, or if a control word would be split between two
+    texts of its turns.
 
     All plain conversations with the same roles are rendered together, message by message. This
     takes 3 us a conversation instead of 7, a tenth of the time for chats.
 
     Args:
         template: the template.
-        conversations: the conversations. Tools and variables of their own need another template.
+        plain: the conversations.
+        words: the control words of the tokenizer.
     """
-    turns_of = list[Sequence[Turn] | None]([None]) * len(conversations)
-    positions_by_roles = defaultdict[tuple[str, ...], list[int]](list)
-    for position, conversation in enumerate(conversations):
-        if _is_plain(conversation) and not conversation.variables:
-            roles = tuple([message["role"] for message in conversation.messages])
-            positions_by_roles[roles].append(position)
-    for roles, positions in positions_by_roles.items():
+    turns_of = dict[int, Sequence[Turn]]()
+    numbers_by_roles = defaultdict[tuple[str, ...], list[int]](list)
+    for number, roles in enumerate(plain.roles):
+        numbers_by_roles[roles].append(number)
+    has_any_blank = _has_blank(plain.all_contents)
+    for roles, numbers in numbers_by_roles.items():
         layout = layout_for_roles(template, roles)
         if layout is None:
             continue
-        contents = [
-            [message["content"] for message in conversations[position].messages]
-            for position in positions
-        ]
-        if _has_blank([*chain.from_iterable(contents)]):
-            are_usable = [not _has_blank(contents_of_one) for contents_of_one in contents]
-            positions = [*compress(positions, are_usable)]
-            contents = [*compress(contents, are_usable)]
-        for position, turns in zip(positions, layout.fill(contents), strict=True):
-            turns_of[position] = turns
+        if has_any_blank:
+            numbers = [number for number in numbers if not _has_blank(plain.contents[number])]
+        filled = layout.fill([plain.contents[number] for number in numbers])
+        may_split = layout.may_split(words)
+        for number, turns in zip(numbers, filled, strict=True):
+            if may_split and words.are_split([*chain.from_iterable(turns)]):
+                continue
+            turns_of[plain.positions[number]] = turns
     return turns_of
 
 
@@ -239,13 +288,12 @@ def _require_prefix(printed: str, later: str) -> None:
 
 
 class SideLayout(NamedTuple):
-    """The text of one side of a turn, a prompt or a response, with %s in the place of each
-    message's content.
-    """
+    """The text of one side of a turn, a prompt or a response, without the messages' contents."""
 
-    text: str
+    pieces: list[str]
+    "The text before the first content, between each two contents, and after the last one."
     contents: slice
-    "The range of the layout's `contents` that replaces the %s in this text."
+    "The range of the layout's `contents` that are printed between the pieces."
 
 
 class PrintedContent(NamedTuple):
@@ -279,18 +327,27 @@ class TemplateLayout(NamedTuple):
         messages = [*zip(*contents, strict=True)]  # first messages, second messages, ...
         # Every content as it is printed; `filling` is the range of these that one side contains.
         printed = [[*map(strip, messages[message])] for message, strip in self.contents]
+        # A side is joined from piece, content, piece, content, piece: in 75 ns. With `%s` in one
+        # text for all pieces it takes 200 ns.
         sides = list[list[str]]()
-        for text, filling in self.sides:
-            values: Iterator[tuple[str, ...]] = repeat((), len(contents))  # a side without contents
-            if printed[filling]:
-                values = zip(*printed[filling], strict=True)
-            sides.append([*map(text.__mod__, values)])
+        for (first_piece, *later_pieces), filling in self.sides:
+            columns: list[Iterable[str]] = [repeat(first_piece, len(contents))]
+            for column, piece in zip(printed[filling], later_pieces, strict=True):
+                columns += [column, repeat(piece, len(contents))]
+            sides.append([*map("".join, zip(*columns, strict=True))])
         # A prompt and the response after it are a turn.
         turns = [
             [*zip(prompts, responses, strict=True)]
             for prompts, responses in zip(sides[::2], sides[1::2], strict=True)
         ]
         return [*zip(*turns, strict=True)]
+
+    def may_split(self, words: ControlWords) -> bool:
+        """Check whether a control word may be split between two texts of the turns: a text ends in
+        a content, or in a letter with which a control word may continue in the next text.
+        """
+        ends = [side.pieces[-1] for side in self.sides[:-1]]
+        return not all(ends) or any(map(words.may_begin_in, ends))
 
 
 _STRIPS: dict[tuple[bool, bool], Callable[[str], str]] = {
@@ -334,8 +391,7 @@ def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> Template
         for space_before, number, space_after in placeholders:
             strip = _STRIPS[bool(space_before), bool(space_after)]
             layout.contents.append(PrintedContent(int(number), strip))
-        side = "%s".join(piece.replace("%", "%%") for piece in plain)
-        layout.sides.append(SideLayout(side, slice(first, len(layout.contents))))
+        layout.sides.append(SideLayout(plain, slice(first, len(layout.contents))))
     return layout
 
 
@@ -352,10 +408,10 @@ def joins_contents(template: ChatTemplate) -> bool:
     """
     layouts = [layout_for_roles(template, roles) for roles in ROLES_TRIED]
     for layout in filter(None, layouts):
-        for text, filling in layout.sides:
+        for (_, *later_pieces), filling in layout.sides:
             contents = layout.contents[filling]
-            between = text.replace("%%", "x").split("%s")[1:]
-            for separator, first, second in zip(between, contents, contents[1:], strict=False):
+            neighbours = zip(later_pieces, contents, contents[1:], strict=False)
+            for separator, first, second in neighbours:
                 strips_end = first.strip("x ") == "x"
                 keeps_beginning = second.strip(" x") == " x"
                 if not separator and strips_end and keeps_beginning:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from mdsmix.record import RecordRefused
 
@@ -60,21 +61,37 @@ class ControlWords:
                     return start
         return end
 
-    def refuse_split(self, texts: Sequence[str]) -> None:
-        """Raise RecordRefused (split_token) if a control word is split between two consecutive
-        texts of a row.
+    def may_begin_in(self, text: str) -> bool:
+        """Check whether a control word may begin in this text and continue in the next one: the
+        text ends in a letter of a control word, other than the word's last one.
+        """
+        return text[-1:] in self._last_letters
 
-        Most boundaries take 0.2 us: only the last letter of the text before them is looked at.
+    def are_split(self, texts: Sequence[str]) -> bool:
+        """Check whether a control word is split between two consecutive texts of a row.
 
         Args:
             texts: the texts of the row: prompt, response, prompt, response ...
         """
-        before = ""
-        for text in texts:
-            may_split = before[-1:] in self._last_letters
-            if may_split and self.start_of_split(before, text) < len(before):
-                raise RecordRefused("split_token", before=before[-EXCERPT:], behind=text[:EXCERPT])
-            before = text
+        return any(self._is_split(before, after) for before, after in pairwise(texts))
+
+    def refuse_split(self, texts: Sequence[str]) -> None:
+        """Raise RecordRefused (split_token) if a control word is split between two consecutive
+        texts of a row.
+
+        Args:
+            texts: the texts of the row: prompt, response, prompt, response ...
+        """
+        for before, after in pairwise(texts):
+            if self._is_split(before, after):
+                raise RecordRefused("split_token", before=before[-EXCERPT:], behind=after[:EXCERPT])
+
+    def _is_split(self, before: str, after: str) -> bool:
+        """Check whether a control word begins in the text `before` and continues in `after`.
+
+        Most boundaries take 0.2 us: only the last letter of the text before them is looked at.
+        """
+        return self.may_begin_in(before) and self.start_of_split(before, after) < len(before)
 
 
 @lru_cache(maxsize=16)

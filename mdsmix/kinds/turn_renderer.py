@@ -8,7 +8,7 @@ steps are arithmetic on lengths.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, repeat
@@ -22,8 +22,10 @@ from mdsmix.encode.answer_spans import match_answers, weigh_responses
 from mdsmix.encode.backends import Backend, make_token_search
 from mdsmix.encode.chat import (
     ChatTemplate,
+    PlainConversations,
     Turn,
     add_variables,
+    find_plain,
     find_trained_answers,
     open_stream_template,
     render_alike,
@@ -151,7 +153,8 @@ class TurnRenderer:
         conversation that cannot be rendered gets a reason code in `TurnRows.rejected`.
         """
         # Find the conversations with special tokens.
-        suspicious = self._join_suspicious_texts(conversations)
+        plain = find_plain(conversations)
+        suspicious = self._join_suspicious_texts(conversations, plain)
         with_specials = set[int]()
         if self.has_control(suspicious):
             with_specials = {
@@ -162,7 +165,8 @@ class TurnRenderer:
         # Render each conversation.
         has_losses = any(conversation.losses for conversation in conversations)
         has_marks = has_losses or bool(self.encoding.train_parts)
-        rendered = self._render_rows(conversations, with_specials, has_marks)
+        turns_of = self.render_together(plain)
+        rendered = self._render_rows(conversations, turns_of, with_specials, has_marks)
         # Tokenize all turns together: the list of texts is prompt, response, prompt, and so on.
         texts = [*chain.from_iterable(chain.from_iterable(rendered.rows))]
         ids = self.backend.encode(texts, match_special=True)
@@ -185,43 +189,61 @@ class TurnRenderer:
             has_spans=with_spans,
         )
 
-    def _join_suspicious_texts(self, conversations: Sequence[Conversation]) -> str:
+    def _join_suspicious_texts(
+        self, conversations: Sequence[Conversation], plain: PlainConversations
+    ) -> str:
         """Return all texts of conversations that may contain a special token or a placeholder,
         joined to one string.
 
         These are the texts with one of the `suspicious_characters`, and few texts have one. A
         search for these characters takes a tenth of the time of a search for special tokens.
+
+        Args:
+            conversations: the records.
+            plain: the plain ones among them, whose only texts are the contents of their messages.
         """
-        texts = [*chain.from_iterable([conversation.texts for conversation in conversations])]
+        texts = [*plain.all_contents]
+        plain_positions = {*plain.positions}
+        for position, conversation in enumerate(conversations):
+            if position not in plain_positions:
+                texts += conversation.texts
         suspicious_texts = dict[str, None]()  # an ordered set
         for character in self.suspicious_characters:
-            suspicious_texts.update((text, None) for text in texts if character in text)
+            suspicious_texts |= dict.fromkeys([text for text in texts if character in text])
         return "\n".join(suspicious_texts)
 
     def _render_rows(
-        self, conversations: Sequence[Conversation], with_specials: Set[int], has_marks: bool
+        self,
+        conversations: Sequence[Conversation],
+        turns_of: Mapping[int, Sequence[Turn]],
+        with_specials: Set[int],
+        has_marks: bool,
     ) -> RenderedRows:
         """Render each conversation with the chat template. A conversation that cannot be rendered
         gets a reason code in `RenderedRows.rejected`.
 
         Args:
             conversations: the records.
+            turns_of: the turns of those that were rendered together (`render_together`).
             with_specials: positions of those that contain the string of a special token.
             has_marks: whether a part of a response may have another loss weight than the rest, so
                 that `ranges` are needed.
         """
         rendered = RenderedRows([], [], [], {}, Counter())
         allows_specials = self.encoding.special_tokens_in_text == "allow"
-        turns_of = self.render_together(conversations)
         for position, conversation in enumerate(conversations):
             try:
                 if position in with_specials and not allows_specials:
                     raise RecordRefused("special_token_in_text")
-                turns = turns_of[position]
-                rows = [turns] if turns else self.rows_of(conversation, rendered.unread)
-                # Refuse the conversation if a prompt or a response ends inside a control token.
-                for row in rows:
-                    self.words.refuse_split([*chain.from_iterable(row)])
+                turns = turns_of.get(position)
+                rows: Sequence[Sequence[Turn]]
+                if turns:
+                    rows = [turns]
+                else:
+                    rows = self.rows_of(conversation, rendered.unread)
+                    # Refuse the conversation if a text of a row ends inside a control token.
+                    for row in rows:
+                        self.words.refuse_split([*chain.from_iterable(row)])
                 ranges = self.mark_rows(conversation, rows) if has_marks else []
             except RecordRefused as refused:
                 rendered.rejected[position] = refused.why
@@ -231,15 +253,15 @@ class TurnRenderer:
                 rendered.positions.extend(repeat(position, len(rows)))
         return rendered
 
-    def render_together(self, conversations: Sequence[Conversation]) -> list[Sequence[Turn] | None]:
-        """Return the turns of each conversation that can be rendered together with others like it,
-        which is faster; None for each other conversation, which `rows_of` has to render alone.
-        `rows_of` would return one row of the same turns.
+    def render_together(self, plain: PlainConversations) -> Mapping[int, Sequence[Turn]]:
+        """Return the turns of the conversations that can be rendered together with others like
+        them, which is faster: position in the batch -> turns. `rows_of`, which has to render all
+        others alone, would return one row of the same turns.
         """
         # A subclass that overrides `rows_of` makes other rows.
         if type(self).rows_of is not TurnRenderer.rows_of:
-            return [None for _ in conversations]
-        return render_alike(self.chat, conversations)
+            return {}
+        return render_alike(self.chat, plain, self.words)
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """Return the rows of a conversation, each a list of turns: `[[("Hi", "Hello")]]`.
