@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, filterfalse, repeat
+from itertools import accumulate, chain, filterfalse, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -116,11 +116,6 @@ def list_texts(records: Sequence[Any]) -> list[str]:
     return records.texts if isinstance(records, TextColumns) else [*chain.from_iterable(records)]
 
 
-def find_types(records: Sequence[Any]) -> set[type]:
-    """Return the classes of the records."""
-    return {records.gives} if isinstance(records, TextColumns) else {*map(type, records)}
-
-
 class Span(NamedTuple):
     """A range of characters in an answer's content, with their loss weight."""
 
@@ -204,6 +199,62 @@ class RichConversation(Conversation):
 
 
 Record = Document | Pair | Conversation
+
+
+def find_types(records: Sequence[Any]) -> set[type]:
+    """Return the classes of the records."""
+    if isinstance(records, PlainConversations):
+        return {Conversation} if records else set()
+    return {records.gives} if isinstance(records, TextColumns) else {*map(type, records)}
+
+
+@frozen
+class PlainConversations(Sequence[Any]):
+    """Conversations that were read at once, and are plain: each message has only a role and a
+    content, and the conversation has nothing else.
+
+    The shape, the search for special tokens and the rendering all use the roles and contents of
+    all messages: as each read them from the messages, that took a tenth of a conversion of chats.
+    """
+
+    conversations: Sequence[Conversation]
+    roles: Sequence[tuple[str, ...]]
+    "The roles of each conversation's messages."
+    contents: Sequence[list[str]]
+    "The contents of each conversation's messages."
+    all_contents: list[str]
+    "The contents of all messages of all conversations."
+
+    @staticmethod
+    def of(lists: Sequence[list[Message]]) -> PlainConversations:
+        """Return conversations with these messages. The caller checks that they are plain.
+
+        Raises LookupError or TypeError if a message is not a dict with a role and a content.
+
+        Args:
+            lists: for each conversation its messages.
+        """
+        messages = [*chain.from_iterable(lists)]
+        all_contents = [message["content"] for message in messages]
+        all_roles = tuple([message["role"] for message in messages])
+        # Split both at the ends of conversations.
+        edges = [*accumulate(map(len, lists), initial=0)]
+        ranges = [*map(slice, edges, edges[1:])]
+        return PlainConversations(
+            conversations=[*map(Conversation, lists)],
+            roles=[*map(all_roles.__getitem__, ranges)],
+            contents=[*map(all_contents.__getitem__, ranges)],
+            all_contents=all_contents,
+        )
+
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+    def __iter__(self) -> Iterator[Conversation]:
+        return iter(self.conversations)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.conversations[index]
 
 
 def count_message_images(message: Message) -> int:

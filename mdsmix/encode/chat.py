@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
-from itertools import accumulate, chain, repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mdsmix.encode.control_words import ControlWords
 from mdsmix.errors import RecipeError
-from mdsmix.record import Conversation, Message, RecordRefused
+from mdsmix.record import Conversation, Message, PlainConversations, RecordRefused
 from mdsmix.schema import shorten_value
 
 if TYPE_CHECKING:
@@ -182,12 +182,7 @@ def _is_plain(conversation: Conversation) -> bool:
     The text of such a conversation is made from the layout that all conversations with the same
     roles share, without a rendering.
     """
-    return _has_only_messages(conversation) and {*map(len, conversation.messages)} == {2}
-
-
-def _has_only_messages(conversation: Conversation) -> bool:
-    """Check whether a conversation has no tools, no calls, and no marks of trained messages."""
-    if type(conversation) is not Conversation:
+    if type(conversation) is not Conversation or {*map(len, conversation.messages)} != {2}:
         return False
     return conversation.trained is None and conversation.tools is None
 
@@ -199,53 +194,29 @@ def _has_blank(contents: Sequence[str]) -> bool:
     return not all(contents) or any(map(str.isspace, contents))
 
 
-class PlainConversations(NamedTuple):
-    """The plain conversations of a batch: each message has only a role and a content, and the
-    conversation nothing else.
-    """
+class PlainPart(NamedTuple):
+    """The plain conversations of a batch."""
 
-    positions: list[int]
-    "The position of each of these conversations in the batch."
-    roles: list[tuple[str, ...]]
-    "The roles of each conversation's messages."
-    contents: list[list[str]]
-    "The contents of each conversation's messages."
-    all_contents: list[str]
-    "The contents of all messages of these conversations."
+    positions: Sequence[int]
+    "The position of each of them in the batch."
+    conversations: PlainConversations
 
 
-def find_plain(conversations: Sequence[Conversation]) -> PlainConversations:
-    """Return the plain conversations of a batch, without those that have variables of their own.
-
-    The roles and contents of all messages are read together: 2 us a conversation instead of 4.
-    """
+def find_plain(conversations: Sequence[Conversation]) -> PlainPart:
+    """Return the plain conversations of a batch, without those that have variables of their own."""
+    if isinstance(conversations, PlainConversations):
+        return PlainPart(range(len(conversations)), conversations)
     positions = [
         position
         for position, conversation in enumerate(conversations)
-        if _has_only_messages(conversation) and not conversation.variables
+        if _is_plain(conversation) and not conversation.variables
     ]
     lists = [conversations[position].messages for position in positions]
-    messages = [*chain.from_iterable(lists)]
-    # Usually all messages have two keys. Otherwise look at each conversation.
-    if not {*map(len, messages)} <= {2}:
-        positions = [position for position in positions if _is_plain(conversations[position])]
-        lists = [conversations[position].messages for position in positions]
-        messages = [*chain.from_iterable(lists)]
-    all_roles = tuple([message["role"] for message in messages])
-    all_contents = [message["content"] for message in messages]
-    # Split both at the ends of conversations.
-    edges = [*accumulate(map(len, lists), initial=0)]
-    ranges = [*map(slice, edges, edges[1:])]
-    return PlainConversations(
-        positions=positions,
-        roles=[*map(all_roles.__getitem__, ranges)],
-        contents=[*map(all_contents.__getitem__, ranges)],
-        all_contents=all_contents,
-    )
+    return PlainPart(positions, PlainConversations.of(lists))
 
 
 def render_alike(
-    template: ChatTemplate, plain: PlainConversations, words: ControlWords
+    template: ChatTemplate, plain: PlainPart, words: ControlWords
 ) -> dict[int, Sequence[Turn]]:
     """Return the turns of plain conversations: position in the batch -> turns. A conversation is
     left out if it has to be rendered by itself, or if a control word would be split between two
@@ -259,18 +230,20 @@ def render_alike(
         plain: the conversations.
         words: the control words of the tokenizer.
     """
+    conversations = plain.conversations
+    contents = conversations.contents
     turns_of = dict[int, Sequence[Turn]]()
     numbers_by_roles = defaultdict[tuple[str, ...], list[int]](list)
-    for number, roles in enumerate(plain.roles):
+    for number, roles in enumerate(conversations.roles):
         numbers_by_roles[roles].append(number)
-    has_any_blank = _has_blank(plain.all_contents)
+    has_any_blank = _has_blank(conversations.all_contents)
     for roles, numbers in numbers_by_roles.items():
         layout = layout_for_roles(template, roles)
         if layout is None:
             continue
         if has_any_blank:
-            numbers = [number for number in numbers if not _has_blank(plain.contents[number])]
-        filled = layout.fill([plain.contents[number] for number in numbers])
+            numbers = [number for number in numbers if not _has_blank(contents[number])]
+        filled = layout.fill([contents[number] for number in numbers])
         may_split = layout.may_split(words)
         for number, turns in zip(numbers, filled, strict=True):
             if may_split and words.are_split([*chain.from_iterable(turns)]):

@@ -22,7 +22,7 @@ from mdsmix.encode.answer_spans import match_answers, weigh_responses
 from mdsmix.encode.backends import Backend, make_token_search
 from mdsmix.encode.chat import (
     ChatTemplate,
-    PlainConversations,
+    PlainPart,
     Turn,
     add_variables,
     find_plain,
@@ -190,7 +190,7 @@ class TurnRenderer:
         )
 
     def _join_suspicious_texts(
-        self, conversations: Sequence[Conversation], plain: PlainConversations
+        self, conversations: Sequence[Conversation], plain: PlainPart
     ) -> str:
         """Return all texts of conversations that may contain a special token or a placeholder,
         joined to one string.
@@ -202,7 +202,7 @@ class TurnRenderer:
             conversations: the records.
             plain: the plain ones among them, whose only texts are the contents of their messages.
         """
-        texts = [*plain.all_contents]
+        texts = [*plain.conversations.all_contents]
         plain_positions = {*plain.positions}
         for position, conversation in enumerate(conversations):
             if position not in plain_positions:
@@ -253,7 +253,7 @@ class TurnRenderer:
                 rendered.positions.extend(repeat(position, len(rows)))
         return rendered
 
-    def render_together(self, plain: PlainConversations) -> Mapping[int, Sequence[Turn]]:
+    def render_together(self, plain: PlainPart) -> Mapping[int, Sequence[Turn]]:
         """Return the turns of the conversations that can be rendered together with others like
         them, which is faster: position in the batch -> turns. `rows_of`, which has to render all
         others alone, would return one row of the same turns.

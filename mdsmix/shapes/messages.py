@@ -18,10 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
-from mdsmix.record import SYSTEM_ROLES, Conversation, Message, RecordRefused, is_encodable
+from mdsmix.record import (
+    SYSTEM_ROLES,
+    Conversation,
+    Message,
+    PlainConversations,
+    RecordRefused,
+    is_encodable,
+)
 from mdsmix.shapes.content_parts import (
     convert_anthropic,
     has_anthropic_parts,
@@ -80,7 +87,7 @@ def parse_messages(raw: RawRecord) -> Conversation:
     return Conversation(messages, None if all(trained) else trained, losses=marks.losses)
 
 
-def _parse_all_messages(records: Sequence[Any], fields: Fields) -> list[Any] | None:
+def _parse_all_messages(records: Sequence[Any], fields: Fields) -> PlainConversations | None:
     """Return all records as conversations. Return None if a record breaks a rule of LLM-Foundry, or
     has extras (fields such as `loss_mask` that no key of the recipe names). The records are then
     read one by one.
@@ -88,19 +95,15 @@ def _parse_all_messages(records: Sequence[Any], fields: Fields) -> list[Any] | N
     if not all(map(NAMES.isdisjoint, records)):
         return None
     lists = [record[fields["messages"]] for record in records]
-    messages = [*chain.from_iterable(lists)]
-    contents = [message["content"] for message in messages]
-    roles = iter([message["role"] for message in messages])
-    # Many conversations have the same order of roles: check each order once. `islice` takes the
-    # roles of the next conversation.
-    role_orders = {tuple(islice(roles, len(conversation))) for conversation in lists}
-    has_good_roles = {*map(check_roles, role_orders)} == {None}
+    conversations = PlainConversations.of(lists)
+    # Many conversations have the same order of roles: check each order once.
+    has_good_roles = {*map(check_roles, {*conversations.roles})} == {None}
     if not has_good_roles:
         return None
-    have_two_keys = {*map(len, messages)} == {2}  # role and content
-    if not have_two_keys or not are_texts(contents):
+    have_two_keys = {*map(len, chain.from_iterable(lists))} == {2}  # role and content
+    if not have_two_keys or not are_texts(conversations.all_contents):
         return None
-    return [*map(Conversation, lists)]
+    return conversations
 
 
 def parse_openai(raw: RawRecord) -> Conversation:
