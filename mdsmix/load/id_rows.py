@@ -143,14 +143,16 @@ class IdRows:
         if not starts.startswith(FIRST_START) or last_start >= length:
             return False
         number = len(self.lengths)
-        if LOSS_MASK in values:
-            self.loss_masks[number] = values[LOSS_MASK]
-            if len(values[LOSS_MASK]) != length:
+        loss_mask = values.get(LOSS_MASK)
+        if loss_mask is not None:
+            if len(loss_mask) != length:
                 return False
-        if LOSS_WEIGHTS in values:
-            self.weights[number] = (values[LOSS_WEIGHTS],)
-            if len(values[LOSS_WEIGHTS]) != length * WEIGHT_BYTES:
+            self.loss_masks[number] = loss_mask
+        weights = values.get(LOSS_WEIGHTS)
+        if weights is not None:
+            if len(weights) != length * WEIGHT_BYTES:
                 return False
+            self.weights[number] = (weights,)
         self.starts[number] = starts
         self.ids.append((ids,))
         self.lengths.append(length)
@@ -250,10 +252,10 @@ def read_id_rows(stored: Sequence[StoredRow], rules: RowRules) -> IdRows | None:
     rows = IdRows()
     dtypes = list[np.dtype[Any]]()
     columns = None
-    for data, source, _ in stored:
+    for row in stored:
         # Shards with the same columns have the same object.
-        if columns is None or source.columns is not columns:
-            columns = source.columns
+        if columns is None or row.source.columns is not columns:
+            columns = row.source.columns
             if columns is None:
                 return None
             policy = _make_policy(rules, columns.dtype)
@@ -263,7 +265,7 @@ def read_id_rows(stored: Sequence[StoredRow], rules: RowRules) -> IdRows | None:
                 PACKED_COLUMNS: rows.add_packed_row,
                 TURNS: rows.add_conversation,
             }[columns.layout]
-        values = columns.read(data)
+        values = columns.read(row.data)
         if values is None or not add_row(values, policy):
             return None
         dtypes.append(columns.dtype)

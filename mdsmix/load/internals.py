@@ -300,25 +300,19 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         samples before it are yielded, and then the error of `read_sample` is raised.
         """
         rows = list[StoredRow]()
+        files = self.open_shards.files
         try:
             for shard_id, position in zip(block.shards, block.positions, strict=True):
-                rows.append(self._read_kept_open(shard_id, position))
+                file = files.get(shard_id)
+                if file is None:
+                    rows.append(self.read_sample(shard_id, position, is_kept_open=True))
+                else:
+                    rows.append(file.read(position))
         except Unreachable as error:
             return _yield_and_raise(rows, error)
         if self.cache_limit:
             self._mark_used(np.array(block.shards, np.int64))
         return iter(rows)
-
-    def _read_kept_open(self, shard_id: int, position: int) -> StoredRow:
-        """Read a sample of a shard whose file stays open. Raises the errors of `read_sample`."""
-        file = self.open_shards.files.get(shard_id)
-        if file is None:
-            return self.read_sample(shard_id, position, is_kept_open=True)
-        try:
-            return file.read(position)
-        except Exception as error:
-            source = file.source
-            raise source.stream.fail_at(source.shard, position, error) from error
 
     def read_sample(
         self, shard_id: int, position: int, retry: int = 7, is_kept_open: bool = False

@@ -78,23 +78,27 @@ class OpenShard:
             os.close(self.descriptor)
 
     def read(self, position: int) -> StoredRow:
-        """Read a sample. Raises ValueError if the file has fewer bytes than its offsets state.
+        """Read a sample. Raises Unreachable if it cannot be read, or the file has fewer bytes than
+        its offsets state.
 
         Args:
             position: the number of the sample in the shard.
         """
-        if self.table:
-            begin, end = _BEGIN_AND_END.unpack_from(self.table, 4 * position)
-        else:
-            entry = TABLE_BEGIN + 4 * position
-            offsets = os.pread(self.descriptor, _BEGIN_AND_END.size, entry)
-            begin, end = _BEGIN_AND_END.unpack(offsets)
-        data = os.pread(self.descriptor, end - begin, begin)
-        if len(data) != end - begin or not data:
-            raise ValueError(
-                f"{self.source.path} is cut off: the sample {position} is at bytes {begin:,} to "
-                f"{end:,}, but only {len(data):,} bytes of it are there"
-            )
+        try:
+            if self.table:
+                begin, end = _BEGIN_AND_END.unpack_from(self.table, 4 * position)
+            else:
+                entry = TABLE_BEGIN + 4 * position
+                offsets = os.pread(self.descriptor, _BEGIN_AND_END.size, entry)
+                begin, end = _BEGIN_AND_END.unpack(offsets)
+            data = os.pread(self.descriptor, end - begin, begin)
+            if len(data) != end - begin or not data:
+                raise ValueError(
+                    f"{self.source.path} is cut off: the sample {position} is at bytes {begin:,} "
+                    f"to {end:,}, but only {len(data):,} bytes of it are there"
+                )
+        except Exception as error:
+            raise self.source.stream.fail_at(self.source.shard, position, error) from error
         return StoredRow(data, self.source, position)
 
     @property

@@ -95,27 +95,31 @@ class IdColumns:
         """The sizes in front of each sample, of the columns whose values vary in size."""
         return struct.Struct(f"<{sum(not column.size for column in self.columns)}I")
 
+    @cached_property
+    def _plain_columns(self) -> Sequence[tuple[str, int, int]]:
+        """The columns as plain tuples, since a named tuple takes 50 ns longer to unpack."""
+        return [(column.name, column.size, column.itemsize) for column in self.columns]
+
     def read(self, data: bytes) -> dict[str, bytes] | None:
         """Return the values of the columns that are read, by name: the numbers of an array, or
         JSON. Return None if the bytes are not as the columns state, or an array is empty.
         """
-        position = self.sizes.size
-        if len(data) < position:
+        begin = self.sizes.size
+        if len(data) < begin:
             return None
         varying = iter(self.sizes.unpack_from(data))
         values = {}
-        for name, size, itemsize in self.columns:
-            begin = position
-            position += size or next(varying)
-            if not name:
-                continue
+        for name, size, itemsize in self._plain_columns:
+            end = begin + (size or next(varying))
             if itemsize:
-                head = make_head(position - begin, itemsize)
+                head = make_head(end - begin, itemsize)
                 if not head or not data.startswith(head, begin):
                     return None
                 begin += len(head)
-            values[name] = data[begin:position]
-        return values if position == len(data) else None
+            if name:
+                values[name] = data[begin:end]
+            begin = end
+        return values if begin == len(data) else None
 
 
 def find_id_columns_of(shard: Reader) -> IdColumns | None:
