@@ -255,7 +255,6 @@ def test_repeats_are_found_as_by_a_set(windows: list[Pairs], rows_at_once: int) 
 def test_memory_does_not_grow_with_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the records are equal."""
     monkeypatch.setattr(duplicates, "ROWS_AT_ONCE", 4096)
-    monkeypatch.setattr(duplicates, "FLAGS", np.uint64(4095))  # the table has this size always
 
     def half_equal(windows: int) -> Iterator[Fingerprints]:
         rng = np.random.default_rng(0)

@@ -53,13 +53,6 @@ Rows = NDArray[np.uint64]
 
 BUCKET_BITS = 8
 "The leading bits of a fingerprint, which name its bucket: 256 buckets."
-FLAGS = np.uint64((1 << 20) - 1)
-"""A mask of 20 bits: the last ones of a fingerprint's first half. `_is_later` finds rows that may
-be equal by a table of flags, indexed by these bits.
-
-Of 1.2 M records with 53,000 different repeats, it sorts 370,000 rows, in 0.17 s. With 16 bits it
-sorted 815,000, in 0.37 s.
-"""
 ROWS_AT_ONCE = 1 << 20
 """How many new rows are sorted at once. They are sorted together with the first row of each
 fingerprint that came earlier in the same bucket.
@@ -227,19 +220,25 @@ def _is_later(rows: Rows) -> NDArray[np.bool_]:
     sorted by both.
     """
     # Find the first halves that occur twice: in sorted order they equal the one before. Mark their
-    # last 20 bits in `may_repeat`, an array with an entry for each value of 20 bits.
-    first_halves = np.sort(rows[:, 0])
-    equals_previous = first_halves[1:] == first_halves[:-1]
-    repeated = first_halves[1:][equals_previous]
-    may_repeat = np.zeros(int(FLAGS) + 1, bool)
-    may_repeat[repeated & FLAGS] = True
+    # last bits in `may_repeat`. It has one or two entries for each row: with 65,536 entries for 1.2
+    # million rows, 815,000 rows were sorted by both halves in place of 370,000 (0.37 s, now 0.13).
+    first_halves = np.ascontiguousarray(rows[:, 0])
+    in_order = np.sort(first_halves)
+    repeated = in_order[1:][in_order[1:] == in_order[:-1]]
+    may_repeat = np.zeros(1 << len(rows).bit_length(), bool)
+    last_bits = np.uint64(len(may_repeat) - 1)
+    may_repeat[repeated & last_bits] = True
     # Sort the rows with marked bits by both halves. The sort is stable, so of equal rows the first
     # copy comes first, and every row that equals the row before is a later copy.
-    candidates = np.flatnonzero(may_repeat.take(rows[:, 0] & FLAGS))
-    order = candidates[np.lexsort((rows[candidates, 1], rows[candidates, 0]))]
-    is_equal = (rows[order[1:], :2] == rows[order[:-1], :2]).all(axis=1)
+    candidates = np.flatnonzero(may_repeat.take(first_halves & last_bits))
+    first_halves = first_halves.take(candidates)
+    second_halves = rows[:, 1].take(candidates)
+    order = np.lexsort((second_halves, first_halves))
+    is_equal = np.ones(max(0, len(order) - 1), bool)
+    for halves in (first_halves.take(order), second_halves.take(order)):
+        is_equal &= halves[1:] == halves[:-1]
     is_later = np.zeros(len(rows), bool)
-    is_later[order[1:][is_equal]] = True
+    is_later[candidates[order[1:][is_equal]]] = True
     return is_later
 
 
