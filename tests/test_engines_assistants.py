@@ -18,13 +18,15 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from mdsmix.engines.assistants import MOST_UNTAKEN, PipeToAssistant, assist, find_shared_bytes
-from mdsmix.engines.local_engine import (
+from mdsmix.engines.assistants import (
     LEAST_NEW_SHARE,
-    LocalEngine,
-    PoolSettings,
+    MOST_UNTAKEN,
+    PipeToAssistant,
+    assist,
     count_sharers,
+    find_shared_bytes,
 )
+from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory_pipe import MemoryPipe, can_create_memory_files
 from mdsmix.engines.tasks import ActiveRecords, Attempt, Part, Reporter
 from mdsmix.engines.workers import QueuedTask, Worker, WorkerChannel
@@ -254,8 +256,8 @@ def test_an_assistance_ends_at_what_cannot_be_unpickled(
 
 def test_only_large_tasks_have_work_for_several_workers() -> None:
     sizes = (0, LEAST_NEW_SHARE, 3 * LEAST_NEW_SHARE)
-    assert [count_sharers(Double(int, size)) for size in sizes] == [1, 1, 3]
-    assert count_sharers(make_call(int)) == 1
+    assert [count_sharers(size, LEAST_NEW_SHARE) for size in sizes] == [1, 1, 3]
+    assert find_shared_bytes(make_call(int)) == 0
 
 
 def test_a_task_is_shared_from_the_beginning_only_if_memory_is_ample() -> None:

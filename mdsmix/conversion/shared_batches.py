@@ -143,6 +143,7 @@ class SharedBatches:
                 yield batch, self._encode_here(batch, membership)
             del batch  # otherwise it stays in memory while the next one is read
             # Each pending batch keeps its source in memory: wait if an assistant is very slow.
+            # All workers have MOST_UNANSWERED batches each; twice as many may be pending.
             most_pending = 2 * MOST_UNANSWERED * (1 + len(assistants))
             while self._pending and (self._is_first_done() or len(self._pending) > most_pending):
                 yield self._take_first()
@@ -197,11 +198,11 @@ class SharedBatches:
 
     def _encode_last(self) -> None:
         """Encode a batch that an assistant has not begun yet, since the worker has no other batch:
-        take back the last batch of an assistant that has two. If none has two, do nothing.
+        take back the last batch of an assistant that has several. If none has, do nothing.
         """
         for pending in reversed(self._pending):
             assistant = pending.assistant
-            if assistant and assistant.unanswered == MOST_UNANSWERED:
+            if assistant and assistant.unanswered > 1:
                 assistant.take_back()
                 pending.assistant = None
                 pending.pieces = [*self._encode_here(pending.batch, pending.membership)]

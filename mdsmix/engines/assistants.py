@@ -78,6 +78,16 @@ def find_shared_bytes(task: Task[Any]) -> int:
     return task.shared_bytes
 
 
+def count_sharers(size: int, least_share: int) -> int:
+    """Return for how many workers there is work in a task, its own worker included; at least 1.
+
+    Args:
+        size: bytes that can be shared.
+        least_share: the least bytes that a worker does: LEAST_SHARE or LEAST_NEW_SHARE.
+    """
+    return max(1, size // least_share)
+
+
 def send_descriptor(pipe: Connection, message: Any, end: socket.socket, pid: int) -> None:
     """Send a message to a worker, and then the end of a pair of sockets.
 

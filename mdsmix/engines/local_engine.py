@@ -16,6 +16,7 @@ from mdsmix.engines.assistants import (
     LEAST_NEW_SHARE,
     LEAST_SHARE,
     MOST_UNTAKEN,
+    count_sharers,
     find_shared_bytes,
 )
 from mdsmix.engines.memory import LEAST_BYTES, PERIOD, MemoryBudget, measure_rss
@@ -62,11 +63,6 @@ class PoolSettings:
     """True: a record that kills or hangs its worker is put into quarantine (--quarantine-crashes).
     False: the first such record ends the run.
     """
-
-
-def count_sharers(task: Task[Any]) -> int:
-    """Return for how many workers a task has work, if each does at least LEAST_NEW_SHARE bytes."""
-    return max(1, find_shared_bytes(task) // LEAST_NEW_SHARE)
 
 
 class LocalEngine:
@@ -117,7 +113,7 @@ class LocalEngine:
         """
         if len(tasks) >= self.settings.workers:
             return len(tasks)
-        sharers = sum(map(count_sharers, tasks))
+        sharers = sum(count_sharers(find_shared_bytes(task), LEAST_NEW_SHARE) for task in tasks)
         allowed = self.budget.allowed_workers(min(self.settings.workers, sharers))
         return max(len(tasks), allowed)
 
@@ -235,17 +231,19 @@ class LocalEngine:
 
     def _find_busiest(self) -> Worker | None:
         """Return the worker that needs another assistant most: the one whose share of its task is
-        the largest if all that share it do equal parts. Return None if no share would have
-        LEAST_SHARE bytes, or LEAST_NEW_SHARE if a process must be started for it.
+        the largest if all that share it do equal parts. Return None if no task has work for
+        another one (`count_sharers`).
         """
-        sharers = Counter(worker.assists for worker in self.assistants)
+        least_share = LEAST_SHARE if self.idle else LEAST_NEW_SHARE
+        assistants_of = Counter(worker.assists for worker in self.assistants)
         best = None
-        largest_share = LEAST_SHARE if self.idle else LEAST_NEW_SHARE
+        largest_share = 0
         for worker in self.workers:
-            # The worker itself, its assistants, and the new one.
-            share = worker.shared_bytes // (sharers[worker] + 2)
-            needs_one = worker.current and share >= largest_share
-            if needs_one and worker.untaken_assistants < MOST_UNTAKEN:
+            sharers = assistants_of[worker] + 2  # the worker itself, its assistants, and a new one
+            has_work = sharers <= count_sharers(worker.shared_bytes, least_share)
+            takes_one = worker.current and worker.untaken_assistants < MOST_UNTAKEN
+            share = worker.shared_bytes // sharers
+            if has_work and takes_one and share >= largest_share:
                 best = worker
                 largest_share = share
         return best
