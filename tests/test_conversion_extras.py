@@ -39,6 +39,10 @@ GLM_4 = (
     "%}<|assistant|>\n{% endif %}"
 )
 "Prints only the tools of the system message, like the template of GLM-4."
+NO_SYSTEM = MODES.replace("in messages %}", "in messages if m.role != 'system' %}")
+FIRST_SYSTEM = MODES.replace(
+    "in messages %}", "in messages %}{% if m.role != 'system' or loop.first %}"
+).replace("<|im_end|>\n{% endfor %}", "<|im_end|>\n{% endif %}{% endfor %}")
 VARIABLES: list[Any] = [
     *({"enable_thinking": False}, {"reasoning_effort": "low"}, {}, None),
     {"enable_thinking": True, "reasoning_effort": "high"},
@@ -48,7 +52,13 @@ VARIABLES: list[Any] = [
 @pytest.fixture(scope="module")
 def styles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("styles")
-    templates = {"modes": MODES, "tools": QWEN_2_5, "glm": GLM_4}
+    templates = {
+        "modes": MODES,
+        "tools": QWEN_2_5,
+        "glm": GLM_4,
+        "no system": NO_SYSTEM,
+        "first system": FIRST_SYSTEM,
+    }
     return {name: train_style(folder / name, "plain", text) for name, text in templates.items()}
 
 
@@ -234,6 +244,39 @@ def test_a_field_that_the_recipe_names_and_no_record_has_is_warned_of(
         expected["sys"] = 0  # the column is there, with nulls
     counted = {name: project.manifest.records.absent.get(name, 0) for name in expected}
     assert counted == expected
+
+
+@pytest.mark.parametrize("kind", ["finetuning", "preference", "prompt"])
+def test_system_messages_that_the_template_leaves_out_are_warned_of(
+    project: Project, styles: dict[str, Path], kind: str
+) -> None:
+    """Phi-3's template prints none, and others only the first message of a conversation."""
+    first = talk("system", "user", "assistant")["messages"]
+    later = talk("user", "assistant", "system", "user", "assistant")["messages"]
+    without = talk("user", "assistant")["messages"]
+    chosen = [first, later, without]
+    other = {"role": "assistant", "content": "no"}
+    records: list[dict[str, Any]] = [{"messages": messages} for messages in chosen]
+    settings: dict[str, Any] = {}
+    stream = {"kind": kind, "source": {"path": "a.jsonl", "shape": "openai"}}
+    if kind == "preference":
+        records = [{"chosen": m, "rejected": [*m[:-1], other]} for m in chosen]
+        stream["source"] = {"path": "a.jsonl", "chosen": "chosen", "rejected": "rejected"}
+        settings = {"train_loader": {"name": "pairwise_preference"}}
+    elif kind == "prompt":
+        records = [{"prompt": m[:-1]} for m in chosen]
+        stream["source"] = {"path": "a.jsonl", "prompt": "prompt"}
+        settings = {"train_loader": {"name": "prompt", "dataset": {"max_gen_len": 8}}}
+    project.write_source(records)
+    names = ["messages.content of system messages", "messages.content of later system messages"]
+    for style, unprinted in (("no system", names), ("first system", names[1:]), ("modes", [])):
+        project.tokenizer = styles[style]
+        output = project.configure(stream, max_seq_len=256, **settings).convert_ok("--reencode").out
+        assert project.manifest.records.written == 3
+        assert project.manifest.records.unread == dict.fromkeys(unprinted, 1)
+        for name in names:
+            warning = f"WARNING: the field {name} of 1 record is not read"
+            assert (warning in output) == (name in unprinted)
 
 
 def test_possible_marks_and_unprinted_reasoning_are_reported(

@@ -295,6 +295,49 @@ def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> 
         yield f"messages.{key}{AS_MARK}" if is_mark else f"messages.{key}"
 
 
+UNPRINTED = "messages.content of "
+"How the names begin that `find_unprinted_contents` yields."
+
+
+def find_unprinted_contents(template: ChatTemplate, messages: Sequence[Message]) -> Iterator[str]:
+    """Yield a name for each content that is not empty and that the template leaves out, since it
+    prints no messages of the role system or developer, or only the first message of a conversation:
+    `messages.content of later system messages`.
+    """
+    for position, message in enumerate(messages):
+        role = message["role"]
+        if role not in SYSTEM_ROLES or not message.get("content"):
+            continue
+        is_later = position > 0
+        if not prints_role(template, role, is_later):
+            yield f"{UNPRINTED}{'later ' if is_later else ''}{role} messages"
+
+
+def prints_system_roles(template: ChatTemplate) -> bool:
+    """Return whether the template prints all messages of the roles system and developer."""
+    places = product(SYSTEM_ROLES, (False, True))
+    return all(prints_role(template, role, is_later) for role, is_later in places)
+
+
+@lru_cache(maxsize=256)
+def prints_role(template: ChatTemplate, role: str, is_later: bool) -> bool:
+    """Return whether the template prints the content of a message of this role. True too if it
+    takes no such message: then its records are bad.
+
+    Args:
+        template: the template.
+        role: the role, such as `system`.
+        is_later: whether the message comes after an answer; otherwise it is the first message.
+    """
+    message = {"role": role, "content": "probe_text"}
+    exchange = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    messages = [*exchange, message, *exchange] if is_later else [message, *exchange]
+    try:
+        return "probe_text" in template.render(messages, add_generation_prompt=False)
+    except RecordRefused:
+        return True
+
+
 def describe_possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
     """Yield a warning for each key of messages that is not read and may be a mark. A mark says
     whether a message is trained, so all its values are 0 or 1.

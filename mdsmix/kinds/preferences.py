@@ -348,6 +348,7 @@ class Preferences(JudgedAnswers):
             for half in (preference.chosen, preference.rejected):
                 if isinstance(half, Pair):
                     continue
+                names |= self.renderer.find_unprinted(half)
                 if isinstance(half, RichConversation) or half.variables:
                     names |= self.renderer.find_unread(half)
             unread.update(names)

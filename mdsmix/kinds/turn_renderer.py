@@ -167,6 +167,7 @@ class TurnRenderer:
         has_marks = has_losses or bool(self.encoding.train_parts)
         turns_of = self.render_together(plain)
         rendered = self._render_rows(conversations, turns_of, with_specials, has_marks)
+        rendered.unread.update(self._count_unprinted(conversations, plain))
         # Tokenize all turns together: the list of texts is prompt, response, prompt, and so on.
         texts = [*chain.from_iterable(chain.from_iterable(rendered.rows))]
         ids = self.backend.encode(texts, match_special=True)
@@ -322,6 +323,50 @@ class TurnRenderer:
         with suppress(RecordRefused):
             self.prepare(conversation, unread)
         return {*unread}
+
+    def _count_unprinted(
+        self, conversations: Sequence[Conversation], plain: PlainPart
+    ) -> Counter[str]:
+        """Return how many conversations have contents that the template does not print: name, such
+        as `messages.content of system messages` -> number.
+
+        Args:
+            conversations: the records.
+            plain: the plain ones among them. Most templates print no role developer, so those whose
+                roles are all printed are skipped together: 0.1 us a conversation.
+        """
+        counts = Counter[str]()
+        if self._prints_system_roles:
+            return counts
+        skipped = set[int]()
+        if all(map(self._prints_roles, {*plain.conversations.roles})):
+            skipped.update(plain.positions)
+        for position, conversation in enumerate(conversations):
+            if position not in skipped:
+                counts.update(self.find_unprinted(conversation))
+        return counts
+
+    def _prints_roles(self, roles: Sequence[str]) -> bool:
+        """Check whether the template prints the messages of conversations with these roles and
+        without tools.
+        """
+        messages = [{"role": role, "content": "x"} for role in roles]
+        return not any(forms.find_unprinted_contents(self.chat, messages))
+
+    def find_unprinted(self, conversation: Conversation) -> set[str]:
+        """Return names for the contents of a conversation that the template does not print, such as
+        `messages.content of system messages`.
+        """
+        if self._prints_system_roles:
+            return set()
+        template = self.chat.for_tools(conversation.tools)
+        return {*forms.find_unprinted_contents(template, conversation.messages)}
+
+    @cached_property
+    def _prints_system_roles(self) -> bool:
+        """Whether the templates print all messages of the roles system and developer."""
+        templates = filter(None, [self.chat, self.chat.tool_use])
+        return all(map(forms.prints_system_roles, templates))
 
     def mark_rows(
         self, conversation: Conversation, rows: Sequence[Sequence[Turn]]

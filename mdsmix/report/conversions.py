@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mdsmix.conversion.bad_records import ARRAY
 from mdsmix.conversion.run import Outcome, PartOutcome
 from mdsmix.encode.chat import NO_TEMPLATE
-from mdsmix.encode.forms import describe_possible_marks
+from mdsmix.encode.forms import UNPRINTED, describe_possible_marks
 from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
@@ -58,6 +58,10 @@ NO_IMAGES_HINT = "streams of prompts and of unpaired preferences have no images"
 FIELD_HINT = "move it into the records' text"
 VARIABLE_HINT = (
     "use the chat template of the model that the field is for (this template does not read it)"
+)
+UNPRINTED_HINT = (
+    "the chat template does not print it: use the chat template of a model that reads it, or move "
+    "it into the first question"
 )
 MEANINGFUL_FIELDS = (
     "system",
@@ -432,8 +436,8 @@ def _notes_on_unread(
 
     # Warn of fields that change the meaning of a record.
     records_with_field = records.unseen | filled
-    variables = [name for name in filled if name.startswith(f"{VARIABLES}.")]
-    for name in (*MEANINGFUL_FIELDS, *variables):
+    by_template = [name for name in filled if name.startswith((f"{VARIABLES}.", UNPRINTED))]
+    for name in (*MEANINGFUL_FIELDS, *by_template):
         if name != question_input and records_with_field.get(name):
             hint = _field_hint(name, may_have_images)
             yield (
@@ -491,6 +495,8 @@ def _field_hint(name: str, may_have_images: bool) -> str:
         return REASONING_HINT
     if name.startswith(f"{VARIABLES}."):
         return VARIABLE_HINT
+    if name.startswith(UNPRINTED):
+        return UNPRINTED_HINT
     return FIELD_HINT
 
 
