@@ -8,30 +8,26 @@ wall seconds are taken, of the fastest run, since two threads share its work. A 
 process gives for each work unit the seconds of the tokenizer, batch by batch, and of everything
 else. An engine with sleeping tasks gives the parent's seconds for each fork and each unit.
 
-Simulated is the local engine: it forks one worker after the other, gives each the next unit of the
-real planner, and publishes at the end. If there are fewer units than processors, the tokenizer of a
-worker has several threads. Each of them has its own cache of words: a thread that encodes a third
-of a unit takes as long as a worker with one thread for the first third, and somewhat longer, as
-measured with two threads.
+`simulation.py` simulates the local engine with these costs, also workers without a unit, which
+assist others. What an assistance costs is measured in one process too: a conversion sends every
+batch through the real pipe to an assistant in the same process. The column `unshared` has the
+seconds without assistants.
 
-The last columns are what it would take if several workers encoded a part of each unit, and one of
-them joined the parts: the best number of parts. The engine shares units in another way: workers
-without a unit encode batches of others (engines/assistants.py). Not simulated are these assistants,
-disks, the bandwidth of memory, and processors that become slower when all of them work.
-`--validate` compares the simulation with real runs of one and two workers.
+Not simulated are disks, the bandwidth of memory, and processors that become slower when all of them
+work. `--validate` compares the simulation with real runs of one and two workers, also of a single
+unit that two workers share.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -47,76 +43,72 @@ from benchmarks.contenders import HERE, Setup, write_recipe
 from benchmarks.cores import Sleep
 from benchmarks.measure import CORES, Run, measure
 from benchmarks.rounds import MB, environment
+from benchmarks.simulation import (
+    Costs,
+    Machine,
+    ParentCosts,
+    Simulation,
+    UnitCost,
+    ideal,
+    plan_sizes,
+)
 from mdsmix.conversion.planning import Options
 from mdsmix.conversion.run import convert
 from mdsmix.encode.backends import Fastokens
 from mdsmix.engines import local_engine
 from mdsmix.engines.local_engine import LocalEngine, PoolSettings
-from mdsmix.engines.tasks import ActiveRecords, Attempt, Engine, Reporter
+from mdsmix.engines.memory_pipe import MemoryPipe
+from mdsmix.engines.tasks import ActiveRecords, Assistant, Attempt, Engine, Part, Reporter
 from mdsmix.engines.workers import THREADS
 from mdsmix.kinds.recipes import open_recipe
-from mdsmix.sources import find_files, plan_units
 from tests.converting import RecordingWatcher
 
 SIZES = (1_000, 10_000, 100_000)
 "Megabytes of the simulated sources."
-MOST_PARTS = 17
-"The parts of a unit that are tried are fewer."
+UNIT_MEGABYTES = 90
+"A source of one work unit."
 STARTS = 3
 "Start-ups that are measured in a round."
 SLEEPERS = 64
 "Workers of the engine with sleeping tasks."
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnitCost:
-    """CPU seconds of a worker for one work unit."""
+class MeasuredAssistant:
+    """Encodes batches in the process of the worker (`tasks.Assistant`), and measures the CPU
+    seconds that this would take in a process of its own.
+    """
 
-    size: int
-    "Bytes of source."
-    tokenizing: Sequence[float]
-    "Of all threads of the tokenizer, for each batch."
-    encoding: float
-    "Of everything else until the unit is stored: reading, hashing, comparing."
-    storing: float
-    "Of storing it: making rows, hashing and writing shards."
+    has_left = False
+    unanswered = 0
 
-    def tokenizing_until(self, share: float) -> float:
-        """Return the seconds of the tokenizer for the first part of the unit."""
-        count = len(self.tokenizing)
-        sums = np.cumsum([0.0, *self.tokenizing])
-        return float(np.interp(share * count, np.arange(count + 1), sums))
+    def __init__(self, task: Any) -> None:
+        near, far = socket.socketpair()
+        self._near = MemoryPipe(near.detach())
+        self._far = MemoryPipe(far.detach())
+        self._do_part = task.open_assistant()
+        self.seconds = 0.0
 
+    def send(self, part: Part) -> bool:
+        self._near.send(part)
+        began = time.process_time()
+        received = self._far.receive()
+        answer = self._do_part(received.content)
+        self._far.send(answer)
+        self.seconds += time.process_time() - began
+        return True
 
-@dataclass(frozen=True, kw_only=True)
-class Costs:
-    """CPU seconds of a conversion with one worker in this process."""
+    def take_back(self) -> None:
+        raise AssertionError("each batch is answered before the next is sent")
 
-    end: float
-    "Of the parent after the last unit."
-    units: Sequence[UnitCost]
-    "In order; the tokenizer of the first one has seen no words."
+    def has_answer(self, seconds: float = 0) -> bool:
+        return True
 
-    @property
-    def first(self) -> UnitCost:
-        return self.units[0]
+    def receive(self) -> Any:
+        return self._near.receive()
 
-    @property
-    def later(self) -> UnitCost:
-        """The last unit that is as large as the first."""
-        return [unit for unit in self.units if unit.size > self.first.size * 0.9][-1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParentCosts:
-    """CPU seconds of the engine, measured with sleeping tasks."""
-
-    fork: float
-    "Of the parent, for each worker."
-    unit: float
-    "Of the parent, for each unit: its messages, and measuring memory meanwhile."
-    worker: float
-    "Of a worker that does nothing: it starts, waits and ends."
+    def close(self) -> None:
+        self._near.close()
+        self._far.close()
 
 
 class MeasuringEngine(Engine, Reporter):
@@ -125,10 +117,14 @@ class MeasuringEngine(Engine, Reporter):
     peak = 0
     memory = 1 << 32
 
-    def __init__(self) -> None:
+    def __init__(self, is_assisted: bool) -> None:
+        """Start without units. If `is_assisted`, all batches are sent to an assistant."""
+        self._is_assisted = is_assisted
+        self._assistants = list[MeasuredAssistant]()
         self.units = list[UnitCost]()
         self.ended = 0.0
         self._tokenizing = list[float]()
+        self._tokenizing_of_batch = 0.0
         self._size = 0
 
     def run(
@@ -138,21 +134,33 @@ class MeasuringEngine(Engine, Reporter):
             self._tokenizing.clear()
             self._size = 0
             began = time.process_time()
+            if self._is_assisted:
+                self._assistants = [MeasuredAssistant(task)]
             store = task.do(Attempt(), self)
             encoded = time.process_time()
             result = store()
             self.ended = time.process_time()
+            tokenizing = sum(self._tokenizing)
+            assisting = 0.0
+            for assistant in self._assistants:
+                assisting = assistant.seconds - tokenizing
+                assistant.close()
             cost = UnitCost(
                 size=self._size,
                 tokenizing=tuple(self._tokenizing),
-                encoding=encoded - began - sum(self._tokenizing),
+                assisting=assisting,
+                encoding=encoded - began - tokenizing - assisting,
                 storing=self.ended - encoded,
             )
             self.units.append(cost)
             yield number, result
 
     def on_progress(self, size: int, tokens: int) -> None:
-        self._size += size
+        """Note the end of a batch. The first call is for windows that are reused."""
+        if size:
+            self._size += size
+            self._tokenizing.append(self._tokenizing_of_batch)
+            self._tokenizing_of_batch = 0.0
 
     def on_records(self, records: ActiveRecords | None) -> None:
         return
@@ -162,6 +170,9 @@ class MeasuringEngine(Engine, Reporter):
 
     def is_tight(self) -> bool:
         return False
+
+    def list_assistants(self) -> Sequence[Assistant]:
+        return self._assistants
 
     def close(self) -> None:
         return
@@ -173,15 +184,15 @@ class MeasuringEngine(Engine, Reporter):
         def timed(backend: Fastokens, texts: Sequence[str], match_special: bool) -> Any:
             began = time.process_time()
             ids = encode(backend, texts, match_special)
-            self._tokenizing.append(time.process_time() - began)
+            self._tokenizing_of_batch += time.process_time() - began
             return ids
 
         Fastokens.encode = timed  # type: ignore[method-assign,assignment]
 
 
-def measure_conversion(recipe: Path) -> Costs:
+def measure_conversion(recipe: Path, is_assisted: bool) -> Costs:
     """Convert in this process, whose tokenizer must not have seen a word."""
-    engine = MeasuringEngine()
+    engine = MeasuringEngine(is_assisted)
     engine.count_tokenizing()
     watcher = RecordingWatcher()
     list(convert(open_recipe(recipe, ()), Options(workers=1), watcher, engine))
@@ -216,128 +227,6 @@ def measure_parent(workers: int = SLEEPERS) -> ParentCosts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The measured costs."""
-
-    start: float
-    "Seconds of a whole conversion of a few records: start-up and publication."
-    start_cpu: float
-    "CPU seconds of the same."
-    costs: Costs
-    parent: ParentCosts
-    slowdown: float
-    "Seconds of the tokenizer with two threads, over those of one thread for half of the unit."
-    end_per_byte: float
-    "CPU seconds of the publication that each byte of source adds."
-    exchange_per_byte: float
-    "CPU seconds to write and read the tokens of each byte of source, if units were split."
-
-    def seconds(self, unit: UnitCost, size: float, parts: int, threads: int) -> float:
-        """Return the seconds of one of `parts` tasks of a unit. A worker's first unit begins with
-        costs that do not depend on its size: the tokenizer is proved, and has seen no words.
-
-        Args:
-            unit: the first or a later unit of a worker.
-            size: bytes of the task.
-            parts: 1 for a whole unit, which is also stored.
-            threads: threads of the tokenizer.
-        """
-        share = size / unit.size
-        tokenizing = self.tokenizing(unit, share, threads)
-        proof = unit.encoding - self.costs.later.encoding
-        storing = share * unit.storing if parts == 1 else 0.0
-        return tokenizing + proof + share * self.costs.later.encoding + storing
-
-    def tokenizing(self, unit: UnitCost, share: float, threads: int) -> float:
-        """Return the seconds of each thread of the tokenizer for a share of a unit."""
-        seconds = unit.tokenizing_until(share / threads)
-        return seconds if threads == 1 else seconds * self.slowdown
-
-
-def plan_sizes(size: int) -> list[int]:
-    """Return the bytes of each unit of a JSON Lines file of `size` bytes, by the real planner."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "0.jsonl"
-        path.touch()
-        os.truncate(path, size)  # a file without blocks on the disk
-        units = plan_units(find_files([str(path)], folder))
-    ends = [size if unit.end is None else unit.end for unit in units]
-    return [end - unit.start for unit, end in zip(units, ends, strict=True)]
-
-
-def simulate(
-    machine: Machine, size: int, processors: int, workers: int | None = None, parts: int = 1
-) -> float:
-    """Return the seconds from the start of the command to the published index.
-
-    Args:
-        machine: the measured costs.
-        size: bytes of source.
-        processors: of the simulated machine.
-        workers: the most worker processes; None: one for each processor.
-        parts: into how many tasks each unit is split; the last of them joins the unit.
-    """
-    unit_sizes = plan_sizes(size)
-    tasks = [unit_size / parts for unit_size in unit_sizes for _ in range(parts)]
-    workers = min(workers or processors, len(tasks))
-    threads = -(-processors // workers)  # as `workers.run_worker` chooses
-    costs = machine.costs
-
-    # The parent forks the workers one after the other, and gives each its first task.
-    parent_free = machine.start
-    running = list[tuple[float, int]]()
-    for number in range(workers):
-        parent_free += machine.parent.fork
-        ready = parent_free + machine.parent.worker
-        seconds = machine.seconds(costs.first, tasks[number], parts, threads)
-        heapq.heappush(running, (ready + seconds, number))
-    # It handles the end of each task, and gives the worker the next one.
-    next_task = workers
-    while running:
-        ended, number = heapq.heappop(running)
-        parent_free = max(parent_free, ended) + machine.parent.unit
-        if next_task < len(tasks):
-            seconds = machine.seconds(costs.later, tasks[next_task], parts, threads)
-            heapq.heappush(running, (parent_free + seconds, number))
-            next_task += 1
-    if parts > 1:
-        parent_free += costs.later.storing + machine.exchange_per_byte * unit_sizes[0]
-    return parent_free + machine.end_per_byte * size
-
-
-def ideal(machine: Machine, size: int, processors: int) -> float:
-    """Return start-up and publication, and the seconds of the units divided by the processors."""
-    unit = machine.costs.later
-    work = machine.seconds(unit, unit.size, 1, 1) * size / unit.size
-    return machine.start + machine.end_per_byte * size + work / processors
-
-
-def simulate_cpu(machine: Machine, size: int, workers: int, threads: int) -> float:
-    """Return the CPU seconds of the whole command, with threads of the tokenizer in each worker."""
-    sizes = plan_sizes(size)
-    seconds = machine.start_cpu + machine.end_per_byte * size
-    for number, unit_size in enumerate(sizes):
-        unit = machine.costs.first if number < workers else machine.costs.later
-        other_threads = (threads - 1) * machine.tokenizing(unit, unit_size / unit.size, threads)
-        seconds += machine.seconds(unit, unit_size, 1, threads) + other_threads
-    return seconds
-
-
-def measure_exchange(folder: Path, size: int = 50 * MB) -> float:
-    """Return the CPU seconds to write and read tokens, for each byte of their source: about half a
-    byte of tokens.
-    """
-    content = os.urandom(MB) * (size // MB)
-    path = folder / "exchange"
-    began = time.process_time()
-    path.write_bytes(content)
-    path.read_bytes()
-    seconds = time.process_time() - began
-    path.unlink()
-    return seconds / (2 * size)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Bench:
     """A corpus on this machine, and how often its conversion is measured."""
 
@@ -350,18 +239,18 @@ class Bench:
         few = corpus.head(self.setup.work, self.source)
         single = list[Costs]()
         double = list[Costs]()
+        assisted = list[Costs]()
         parents = list[ParentCosts]()
         ends = list[float]()
         starts = list[Run]()
-        exchanges = list[float]()
         for _ in range(self.rounds):
             single.append(self._ask_costs(self.source, 1))
             double.append(self._ask_costs(self.source, 2))
+            assisted.append(self._ask_costs(self.source, 1, "--assisted"))
             answer = self._ask(few, 1, "--sleep")
             parents.append(ParentCosts(**answer["parent"]))
             ends.append(answer["costs"]["end"])
             starts += [self.run(few, 1) for _ in range(STARTS)]
-            exchanges.append(measure_exchange(self.setup.work))
         costs = median_of_costs(single)
         of_two_threads = sum(median_of_costs(double).first.tokenizing)
         size = sum(unit.size for unit in costs.units)
@@ -374,14 +263,14 @@ class Bench:
                 unit=median(cost.unit for cost in parents),
                 worker=median(cost.worker for cost in parents),
             ),
-            slowdown=of_two_threads / 2 / costs.first.tokenizing_until(0.5),
+            assisted=median_of_costs(assisted),
+            slowdown=of_two_threads / 2 / sum_half(costs.first.tokenizing),
             # A few records show the part of the publication that does not depend on the size.
             end_per_byte=max(0.0, costs.end - median(ends)) / size,
-            exchange_per_byte=median(exchanges),
         )
 
-    def _ask_costs(self, source: Path, threads: int) -> Costs:
-        costs = self._ask(source, threads)["costs"]
+    def _ask_costs(self, source: Path, threads: int, *options: str) -> Costs:
+        costs = self._ask(source, threads, *options)["costs"]
         units = tuple(UnitCost(**unit) for unit in costs["units"])
         return Costs(end=costs["end"], units=units)
 
@@ -412,6 +301,12 @@ class Bench:
         return measure(argv, environment(self.setup), self.setup.work / "log")
 
 
+def sum_half(batches: Sequence[float]) -> float:
+    """Return the sum of the first half of the batches."""
+    sums = np.cumsum([0.0, *batches])
+    return float(np.interp(len(batches) / 2, np.arange(len(sums)), sums))
+
+
 def median_of_costs(runs: Sequence[Costs]) -> Costs:
     """Return the medians of several runs, unit by unit."""
     units = list[UnitCost]()
@@ -420,6 +315,7 @@ def median_of_costs(runs: Sequence[Costs]) -> Costs:
         unit = UnitCost(
             size=measured[0].size,
             tokenizing=tuple(map(median, batches)),
+            assisting=median(unit.assisting for unit in measured),
             encoding=median(unit.encoding for unit in measured),
             storing=median(unit.storing for unit in measured),
         )
@@ -443,49 +339,54 @@ def report(machine: Machine, processors: Sequence[int]) -> None:
         f"a unit {1000 * parent.unit:.1f} ms; the start of a worker {1000 * parent.worker:.1f} ms; "
         f"threads of the tokenizer take {machine.slowdown:.2f} times as long as they should\n"
     )
-    print("| GB | processors | units | s | ideal s | times the ideal | split: parts | s |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(
+        f"a batch of {machine.batch_bytes / MB:.1f} MB that an assistant encodes takes the worker "
+        f"{1000 * machine.relaying:.1f} ms\n"
+    )
+    print("| GB | processors | units | s | unshared s | ideal s | times the ideal |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for size in SIZES:
-        for count in processors:
-            print(table_row(machine, size * MB, count))
+        for number in processors:
+            print(table_row(machine, size * MB, number))
 
 
 def table_row(machine: Machine, size: int, processors: int) -> str:
     """Return the row of the table for one size and number of processors."""
-    seconds = simulate(machine, size, processors)
+    seconds = Simulation(machine, size, processors).seconds
+    unshared = Simulation(machine, size, processors, is_shared=False).seconds
     least = ideal(machine, size, processors)
-    split = {
-        parts: simulate(machine, size, processors, parts=parts) for parts in range(2, MOST_PARTS)
-    }
-    best = min(split, key=lambda parts: split[parts])
     cells = (
         f"{size // (1000 * MB)}",
         processors,
         f"{len(plan_sizes(size)):,}",
         f"{seconds:.2f}",
+        f"{unshared:.2f}",
         f"{least:.2f}",
         f"{seconds / least:.2f}",
-        best,
-        f"{split[best]:.2f}",
     )
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def validate(bench: Bench, machine: Machine) -> None:
-    """Print the seconds of real runs, and those that the simulation gives for them."""
-    size = sum(path.stat().st_size for path in bench.source.iterdir())
-    for workers in (1, 2):
-        runs = [bench.run(bench.source, workers) for _ in range(bench.rounds)]
+def validate(bench: Bench, machine: Machine, single: Path) -> None:
+    """Print the seconds of real runs, and those that the simulation gives for them.
+
+    Args:
+        bench: the corpus.
+        machine: the measured costs.
+        single: a source of one work unit, which two workers share.
+    """
+    for source, workers in ((bench.source, 1), (bench.source, 2), (single, 1), (single, 2)):
+        size = sum(path.stat().st_size for path in source.iterdir())
+        runs = [bench.run(source, workers) for _ in range(bench.rounds)]
         cpu = median(run.cpu for run in runs)
         wall = min(run.wall for run in runs)
         load = max(run.foreign_share for run in runs)
-        # One worker has all processors: its tokenizer has a thread for each.
-        simulated_cpu = simulate_cpu(machine, size, workers, -(-CORES // workers))
-        simulated = simulate(machine, size, CORES, workers)
+        simulated = Simulation(machine, size, CORES, workers)
         print(
             f"{workers} workers, {size / MB:.0f} MB: {cpu:.2f} CPU s in real runs, simulated "
-            f"{simulated_cpu:.2f} ({simulated_cpu / cpu - 1:+.0%}); {wall:.2f} s, simulated "
-            f"{simulated:.2f} (other processes took up to {load:.0%} of the machine)"
+            f"{simulated.cpu:.2f} ({simulated.cpu / cpu - 1:+.0%}); {wall:.2f} s, simulated "
+            f"{simulated.seconds:.2f} ({simulated.seconds / wall - 1:+.0%}; other processes took "
+            f"up to {load:.0%} of the machine)"
         )
 
 
@@ -498,9 +399,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=HERE.parent / ".bench")
     parser.add_argument("--convert", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sleep", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--assisted", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.convert:
-        costs = measure_conversion(arguments.convert)
+        costs = measure_conversion(arguments.convert, arguments.assisted)
         parent = measure_parent() if arguments.sleep else None
         print(json.dumps({"costs": asdict(costs), "parent": parent and asdict(parent)}))
         return
@@ -513,7 +415,7 @@ def main() -> None:
     machine = bench.measure()
     report(machine, arguments.processors)
     if arguments.validate:
-        validate(bench, machine)
+        validate(bench, machine, corpus.source(work, "words", UNIT_MEGABYTES * MB))
 
 
 if __name__ == "__main__":
