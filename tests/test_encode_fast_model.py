@@ -15,9 +15,15 @@ import pytest
 
 from mdsmix.encode import fast_model
 from mdsmix.encode.backends import Fastokens, Reference, Unequal, open_backend, store_difference
-from mdsmix.encode.fast_model import begin_opening, forget_openings, wait_for_openings
+from mdsmix.encode.fast_model import (
+    OpeningWhileDescribed,
+    begin_opening,
+    forget_openings,
+    wait_for_openings,
+)
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import TokenizerSpec
+from mdsmix.tokenizer.bpe_json import find_joined
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from tests.styles import to_lists
 
@@ -150,6 +156,36 @@ def test_a_damaged_word_form_is_made_again(tokenizer: Tokenizer) -> None:
     word_form.write_bytes(b"{")
     begin_opening(tokenizer, "auto")
     assert open_backend(tokenizer).label.startswith("fastokens")
+
+
+def test_a_model_is_opened_from_the_file_of_a_tokenizer_that_is_still_described(
+    tokenizer: Tokenizer, tmp_path: Path, opened: list[tuple[str, bool]]
+) -> None:
+    """It is used if the description has the same ids. If it cannot be opened, the snapshot's is."""
+    content = Path(tokenizer.path).read_text()
+    for name, is_opened in (("same", True), ("broken", True), ("words", False)):
+        file = tmp_path / name
+        file.write_text({"broken": "{", "words": '{"byte_fallback": true}'}.get(name, content))
+        ahead = OpeningWhileDescribed("auto")
+        ahead.begin(str(file))
+        ahead.adopt(tokenizer.path)
+        opened_again = [] if name == "same" else [(find_joined(tokenizer.path), False)]
+        expected = to_lists(Reference(tokenizer).encode(TEXTS, True))
+        assert to_lists(open_backend(tokenizer).encode(TEXTS, True)) == expected
+        assert opened == [(str(file), True)] * is_opened + opened_again, name
+        opened.clear()
+
+
+def test_a_file_of_other_ids_is_not_used(
+    tokenizer: Tokenizer, opened: list[tuple[str, bool]]
+) -> None:
+    OpeningWhileDescribed("reference").begin(tokenizer.path)
+    ahead = OpeningWhileDescribed("auto")
+    ahead.begin(tokenizer.path)
+    wait_for_openings()
+    assert opened == [(tokenizer.path, True)]
+    open_backend(tokenizer)  # `adopt` was not called
+    assert len(opened) == 2
 
 
 def test_waiting_ends_when_no_thread_opens(

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +28,7 @@ from mdsmix.tokenizer import snapshot
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.decoder import find_decoder
 from mdsmix.tokenizer.describe import describe_tokenizer
+from mdsmix.tokenizer.snapshot import run_describe  # not that of tests/in_process.py
 from tests.styles import IGNORED_BOS, copy_with_config, train_style
 from tests.versions import IS_TRANSFORMERS_4
 
@@ -46,7 +48,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Take snapshots in this process, since a process for each would take seconds to start."""
-    ask = Mock(side_effect=lambda what, name, kwargs: describe_tokenizer(name, dict(kwargs)))
+    ask = Mock(side_effect=lambda what, name, kwargs, _: describe_tokenizer(name, dict(kwargs)))
     monkeypatch.setattr(snapshot, "ask_transformers", ask)
     return ask
 
@@ -293,7 +295,7 @@ def test_a_tokenizer_that_opens_and_cannot_be_used_was_not_lost(
     reason = "it adds other tokens to each text, e.g. a date. Name another tokenizer"
     answer = [{}, f"{Unusable.__name__}: {reason}"]
     done = subprocess.CompletedProcess([], 0, stdout=json.dumps(answer), stderr="")
-    monkeypatch.setattr(snapshot, "run_describe", lambda _: done)
+    monkeypatch.setattr(snapshot, "run_describe", lambda *_: done)
     for name in ("org/found-on-a-hub", tmp_path):
         with pytest.raises(Unreachable) as caught:
             open_by_name(name)
@@ -309,3 +311,43 @@ def test_the_environment_sets_the_cache_folder(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, value)
         assert cache_folder() == Path(folder)
         monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "out", "err", "begun"),
+    [
+        ("import sys; print(len(input())); sys.exit(3)", 3, "13\n", "", []),
+        ("raise ZeroDivisionError", 1, "", "ZeroDivisionError", []),
+        ("import os; os._exit(9)", 9, "", "", []),
+        ("import os, sys; os.write(int(sys.argv[1]), b'a file\\n')", 0, "", "", ["a file"]),
+        ("import sys; print('e' * 10**6, file=sys.stderr)", 0, "", "eee", []),
+    ],
+)
+def test_a_process_that_describes_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    program: str, code: int, out: str, err: str, begun: list[str],
+) -> None:  # fmt: skip
+    """As `subprocess.run` does, also if it fails before the notice or prints much."""
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nimport sys\ndel sys.argv[1:3]\n{program}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    for ahead in (None, Mock()):
+        if ahead or not begun:
+            done = run_describe('{"name": "x"}\n', ahead)
+            assert (done.returncode, done.stdout) == (code, out)
+            assert err in done.stderr
+        if ahead:
+            assert [call.args for call in ahead.begin.call_args_list] == [(f,) for f in begun]
+
+
+def test_ctrl_c_ends_the_process_that_describes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    program = "import os, sys, time\nos.write(int(sys.argv[3]), b'a\\n')\ntime.sleep(600)\n"
+    python.write_text(f"#!{sys.executable}\n{program}")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(KeyboardInterrupt):
+        run_describe("{}", Mock(begin=Mock(side_effect=KeyboardInterrupt)))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,7 +183,50 @@ def test_a_file_is_hashed_as_tokenizers_reads_it(tokenizer_folder: Path, tmp_pat
             Model.from_file(str(path)).to_str()
         )
     described = describe.describe_tokenizer(str(tokenizer_folder), {}, **answers[0])
-    assert described == describe.describe_tokenizer(str(tokenizer_folder), {})
+    assert described.pop("is_as_file")
+    expected = describe.describe_tokenizer(str(tokenizer_folder), {})
+    assert not expected.pop("is_as_file")  # nobody has hashed the file
+    assert described == expected
+
+
+def test_a_file_that_cuts_or_pads_texts_is_not_opened_ahead(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    tree = json.loads((tokenizer_folder / TOKENIZER_JSON).read_bytes())
+    cuts = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    for number, changes in enumerate(({}, {"truncation": cuts})):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(tree | changes))
+        reader = describe.FileReader(path, tmp_path / f"joined {number}.json")
+        answer = reader.wait()
+        assert answer["file_hash"] == hash_model(tree)
+        assert reader.uncut_file == (None if changes else answer["joined"])
+
+
+def test_the_notice_comes_before_the_description(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = {"name": str(tokenizer_folder), "kwargs": {}}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(question)))
+    monkeypatch.setattr(gc, "disable", Mock())
+    monkeypatch.setattr(describe, "hide_torch", Mock())
+    monkeypatch.setattr(describe, "read_models_late", Mock())
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    end, notice = os.pipe()
+    describe_tokenizer = describe.describe_tokenizer
+    models = list[str]()
+
+    def read_notice(**arguments: Any) -> dict[str, Any]:
+        with os.fdopen(end) as pipe:
+            models.append(Model.from_file(pipe.readline().rstrip("\n")).to_str())
+        return describe_tokenizer(**arguments)
+
+    monkeypatch.setattr(describe, "describe_tokenizer", read_notice)
+    describe.main(notice)
+    os.close(notice)
+    description, error = json.loads(capsys.readouterr().out)
+    assert (error, description["is_as_file"]) == ("", True)
+    assert models == [Model.from_str(description["files"][TOKENIZER_JSON]).to_str()]
 
 
 def join(tree: dict[str, Any]) -> list[str]:

@@ -58,6 +58,7 @@ from mdsmix.sources.formats import format_of, list_raised_versions
 from mdsmix.storage import map_threads
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.published import PublishedTokenizer, adopt_hash
+from mdsmix.tokenizer.snapshot import Ahead
 
 
 class Watcher(ReadingWatcher, Protocol):
@@ -249,7 +250,9 @@ class _Draft:
         return [PublishedTokenizer(self.old.tokenizer, self.job.root)] if self.old else []
 
 
-def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> list[StreamPlan]:
+def plan_streams(
+    recipe: Recipe, options: Options, say: Say | None = None, ahead: Ahead | None = None
+) -> list[StreamPlan]:
     """Plan the chosen streams, in the order of the recipe.
 
     Raises RecipeError if one of them may not be published.
@@ -258,10 +261,12 @@ def plan_streams(recipe: Recipe, options: Options, say: Say | None = None) -> li
         recipe: the recipe with the streams.
         options: the options of the run, which choose the streams.
         say: called with sentences for the user; None: say nothing.
+        ahead: opens a tokenizer that is new to this machine while transformers describes it; None:
+            it is not opened.
     """
     # Open the tokenizer and the processor, once for all streams.
     streams = _choose_streams(recipe, options.only)
-    tokenizer = open_tokenizer(recipe.tokenizer, say)
+    tokenizer = open_tokenizer(recipe.tokenizer, say, ahead)
     if recipe.processor and any(stream.has_images for stream in streams):
         open_processor(recipe.processor, say)
     # Find the files of each stream, and the sample that a budget asks for.

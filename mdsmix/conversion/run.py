@@ -53,7 +53,7 @@ from mdsmix.conversion.target import make_source_entries
 from mdsmix.conversion.unit_files import BlobRef
 from mdsmix.conversion.work import Work, do_units, publish_bad
 from mdsmix.encode.backends import find_known_difference
-from mdsmix.encode.fast_model import begin_opening, forget_openings
+from mdsmix.encode.fast_model import OpeningWhileDescribed, begin_opening, forget_openings
 from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, join_errors
 from mdsmix.estimate.budget_share import BudgetShare
@@ -203,7 +203,8 @@ def _run_streams(
         from mdsmix.engines.ray_cluster import parse_engine
 
         parse_engine(options.engine)
-    plans = plan_streams(recipe, options, watcher.on_step)
+    ahead = OpeningWhileDescribed(recipe.tokenizer.backend)
+    plans = plan_streams(recipe, options, watcher.on_step, ahead)
     for remark in plans[0].job.tokenizer.remarks:
         watcher.say(remark)
     errors = list[MdsmixError]()

@@ -11,9 +11,9 @@ imports are a third of what is done meanwhile.
 from __future__ import annotations
 
 import re
+import threading
 from functools import cache
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -59,15 +59,22 @@ def may_have_word_form(path: str) -> bool:
     Args:
         path: the tokenizer.json of a snapshot, which never changes.
     """
+    return _encodes_bytes(path)
+
+
+def _encodes_bytes(path: str) -> bool:
+    """Return whether the model of a tokenizer.json encodes unknown characters as bytes."""
     return BYTE_FALLBACK.search(Path(path).read_bytes()) is not None
 
 
-class _Opening(Thread):
+class _Opening(threading.Thread):
     """A thread that opens a model."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, is_spare: bool = False) -> None:
+        """Store the path, and whether another file can be opened if this one cannot."""
         super().__init__(name=f"mdsmix opens {path}")
         self._path = path
+        self._is_spare = is_spare
         self._model: Any = None
         self._error: BaseException | None = None
 
@@ -79,11 +86,38 @@ class _Opening(Thread):
             self._error = error
 
     def wait(self) -> Any:
-        """Wait for the end of the thread, and return the model. Raises the error of opening it."""
+        """Wait for the end of the thread, and return the model. If the model could not be opened,
+        raise the error, or return None if another file can be opened.
+        """
         self.join()
-        if self._error:
+        if self._error and not self._is_spare:
             raise self._error
         return self._model
+
+
+class OpeningWhileDescribed:
+    """Opens a tokenizer from its folder's file while transformers describes it; see
+    `snapshot.Ahead`.
+    """
+
+    def __init__(self, backend: str) -> None:
+        """Store the recipe's tokenizer.backend: `auto`, `fastokens` or `reference`."""
+        self._backend = backend
+        self._opening: _Opening | None = None
+
+    def begin(self, file: str) -> None:
+        """Begin to open the file in a thread, unless the backend will be the reference. Of a
+        SentencePiece tokenizer the word form is made first.
+        """
+        if self._backend == "reference" or _encodes_bytes(file):
+            return
+        self._opening = _Opening(file, is_spare=True)
+        self._opening.start()
+
+    def adopt(self, path: str) -> None:
+        """Let `open_model` take the model for a snapshot's tokenizer.json."""
+        if self._opening:
+            _openings[find_joined(path)] = self._opening
 
 
 _openings: dict[str, _Opening] = {}
@@ -128,7 +162,9 @@ def open_model(path: str, backend: Any) -> Any:
         backend: the backend that will use the model. No thread opens the file as long as it exists.
     """
     opening = _openings.pop(path, None)
-    model = opening.wait() if opening else _open_now(path)
+    model = opening.wait() if opening else None
+    if model is None:
+        model = _open_now(path)
     _backends[path] = backend
     return model
 
@@ -143,8 +179,9 @@ def wait_for_openings() -> None:
     """Wait until no thread opens a model. This is called before a process is forked, since a forked
     process would find locks that no thread of its own opens.
     """
-    for opening in [*_openings.values()]:
-        opening.join()
+    for thread in threading.enumerate():
+        if isinstance(thread, _Opening):
+            thread.join()
 
 
 def forget_openings() -> None:

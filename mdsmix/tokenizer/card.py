@@ -13,7 +13,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.frozen import frozen
 from mdsmix.messages import Say, suggest_key
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.tokenizer.snapshot import find_made_snapshot, load_card, open_snapshot
+from mdsmix.tokenizer.snapshot import Ahead, find_made_snapshot, load_card, open_snapshot
 from mdsmix.tokenizer.transformers_five import PLAIN_CLASS, TOKENIZER_JSON
 
 TOOL_USE = "tool_use"
@@ -156,7 +156,9 @@ def _hash_template(template: str | None) -> str | None:
     return None if template is None else xxhash.xxh128_hexdigest(template.encode())
 
 
-def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
+def open_tokenizer(
+    spec: TokenizerSpec, say: Say | None = None, ahead: Ahead | None = None
+) -> Tokenizer:
     """Return the tokenizer of a recipe. It is read from a snapshot, which is the description and
     the files of the tokenizer in the cache.
 
@@ -166,8 +168,10 @@ def open_tokenizer(spec: TokenizerSpec, say: Say | None = None) -> Tokenizer:
     Args:
         spec: the recipe's settings of the tokenizer.
         say: called with a note for the user if the snapshot must be made first; None: no note.
+        ahead: opens the tokenizer while its snapshot is made; None: it is not opened.
     """
-    return _read_snapshot(spec, open_snapshot("tokenizer", spec.name, spec.kwargs, say))
+    folder = open_snapshot("tokenizer", spec.name, spec.kwargs, say, ahead)
+    return _read_snapshot(spec, folder)
 
 
 def find_tokenizer(spec: TokenizerSpec) -> Tokenizer | None:

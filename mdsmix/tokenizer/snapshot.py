@@ -16,9 +16,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from subprocess import PIPE
+from typing import Any, Literal, Protocol, TypeVar
 
 import orjson
 import xxhash
@@ -59,8 +61,28 @@ The last string is from the error about the list of special tokens.
 """
 
 
+class Ahead(Protocol):
+    """Opens a tokenizer while transformers describes it."""
+
+    def begin(self, file: str) -> None:
+        """Begin to open a file that probably gives the same ids as the snapshot's tokenizer.json.
+        The file may be deleted when the tokenizer is described.
+        """
+
+    def adopt(self, path: str) -> None:
+        """Use what was opened for the snapshot's tokenizer.json, since it does give the same ids.
+
+        Args:
+            path: that tokenizer.json.
+        """
+
+
 def open_snapshot(
-    pretrained: Pretrained, name: str, kwargs: Mapping[str, Any], say: Say | None
+    pretrained: Pretrained,
+    name: str,
+    kwargs: Mapping[str, Any],
+    say: Say | None,
+    ahead: Ahead | None = None,
 ) -> Path:
     """Return the folder of a snapshot: a copy of a tokenizer or processor in the cache, with its
     files and a description of it, card.json. A snapshot that is missing is made now.
@@ -74,6 +96,7 @@ def open_snapshot(
         name: its folder, file or hub name.
         kwargs: the recipe's arguments for transformers.
         say: called with a note for the user before a snapshot is made; None: no note.
+        ahead: opens the tokenizer while its snapshot is made; None: it is not opened.
     """
     # Raise an error for a malformed URL before transformers asks a hub for it: `is_url` refuses
     # `s3:/bucket`, and `locate` a URL without a bucket.
@@ -87,7 +110,8 @@ def open_snapshot(
             f"reading the {pretrained} {name} with transformers, once: a few seconds, longer if "
             "it is downloaded"
         )
-    description = ask_transformers(pretrained, name, kwargs)
+    description = ask_transformers(pretrained, name, kwargs, ahead)
+    is_as_file = description.pop("is_as_file", False)
     # transformers may have downloaded the files of a hub name, so their commit is known now.
     folder = _snapshot_folder(pretrained, name, kwargs)
     for file, text in description["files"].items():
@@ -98,6 +122,8 @@ def open_snapshot(
             keep_in_cache(folder / JOINED, joined)
     card = description | {"files": [*description["files"]]}
     keep_in_cache(folder / CARD, json.dumps(card).encode())
+    if ahead and is_as_file:
+        ahead.adopt(str(folder / TOKENIZER_JSON))
     return folder
 
 
@@ -195,10 +221,11 @@ def _hash_unchanged_file(file: Path, *stat: int) -> str:
 
 
 def ask_transformers(
-    pretrained: Pretrained, name: str, kwargs: Mapping[str, Any]
+    pretrained: Pretrained, name: str, kwargs: Mapping[str, Any], ahead: Ahead | None
 ) -> dict[str, Any]:
     """Load a tokenizer or processor with transformers in another process. Return its description:
-    the fields of its card, except that `files` is {name: text}.
+    the fields of its card, except that `files` is {name: text}. That of a tokenizer also has
+    `is_as_file`: whether its folder's tokenizer.json is known to give the same ids.
 
     Raises Unreachable if transformers cannot load `name`.
     Raises RecipeError if an argument of `kwargs` would have no effect.
@@ -207,12 +234,13 @@ def ask_transformers(
         pretrained: whether `name` is a tokenizer or a processor.
         name: its folder, file or hub name.
         kwargs: the recipe's arguments for transformers.
+        ahead: opens the tokenizer meanwhile; None: it is not opened.
     """
     description: dict[str, Any]
     if pretrained == "processor":
         description, error = server.try_to_ask(name, {})
     else:
-        done = run_describe(json.dumps({"name": name, "kwargs": dict(kwargs)}))
+        done = run_describe(json.dumps({"name": name, "kwargs": dict(kwargs)}), ahead)
         if done.returncode == 0:
             # The answer is the last line, in case other lines were printed before it.
             description, error = json.loads(done.stdout.splitlines()[-1])
@@ -225,14 +253,44 @@ def ask_transformers(
     return description
 
 
-def run_describe(question: str) -> subprocess.CompletedProcess[str]:
+def run_describe(question: str, ahead: Ahead | None) -> subprocess.CompletedProcess[str]:
     """Run `describe.py` in a subprocess, so that this process does not import transformers.
 
     Args:
         question: the JSON for its stdin: {"name": ..., "kwargs": ...}.
+        ahead: opens the tokenizer meanwhile; None: it is not opened.
     """
     command = [sys.executable, "-m", "mdsmix.tokenizer.describe"]
-    return subprocess.run(command, input=question, capture_output=True, text=True)
+    if ahead is None:
+        return subprocess.run(command, input=question, capture_output=True, text=True)
+    from tempfile import TemporaryFile  # 10 ms, and few commands describe a tokenizer
+
+    pipe, notice = os.pipe()
+    command.append(str(notice))
+    # A file for stderr, since nobody reads it while the process runs.
+    with TemporaryFile("w+") as errors, os.fdopen(pipe, "rb") as notices:
+        try:
+            process = subprocess.Popen(
+                command, stdin=PIPE, stdout=PIPE, stderr=errors, text=True, pass_fds=[notice]
+            )
+        finally:
+            os.close(notice)
+        with process:
+            try:
+                assert process.stdin, "it is a pipe"
+                assert process.stdout, "it is a pipe"
+                with suppress(BrokenPipeError), process.stdin:
+                    process.stdin.write(question)
+                file = os.fsdecode(notices.readline().rstrip(b"\n"))
+                if file:
+                    with suppress(OSError):  # it is deleted if the description is ready already
+                        ahead.begin(file)
+                output = process.stdout.read()
+            except BaseException:  # such as Ctrl-C
+                process.kill()
+                raise
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, process.returncode, output, errors.read())
 
 
 def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
