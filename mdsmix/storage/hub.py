@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import flatten_error
-from mdsmix.storage.hub_errors import HUB_ERRORS
+from mdsmix.storage.hub_errors import HUB_ERRORS, hide_retry_lines
 from mdsmix.storage.location import CHANGED, NO_LIMIT, Listing, Location, Stat, refuse_dots
 
 _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
@@ -117,6 +117,7 @@ def _file_system() -> Any:
     """
     from huggingface_hub import HfFileSystem
 
+    hide_retry_lines()
     return HfFileSystem(use_listings_cache=False)
 
 

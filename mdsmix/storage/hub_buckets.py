@@ -24,7 +24,12 @@ from urllib.parse import quote
 
 from mdsmix.errors import NoSuchPlace, RecipeError, Unreachable
 from mdsmix.storage.bucket import BucketPath
-from mdsmix.storage.hub_errors import HUB_ERRORS, find_endpoint, show_hub_endpoint
+from mdsmix.storage.hub_errors import (
+    HUB_ERRORS,
+    find_endpoint,
+    hide_retry_lines,
+    show_hub_endpoint,
+)
 from mdsmix.storage.location import CHANGED, NO_LIMIT, Bytes, Entries, Location, Stat, refuse_dots
 from mdsmix.storage.object_reader import make_random_reader
 from mdsmix.storage.retries import Connection, retry
@@ -292,6 +297,7 @@ def _make_api() -> Any:
     # There would be a bar for each file that is uploaded.
     if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
         _import_utils().disable_progress_bars()
+    hide_retry_lines()
     # By itself hf_xet tries again for 200 s to reach a hub that does not answer, in silence.
     os.environ.setdefault("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "1")
     return HfApi()

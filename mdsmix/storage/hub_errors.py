@@ -7,9 +7,11 @@ which uploads, raises a ConnectionError whose text names the status.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 
+from mdsmix.storage.retries import show_wait
 from mdsmix.storage.store_errors import StoreErrors, hide_password, is_temporary_status
 
 _LATER = "run the same command again later"
@@ -107,6 +109,38 @@ def find_endpoint() -> str:
 def show_hub_endpoint() -> str:
     """Return the address of the hub as messages show it, without a password."""
     return hide_password(find_endpoint())
+
+
+def hide_retry_lines() -> None:
+    """Let this process hide the lines that huggingface_hub logs about each retry: two for each try,
+    for up to 23 s. If a request waits long, `show_wait` shows one sentence in their place.
+    """
+    logging.getLogger("huggingface_hub.utils._http").addFilter(_hide_retry_line)
+
+
+_RETRY = re.compile(r"\[Retry (\d+)/")
+"Matches the number of the next try in a line about it."
+_SHOWN_RETRY = 3
+"The retry at which the user is shown that a request waits. 3 s have passed by then, and 4 follow."
+
+
+def _hide_retry_line(record: logging.LogRecord) -> bool:
+    """Return whether the log line is shown: False for the lines about a retry. Show the user by
+    one sentence that a request waits.
+    """
+    line = record.getMessage()
+    match = _RETRY.search(line)
+    if match is None:
+        return "thrown while requesting" not in line
+    is_refused = line.startswith("Rate limited")  # it may then wait for minutes
+    if is_refused or int(match[1]) >= _SHOWN_RETRY:
+        reason = "the hub does not answer, or is overloaded"
+        if is_refused:
+            reason, _, _ = _SENTENCES["429"].partition(";")
+        endpoint = find_endpoint()
+        sentence = f"waiting for {hide_password(endpoint)}: {reason}; the request is sent again"
+        show_wait(endpoint, sentence)
+    return False
 
 
 HUB_ERRORS = HubErrors()

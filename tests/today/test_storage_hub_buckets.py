@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import logging
 import random
 import sys
 import threading
@@ -28,6 +29,7 @@ from mdsmix.shards import lease
 from mdsmix.storage import Location, hub_buckets, locate, retries
 from mdsmix.storage import hub as storage_hub
 from mdsmix.storage.hub_buckets import HubBucketPath
+from mdsmix.storage.notices import redirect_notices
 from tests.converting import Project, documents, mdsmix, pairs, read_location
 from tests.e2e import test_killed
 from tests.e2e.test_killed import (
@@ -319,17 +321,46 @@ def test_a_hub_that_fails_for_a_while_is_waited_for(
 
 
 def test_a_hub_that_does_not_answer_is_given_up(
-    root: Location, monkeypatch: pytest.MonkeyPatch
+    root: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """huggingface_hub logs two lines for each retry of a listing. The user gets one sentence."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(retries, "_FIRST_SECONDS", 0)
     monkeypatch.setattr(constants, "ENDPOINT", "http://user:secret@127.0.0.1:9")
     hub_buckets._make_api.cache_clear()
-    for act in ((root / "a").stat, lambda: list(root.list()), (root / "a").open):
-        with pytest.raises(Unreachable, match=r"does not answer.*HF_ENDPOINT") as caught:
-            act()
-        assert "secret" not in str(caught.value)
-        assert "at http://127.0.0.1:9" in str(caught.value)
+    monkeypatch.setattr(retries, "_waited_for", set())
+    logger = logging.getLogger("huggingface_hub")
+    monkeypatch.setattr(logger, "propagate", True)
+    sentences = list[str]()
+    with redirect_notices(sentences.append):
+        for act in ((root / "a").stat, lambda: list(root.list()), (root / "a").open):
+            with pytest.raises(Unreachable, match=r"does not answer.*HF_ENDPOINT") as caught:
+                act()
+            assert "secret" not in str(caught.value)
+            assert "at http://127.0.0.1:9" in str(caught.value)
+    assert caplog.messages == []
+    reason = "the hub does not answer, or is overloaded; the request is sent again"
+    assert sentences == [f"waiting for http://127.0.0.1:9: {reason}"]
+
+
+def test_other_lines_of_huggingface_hub_are_still_shown(
+    root: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hub that takes no more requests may let huggingface_hub wait for minutes: that is shown at
+    once.
+    """
+    assert list(root.list()) == []  # huggingface_hub's client is made
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
+    monkeypatch.setattr(retries, "_waited_for", set())
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    sentences = list[str]()
+    with redirect_notices(sentences.append):
+        logger.warning("You are not authenticated.")
+        logger.warning("HTTP Error 429 thrown while requesting GET http://hub/x")
+        logger.warning("Rate limited. Waiting 300s before retry [Retry 1/5].")
+    assert caplog.messages == ["You are not authenticated."]
+    [sentence] = sentences
+    assert "the hub takes no more requests of this user for a while" in sentence
 
 
 def test_a_data_set_of_a_hub_that_does_not_answer_is_one_sentence(
