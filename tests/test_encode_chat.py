@@ -11,7 +11,8 @@ from itertools import product
 from typing import Any
 
 import pytest
-from jinja2 import TemplateError
+from jinja2 import TemplateError, Undefined, UndefinedError
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from mdsmix.encode.chat import (
     NO_WORDS,
@@ -324,3 +325,34 @@ def test_arguments_of_tojson_have_the_order_of_transformers() -> None:
         source = f"{{{{ messages | tojson({call}) }}}}"
         printed = open_template(source, VARIABLES).render(messages, False)
         assert printed == render_by_transformers(source, messages, False)
+
+
+def test_attributes_of_values_are_those_of_jinja2() -> None:
+    """Keys of dicts, methods, and what the sandbox forbids of one type and not of another. It is
+    asked twice.
+    """
+
+    class Keyed(dict[str, Any]):
+        role = "of the class"
+        append = "safe, of a list not"
+
+    def generate() -> Iterator[int]:
+        yield 1
+
+    reference, sandbox = ImmutableSandboxedEnvironment(), make_template_sandbox()
+    values = ({"role": 1, "items": 2, "__class__": 3}, Keyed(role=1, b=2), "text", [1], 5, None)
+    callables = (generate(), generate, "x".join, str, reference.undefined(name="x"))
+    names = ("role", "b", "items", "clear", "append", "upper", "__class__", "gi_frame", "mro")
+    found = set[str]()
+    for value, name in product((*values, *callables), (*names, *names)):
+        results = list[Any]()
+        for environment in (reference, sandbox):
+            try:
+                result = environment.getattr(value, name)
+                kind = result._undefined_exception if isinstance(result, Undefined) else None
+                results.append((kind, str(result)) if kind is not SecurityError else kind)
+            except UndefinedError as error:
+                results.append(str(error))
+        assert results[0] == results[1], (value, name)
+        found.add(str(results[0]))
+    assert {"(None, '1')", "(None, 'of the class')", str(SecurityError)} < found

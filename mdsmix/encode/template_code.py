@@ -44,6 +44,8 @@ _CAPTURES = (
 printing.
 """
 
+_ATTRIBUTES_OF_DICTS = frozenset(dir(dict))
+
 
 class InspectedContent(BaseException):
     """Raised if a template does more with a content than strip and print it. It is a BaseException,
@@ -146,9 +148,40 @@ class _Generation(Extension):
         return nodes.Scope(body).set_lineno(line)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, with faster attributes of values. A template that has to be rendered for
+    each conversation spends most of its time on these: with one in the style of Qwen 3's, a
+    conversion of 12 MB of chats takes 0.88 s of CPU time instead of 1.40.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._safe_attributes = dict[tuple[type, str], bool]()
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return the attribute of a value, or the key of this name if there is no such attribute.
+        A dict, such as a message, is asked at once for a key that is not the name of a method.
+        """
+        if type(obj) is not dict or attribute in _ATTRIBUTES_OF_DICTS:
+            return super().getattr(obj, attribute)
+        try:
+            return obj[attribute]
+        except KeyError:
+            return self.undefined(obj=obj, name=attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Check whether a template may use an attribute. jinja2 compares the type of the object
+        with a dozen others. The answer depends only on this type and the name, so it is kept.
+        """
+        key = (type(obj), attr)
+        if key not in self._safe_attributes:
+            self._safe_attributes[key] = super().is_safe_attribute(obj, attr, value)
+        return self._safe_attributes[key]
+
+
 def make_template_sandbox() -> Environment:
     """Return the environment of transformers' chat templates, without its random functions."""
-    sandbox = ImmutableSandboxedEnvironment(
+    sandbox = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     del sandbox.globals["lipsum"], sandbox.filters["random"]
