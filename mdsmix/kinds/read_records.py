@@ -100,9 +100,9 @@ class Diagnostics:
         # Quickly skip the records all of whose fields are read. This is not possible with rival
         # fields: `_fields_read` has all of these, but only one of them is read.
         if not self._rival_fields:
-            # Usually no record has other fields. Looking at all names together takes 40 ns a
-            # record, half of the time of looking at each record.
-            if self._fields_read.issuperset(chain.from_iterable(objects)):
+            # Usually no record has other fields. Looking at all names together takes 20 ns a
+            # record, a quarter of the time of looking at each record.
+            if set[str]().union(*objects) <= self._fields_read:
                 return
             objects = [*filterfalse(self._fields_read.issuperset, objects)]
         self.add("unread", Counter(chain.from_iterable(map(self._unread_fields, objects))))
