@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +59,9 @@ class Lines(NamedTuple):
             pieces: for each row, the bytes of its values.
             fill: the bytes of one value of the padding.
         """
+        if not self.gaps:
+            # Without this, a batch of full rows takes 3 % longer.
+            return np.frombuffer(b"".join(chain.from_iterable(pieces)), dtype)
         itemsize = len(fill)
         padding = _repeat_bytes(fill, self.width)
         parts = list[bytes]()
@@ -71,13 +75,13 @@ class Lines(NamedTuple):
             parts.append(padding[: itemsize * (self.size - position)])
         return np.frombuffer(b"".join(parts), dtype)
 
-    def fill(self, token: int, padding: int) -> Tokens:
-        """Return int64 [size]: one value for all tokens of rows, and one for padding."""
+    def make_mask(self) -> Tokens:
+        """Return int64 [size]: 1 for all tokens of rows, and 0 for padding."""
         # np.full takes twice as long.
-        values = np.empty(self.size, np.int64)
-        values.fill(token)
-        self.fill_gaps(values, padding)
-        return values
+        mask = np.empty(self.size, np.int64)
+        mask.fill(1)
+        self.fill_gaps(mask, 0)
+        return mask
 
     def fill_gaps(self, values: Tokens, padding: int) -> None:
         """Set the values of padding.
@@ -114,7 +118,7 @@ def write_batch(
     if rows.dtype.kind == "i" and stored_ids.min() < 0:
         return None
     ids = stored_ids.astype(np.int64)
-    mask = lines.fill(token=1, padding=0)
+    mask = lines.make_mask()
 
     # The labels are the ids, with IGNORED_LABEL for each token that is not trained.
     documents = None
@@ -123,7 +127,8 @@ def write_batch(
         if documents is None:
             return None
         is_ignored = _find_ignored(rows, lines, documents)
-        are_untrained = np.logical_and.reduceat(is_ignored, range(0, lines.size, width))
+        # Whether all tokens from a row's first one to the next row's first one are ignored.
+        are_untrained = np.logical_and.reduceat(is_ignored, lines.begins)
         if any(are_untrained.tolist()):
             return None
         labels = stored_ids.astype(np.int64)
@@ -145,7 +150,11 @@ def write_batch(
         if POSITION_IDS in extra_keys:
             arrays[POSITION_IDS] = _number_positions(lines, documents)
         if SEQUENCE_ID in extra_keys:
-            arrays[SEQUENCE_ID] = _number_documents(lines, documents)
+            if documents is None:
+                # Each row is one document: 0 for its tokens, -1 for padding.
+                arrays[SEQUENCE_ID] = mask - 1
+            else:
+                arrays[SEQUENCE_ID] = _number_documents(lines, documents)
     if LOSS_WEIGHTS in extra_keys:
         arrays[LOSS_WEIGHTS] = _weigh_labels(rows, lines, labels)
     return {key: values.reshape(-1, width) for key, values in arrays.items()}
@@ -280,14 +289,8 @@ def _separate_documents(
     return _make_documents(lines, edges, counts.tolist())
 
 
-def _number_documents(lines: Lines, documents: Documents | None) -> Tokens:
-    """Return int64 [size]: the number of each token's document in its row, -1 for padding.
-
-    Args:
-        documents: None if each row is one document.
-    """
-    if documents is None:
-        return lines.fill(token=0, padding=-1)
+def _number_documents(lines: Lines, documents: Documents) -> Tokens:
+    """Return int64 [size]: the number of each token's document in its row, -1 for padding."""
     ascending = _list_numbers(lines.width)
     pieces = [ascending[: NUMBER_BYTES * count] for count in documents.counts]
     # 4 us for 8 rows of 2,048; a cumulative sum over the first tokens takes 11.
