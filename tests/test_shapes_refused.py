@@ -8,7 +8,7 @@ import json
 from itertools import product
 from typing import Any
 
-from mdsmix.record import RichConversation
+from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.messages import MESSAGES, OPENAI
 
@@ -331,3 +331,39 @@ def test_records_read_all_at_once_are_as_read_one_by_one() -> None:
         for record in (None, 7, "my p", ["my p"], good[:1], {}, *odd):
             assert isinstance(shape.read(record, fields), str), record
             assert shape.read_plain([good[0], record, good[1]], fields) is None, record
+
+
+def test_what_other_shapes_read_at_once_is_as_read_one_by_one() -> None:
+    """Every order of up to four roles, also with an empty content and with other keys and fields.
+    What is not plain is left to the reading one by one.
+    """
+    words = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
+    keys = {"openai": ("role", "content"), "sharegpt": ("from", "value")}
+    for name, (role_key, text_key) in keys.items():
+        shape = SHAPES[name]
+        fields = shape.own_fields
+        (field,) = shape.fields
+        orders = list[tuple[str, ...]]()
+        for count in range(5):
+            for roles in product((*words, "bot"), repeat=count):
+                said = [words.get(role, role) if name == "sharegpt" else role for role in roles]
+                messages = [{role_key: role, text_key: "a"} for role in said]
+                blank = [*messages[:-1], *(message | {text_key: ""} for message in messages[-1:])]
+                named = [message | {"name": "b"} for message in messages]
+                for record in (
+                    *({field: messages}, {field: blank}, {field: named}),
+                    *({field: messages, "tools": TOOLS}, {field: messages, "system": "s"}),
+                    {field: messages, "chat_template_kwargs": {"a": 1}},
+                    {field: messages, "score": 1},
+                ):
+                    together = shape.read_plain([record], fields)
+                    if together is not None:
+                        one_by_one = shape.read(record, fields)
+                        assert [*together] == [one_by_one]
+                        assert type(one_by_one) is Conversation
+                        orders.append(roles)
+        # With and without a score. A first answer that follows a system message is one of them.
+        assert len(orders) == 2 * len({*orders})
+        assert {("user", "assistant"), ("system", "user", "assistant")} < {*orders}
+        assert ("system", "assistant", "user", "assistant") not in orders
+        assert ("system", "assistant") in orders

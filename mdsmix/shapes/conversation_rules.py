@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from typing import Any, NamedTuple
 
 from mdsmix.json_values import read_exactly
@@ -15,11 +15,12 @@ from mdsmix.record import (
     AnswerLoss,
     Conversation,
     Message,
+    PlainConversations,
     RecordRefused,
     RichConversation,
     is_encodable,
 )
-from mdsmix.shapes.shape import RawRecord
+from mdsmix.shapes.shape import RawRecord, are_texts
 from mdsmix.shapes.spans import DETAIL, SPAN_REASONS, WEIGHTS, read_spans, read_weight
 
 CONVERSATION_REASONS = {
@@ -197,6 +198,39 @@ def check_roles(roles: tuple[Any, ...], repeatable: str = "") -> str | None:
         return "last_not_assistant"
     # Foundry renders the messages before each answer, and transformers cannot render an empty list.
     return GREETS if roles[0] == "assistant" else None
+
+
+def read_plain_conversations(
+    lists: Sequence[list[Message]], strict: bool = True
+) -> PlainConversations | None:
+    """Return conversations whose messages have only a role and a text, read at once. Return None if
+    one of them breaks a rule; they are then read one by one.
+
+    Raises LookupError or TypeError if a message is not a dict with a role and a content.
+
+    Args:
+        lists: for each conversation its messages.
+        strict: whether the rules are LLM-Foundry's alone. False: those of `make_conversation`.
+    """
+    conversations = PlainConversations.of(lists)
+    # Many conversations have the same order of roles: check each order once.
+    orders = {*conversations.roles}
+    if {*map(check_roles, orders)} != {None}:
+        return None
+    have_two_keys = {*map(len, chain.from_iterable(lists))} == {2}  # role and content
+    if not have_two_keys or not are_texts(conversations.all_contents):
+        return None
+    if not strict and not (all(conversations.all_contents) and all(map(_begins_plainly, orders))):
+        return None
+    return conversations
+
+
+def _begins_plainly(roles: tuple[str, ...]) -> bool:
+    """Check whether `make_conversation` trains all answers of a conversation with roles in this
+    order, and finds it plain: no answer comes before the first question, and all roles are plain.
+    """
+    opening = roles[: _count_opening_messages(roles)]
+    return "assistant" not in opening and {*PLAIN_ROLES}.issuperset(roles)
 
 
 class Marks(NamedTuple):
