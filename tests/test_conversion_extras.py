@@ -250,7 +250,7 @@ def test_a_field_that_the_recipe_names_and_no_record_has_is_warned_of(
 def test_system_messages_that_the_template_leaves_out_are_warned_of(
     project: Project, styles: dict[str, Path], kind: str
 ) -> None:
-    """Phi-3's template prints none, and others only the first message of a conversation."""
+    """Some templates print none, others only the first message of a conversation."""
     first = talk("system", "user", "assistant")["messages"]
     later = talk("user", "assistant", "system", "user", "assistant")["messages"]
     without = talk("user", "assistant")["messages"]
