@@ -357,6 +357,17 @@ def evaluation_drawing(home: Path, repeat: float, **dataset: Any) -> Mix:
     return text_loader(top={"eval_loader": [section | {"dataset": keys}]})(home)
 
 
+@built_later
+def evaluation_of(home: Path, stream: PublishedStream, weight: float = 1) -> Mix:
+    """Return a mix that trains on WEB with this weight, and evaluates on a stream."""
+    keys = {"streams": {stream.name: stream.publish(home)}, "max_seq_len": LENGTH}
+    section = {"label": "held", "name": "text", "num_workers": 2, "drop_last": False}
+    trained = WEB.publish(home) | {"repeat": weight}
+    return text_loader(
+        streams={"web": trained}, top={"eval_loader": [section | {"dataset": keys}]}
+    )(home)
+
+
 def with_mask_token(token: str | None) -> BuildMix:
     """Return a mix whose loader masks tokens, and whose tokenizer has this mask token."""
     variables = {"mask_token": token} if token else {}

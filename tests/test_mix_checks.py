@@ -54,6 +54,7 @@ from tests.mixes import (
     deep_checked,
     encoder_decoder,
     evaluation_drawing,
+    evaluation_of,
     evaluations,
     finetuning_loader,
     foundry_turns,
@@ -359,6 +360,7 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
         pretrained_model(ONE_TOKEN, ONE_TOKEN),
     ),
     "evaluation-varies": (evaluation_drawing(repeat=0.5), evaluation_drawing(repeat=2)),
+    "evaluation-trained": (evaluation_of(WEB), evaluation_of(DOCS)),
     "eval-label": (evaluations("held", ""), evaluations("held", "other")),
     "loader-unknown": (text_loader(loader={"name": "denoising"}), text_loader()),
     "key-dropped": (text_loader(packing_ratio=2), text_loader(predownload=2)),
@@ -544,6 +546,14 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
         "",
     ),
     (mdsmix_loader(PACKS, WEB, FAQ), "documents-unmarked documents-unseparated", ""),
+    (
+        mdsmix_loader(PACKS, max_seq_len=2 * LENGTH),
+        "length-differs rows-short",
+        f"chat are packed for {LENGTH} tokens",
+    ),
+    # A copy in another folder is the same samples, and a stream of weight 0 is not trained on.
+    (evaluation_of(replace(WEB, name="copy")), "evaluation-trained", "evaluates on copy"),
+    (evaluation_of(WEB, weight=0), "weights-off weights-none", ""),
     (
         finetuning_loader(CHAT(card=ENCODER_DECODER), **ENCODER_DECODER, **model_keys("hf_t5")),
         "",

@@ -1,6 +1,6 @@
 """Checks of weights, epochs, batches, packing, and train against eval: weights must draw the
 intended samples, an epoch must fill its batches, and an evaluation must draw the same samples each
-time.
+time, which are not trained on.
 """
 
 from __future__ import annotations
@@ -137,6 +137,25 @@ def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
             "weight.",
             "remove epoch_size and the weight, or set sampling_method: fixed.",
             stream_names(varied),
+        )
+
+
+@CHECKS.loader(
+    "warning",
+    "Its loss does not tell how well the model does on text that the model has not seen.",
+)
+def evaluation_trained(mix: Mix, loader: Loader) -> Findings:
+    """Find evaluations on streams that are trained on too, here or as a copy in another folder."""
+    if loader.trains:
+        return
+    trained = {stream.index.hash for stream in mix.train.streams if not _is_off(stream)}
+    seen = [stream for stream in loader.streams if stream.index.hash in trained]
+    if seen:
+        yield Finding(
+            "{loader} evaluates on {streams}, and the same samples are trained on.",
+            "OK if intended. Otherwise evaluate on samples that are held out (`holdout` in a "
+            "recipe).",
+            stream_names(seen),
         )
 
 

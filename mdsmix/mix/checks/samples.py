@@ -223,13 +223,18 @@ def _has_usable_long_samples(loader: Loader, stream: StreamInMix) -> bool:
     "Every batch is padded, or shorter than the model allows: part of each step is wasted.",
 )
 def rows_short(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
-    """Find streams whose rows all have one length, which is shorter than the loader's rows."""
+    """Find streams whose rows are filled to one length, which is shorter than the loader's rows:
+    rows that all have this length, and packed rows.
+    """
     length = fixed_row_length(stream)
+    problem = f"every sample of {{streams}} has {length} tokens"
+    if stream.encoding and stream.encoding.pack:
+        length = stream.encoding.max_seq_len
+        problem = f"the rows of {{streams}} are packed for {length} tokens"
     limit = loader.max_seq_len or 0
     if length is not None and length < limit:
         yield Finding(
-            f"every sample of {{streams}} has {length} tokens, and max_seq_len of {{loader}} is "
-            f"{limit}.",
+            f"{problem}, and max_seq_len of {{loader}} is {limit}.",
             f"convert again for {limit} tokens, or train with max_seq_len: {length}.",
         )
 
