@@ -13,15 +13,25 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import orjson
 import pytest
 from tokenizers import Tokenizer as Model
 
 from mdsmix.tokenizer import describe
 from mdsmix.tokenizer.bpe_json import BpeJson
-from mdsmix.tokenizer.content_hash import hash_model
+from mdsmix.tokenizer.content_hash import ModelHash, hash_model
 from mdsmix.tokenizer.transformers_five import PLAIN_CLASS, TOKENIZER_JSON
 from tests.styles import IGNORED_BOS, copy_with_config
 from tests.versions import IS_TRANSFORMERS_4
+
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+ADDS_EOS = {
+    "type": "TemplateProcessing",
+    "single": [TEXT, {"SpecialToken": {"id": "eos", "type_id": 0}}],
+    "pair": [TEXT, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"eos": {"id": "eos", "ids": [0], "tokens": ["<|endoftext|>"]}},
+}
+"A post-processor that adds EOS, whose id is 0, after a text."
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -189,6 +199,55 @@ def test_a_file_is_hashed_as_tokenizers_reads_it(tokenizer_folder: Path, tmp_pat
     assert described == expected
 
 
+def test_a_file_is_as_the_tokenizer_if_only_ids_around_texts_differ(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """Backends encode texts without these."""
+    tree = json.loads((tokenizer_folder / TOKENIZER_JSON).read_bytes())
+    path = tmp_path / TOKENIZER_JSON
+    other_normalizer = {"normalizer": {"type": "NFD"}}
+    for changes, is_as_file in (({"post_processor": ADDS_EOS}, True), (other_normalizer, False)):
+        path.write_text(json.dumps(tree | changes))
+        hash_of_file = describe.FileReader(path, tmp_path / "joined").wait()["file_hash"]
+        assert hash_of_file != hash_model(tree)
+        described = describe.describe_tokenizer(str(tokenizer_folder), {}, hash_of_file)
+        assert described["is_as_file"] == is_as_file
+
+
+def test_ids_around_texts_are_compared_without_opening_the_whole_model(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence is the same, also for a file that cuts texts."""
+    tree = json.loads((tokenizer_folder / TOKENIZER_JSON).read_bytes())
+    cuts = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    tree_of_file = tree | {"post_processor": ADDS_EOS, "truncation": cuts}
+    (tmp_path / TOKENIZER_JSON).write_text(json.dumps(tree_of_file))
+    tokenizer, _ = describe._load(str(tokenizer_folder), {})
+    arguments = (str(tmp_path), tokenizer, hash_model(tree))
+    expected = describe._describe_class_changes(*arguments, None)
+    assert expected.count("'a' is [") == 1
+    hash_of_file = hash_model(tree_of_file)
+    opened = list[dict[str, Any]]()
+    dumps = orjson.dumps
+    monkeypatch.setattr(orjson, "dumps", lambda tree: opened.append(tree) or dumps(tree))
+    sentence = describe._describe_class_changes(*arguments, hash_of_file)
+    assert sentence == expected
+    (small_tree,) = opened
+    assert small_tree["model"]["vocab"] == {}
+
+
+def test_a_switch_that_a_file_lacks_is_off(tokenizer_folder: Path) -> None:
+    """DeepSeek V3's file lacks `ignore_merges`."""
+    tree = json.loads((tokenizer_folder / TOKENIZER_JSON).read_bytes())
+    for switch in ("ignore_merges", "byte_fallback", "fuse_unk"):
+        values: list[dict[str, Any]] = [{}, {switch: False}, {switch: True}]
+        settings = {key: value for key, value in tree["model"].items() if key != switch}
+        trees = [tree | {"model": settings | value} for value in values]
+        lacks, off, on = [Model.from_str(json.dumps(each)).to_str() for each in trees]
+        assert lacks == off != on
+        assert hash_model(trees[0]) == hash_model(trees[1]) != hash_model(trees[2])
+
+
 def test_a_file_that_cuts_or_pads_texts_is_not_opened_ahead(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -243,6 +302,6 @@ def test_only_a_tokenizer_with_the_hash_of_its_file_is_not_compared(
     name = str(tokenizer_folder)
     found = [
         describe.describe_tokenizer(name, {}, file_hash)["class_changes"]
-        for file_hash in (digest, "", "0" * 32)
+        for file_hash in (digest, None, ModelHash("0" * 32, digest.around))
     ]
     assert found == ["", "changed", "changed"]

@@ -13,7 +13,7 @@ right hash by today's rule (`published.adopt_hash`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import xxhash
@@ -47,9 +47,26 @@ def hash_bytes(tree: Json, ids: Ids) -> str:
     return _hash([tree, dict(ids)])
 
 
-def hash_model(tree: Json) -> str:
-    """Return the hash of the settings of a tokenizer.json that decide ids, 32 hex digits."""
-    return _hash(normalize_model(tree))
+class ModelHash(NamedTuple):
+    """The hash of the settings of a tokenizer.json that decide ids."""
+
+    own: str
+    "Of the settings that decide the ids of a text itself, 32 hex digits."
+    around: str
+    "Of the ids that are added before and after a text, 32 hex digits."
+
+
+def hash_model(tree: Json) -> ModelHash:
+    """Return the hash of the settings of a tokenizer.json that decide ids. It is compared with that
+    of another file, and is not stored.
+    """
+    settings = normalize_model(tree)
+    around = settings.pop("around")
+    # Without switches that are off, such as `ignore_merges`: older files lack them. `hash_content`
+    # keeps them, since manifests contain its hash.
+    model = settings["model"]
+    settings["model"] = {key: value for key, value in model.items() if value is not False}
+    return ModelHash(_hash(settings), _hash(around))
 
 
 def _hash(tree: Any) -> str:
