@@ -328,7 +328,7 @@ class RecordReader:
             if not value or type(value) is not str or not isinstance(conversation, Conversation):
                 continue
             first = conversation.messages[0]
-            content = first["content"]
+            content = first.get("content")
             is_other = type(content) is str and not content.startswith(value)
             if is_other and first["role"] in SYSTEM_ROLES:
                 count += 1
