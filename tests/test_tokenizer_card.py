@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -339,6 +340,18 @@ def test_a_process_that_describes_is_read_to_its_end(
             assert err in done.stderr
         if ahead:
             assert [call.args for call in ahead.begin.call_args_list] == [(f,) for f in begun]
+
+
+def test_without_a_folder_for_temporary_files_the_process_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nimport sys\nprint(sys.argv[1:])\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    done = run_describe("{}", Mock())
+    assert done.stdout == "['-m', 'mdsmix.tokenizer.describe']\n"
 
 
 def test_ctrl_c_ends_the_process_that_describes(

@@ -261,14 +261,18 @@ def run_describe(question: str, ahead: Ahead | None) -> subprocess.CompletedProc
         ahead: opens the tokenizer meanwhile; None: it is not opened.
     """
     command = [sys.executable, "-m", "mdsmix.tokenizer.describe"]
-    if ahead is None:
-        return subprocess.run(command, input=question, capture_output=True, text=True)
-    from tempfile import TemporaryFile  # 10 ms, and few commands describe a tokenizer
+    errors = None
+    if ahead:
+        from tempfile import TemporaryFile  # 10 ms, and few commands describe a tokenizer
 
+        # A file for stderr, since nobody reads it while the process runs.
+        with suppress(OSError):  # no folder can be written: the process reports it
+            errors = TemporaryFile("w+")  # noqa: SIM115
+    if ahead is None or errors is None:
+        return subprocess.run(command, input=question, capture_output=True, text=True)
     pipe, notice = os.pipe()
     command.append(str(notice))
-    # A file for stderr, since nobody reads it while the process runs.
-    with TemporaryFile("w+") as errors, os.fdopen(pipe, "rb") as notices:
+    with errors, os.fdopen(pipe, "rb") as notices:
         try:
             process = subprocess.Popen(
                 command, stdin=PIPE, stdout=PIPE, stderr=errors, text=True, pass_fds=[notice]
