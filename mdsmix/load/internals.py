@@ -47,7 +47,7 @@ from streaming.base.world import World
 
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
-from mdsmix.load.open_shards import OpenShard, OpenShards
+from mdsmix.load.open_shards import OpenShards
 from mdsmix.load.stored_rows import ShardSource, StoredRow, find_id_columns_of
 
 log = logging.getLogger(__name__)
@@ -323,7 +323,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         Args:
             position: the number of the sample in the shard.
             retry: how many times the shard is fetched if it is evicted before it is read.
-            is_kept_open: whether the shard's file stays open.
+            is_kept_open: whether the shard's file stays open to the end of the pass.
         """
         stream_number = int(self.stream_per_shard[shard_id])
         stream = self.streams[stream_number]
@@ -342,9 +342,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
                 self.prepare_shard(shard_id)
             for attempt in range(1 + retry):
                 try:
-                    if is_kept_open:
-                        return self.open_shards.open(shard_id, source).read(position)
-                    return OpenShard(source).read(position)
+                    return self.open_shards.open(shard_id, source, is_kept_open).read(position)
                 except FileNotFoundError:
                     # It was evicted, and may be evicted again before it is opened.
                     if attempt == retry:

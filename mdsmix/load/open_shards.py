@@ -133,8 +133,8 @@ class OpenShards:
     next_check: float = 0.0
     "When `close_replaced` checks the files again, by time.monotonic."
 
-    def open(self, shard_id: int, source: ShardSource) -> OpenShard:
-        """Open the file of a shard, and close others if there are too many.
+    def open(self, shard_id: int, source: ShardSource, is_kept_open: bool = True) -> OpenShard:
+        """Open the file of a shard. If it is kept open, close others if there are too many.
 
         Raises the errors of OpenShard, and ValueError if the file was written since it was last
         opened, and does not have the hash of the index.
@@ -143,6 +143,8 @@ class OpenShards:
         if self.versions.setdefault(shard_id, file.version) != file.version:
             source.stream.check(source.shard)
             self.versions[shard_id] = file.version
+        if not is_kept_open:
+            return file
         self.files[shard_id] = file
         # A copy, since the thread may close files meanwhile.
         for oldest in list(self.files)[: -count_most_open()]:

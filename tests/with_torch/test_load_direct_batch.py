@@ -283,6 +283,11 @@ def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: lis
                 make_packed([0, 2, 1], [1, 1, 1, 1]),
                 "the column `starts` of this packed row",
             ),
+            (
+                packed,
+                make_packed([0, 2, 2], [1, 1, 1, 1]),
+                "the column `starts` of this packed row",
+            ),
             (packed, make_packed([1, 2], [1, 1, 1, 1]), "the column `starts` of this packed row"),
             (packed, make_packed([0, 4], [1, 1, 1, 1]), "the column `starts` of this packed row"),
             (packed, make_packed([0, 5], [1, 1, 1, 1]), "the column `starts` of this packed row"),

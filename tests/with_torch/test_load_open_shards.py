@@ -71,9 +71,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The shards that were opened, and how many were open then."""
     shards: list[int] = []
 
-    def open_and_note(self: OpenShards, shard_id: int, source: Any) -> Any:
+    def open_and_note(self: OpenShards, shard_id: int, source: Any, is_kept_open: bool) -> Any:
         shards.append(shard_id)
-        file = open_shard(self, shard_id, source)
+        file = open_shard(self, shard_id, source, is_kept_open)
         assert len(self.files) <= open_shards.MOST_OPEN
         return file
 
@@ -314,6 +314,17 @@ def test_another_version_with_as_many_bytes_is_refused(tmp_path: Path) -> None:
     tokens, sentence = read_on(loader, replace)
     assert tokens == [10, 18, 26, 34]
     assert f"{shard} does not have the sha1 hash that the stream's index states" in sentence
+
+
+def test_another_version_is_refused_outside_a_pass(tmp_path: Path) -> None:
+    """`dataset[i]` opens the file each time."""
+    folder = write_tokens(tmp_path / "web", ROWS, size_limit=400)
+    dataset = loaded({"web": {"local": str(folder)}}).dataset
+    assert dataset[0].input_ids.tolist() == dataset[0].input_ids.tolist()
+    assert not dataset.open_shards.files
+    replace_by_other_bytes(folder / "shard.00000.mds")
+    with pytest.raises(Unreachable, match=r"shard\.00000\.mds does not have the sha1 hash"):
+        dataset[0]
 
 
 def test_a_version_that_came_while_a_shard_was_closed_is_refused(
