@@ -8,6 +8,7 @@ import io
 import os
 import re
 import shutil
+import threading
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from multiprocessing import get_context
@@ -287,15 +288,35 @@ def test_a_store_that_refuses_the_headers_keeps_no_conditions(
         assert keeps == ({store: False} if is_learnt else before)
 
 
+class ClockOfThreads(Waiting):
+    """A clock for each thread, which only this thread's own waiting advances."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = dict[int, float]()
+        "Thread -> how long it has waited."
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds[threading.get_ident()] = self.monotonic() + seconds
+
+    def monotonic(self) -> float:
+        return self.seconds.get(threading.get_ident(), 0.0)
+
+
 def test_the_trial_of_a_dead_endpoint_is_given_up_soon(
     clock: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To look up the endpoint's address does not count as an answer of the store."""
+    """To look up the endpoint's address does not count as an answer of the store. Three writers
+    and the deletion wait 3 s each, in threads of their own.
+    """
     monkeypatch.setattr(s3_conditions, "_keeps", {})
+    own_clocks = ClockOfThreads()
+    monkeypatch.setattr(retries, "time", own_clocks)
     with pytest.raises(Unreachable, match="nothing answers there"):
         locate("s3://b/x").try_conditions()
-    assert retries._answered == set()
-    assert clock.now < 30, "three writers and the deletion, 3 s each"
+    assert "http://127.0.0.1:9" not in retries._answered
+    assert len(own_clocks.seconds) >= 4
+    assert max(own_clocks.seconds.values()) < 4
 
 
 def test_a_bucket_is_part_of_the_host_name_only_at_aws(
@@ -317,6 +338,67 @@ def test_a_bucket_is_part_of_the_host_name_only_at_aws(
     ):
         monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
         assert ask_s3("s3://b/x", describe) == expected
+
+
+def test_messages_name_the_endpoint_that_boto3_uses(
+    clock: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A profile may set an endpoint, and a variable may let boto3 ignore what others set. The
+    address of a VPC endpoint is not that of AWS for everybody.
+    """
+    profile = tmp_path / "config"
+    url = "http://user:secret@store.example:9000"
+    profile.write_text(f"[default]\nregion = eu-west-1\nendpoint_url = {url}\n")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    inner = "https://bucket.vpce-1a-2b.s3.eu-west-1.vpce.amazonaws.com"
+    ignore = {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}
+    for settings, expected in (
+        ({}, "http://store.example:9000"),
+        ({"AWS_ENDPOINT_URL": "http://other.example"}, "http://other.example"),
+        ({"AWS_ENDPOINT_URL_S3": inner}, inner),
+        ({"S3_ENDPOINT_URL": "http://other.example", **ignore}, "http://other.example"),
+        ({"AWS_ENDPOINT_URL": "http://other.example", **ignore}, "AWS"),
+        ({"AWS_CONFIG_FILE": str(tmp_path / "missing"), "AWS_DEFAULT_REGION": "cn-north-1"}, "AWS"),
+        ({"AWS_DEFAULT_REGION": "no region", "AWS_ENDPOINT_URL": "http://a"}, "http://a"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_CONFIG_FILE", str(profile))
+            patch.setenv("S3_ENDPOINT_URL", "")
+            for name, value in settings.items():
+                patch.setenv(name, value)
+            assert s3_client.show_s3_endpoint() == expected
+            access = locate("s3://b/x").describe_access()
+            assert access == f"endpoint {expected}, credentials from env"
+            command = locate("s3://b/x").fetch_command("copy")
+            assert ("--endpoint-url" in command) == (expected != "AWS")
+            with pytest.raises(Unreachable, match=f"s3://b/x at {re.escape(expected)}") as refusal:
+                clock.ask(1e9, make_error("AccessDenied", 403))
+            assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"AWS_DEFAULT_REGION": "no region"}, "the region is not a name of a region; correct AWS_"),
+        ({"AWS_CONFIG_FILE": "{damaged}"}, "a configuration file of AWS cannot be read; correct"),
+        ({"AWS_REQUEST_CHECKSUM_CALCULATION": "x"}, "a setting of boto3 is not valid; correct"),
+        ({"AWS_S3_DISABLE_EXPRESS_SESSION_AUTH": "x"}, "a setting of boto3 is not valid; correct"),
+        ({"S3_ENDPOINT_URL": "http://127.0.0.1:9?x=1"}, "the endpoint is not the address of a st"),
+    ],
+)
+def test_a_setting_that_boto3_refuses_is_one_sentence(
+    clock: Waiting,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    settings: dict[str, str],
+    words: str,
+) -> None:
+    damaged = tmp_path / "config"
+    damaged.write_text("[ no section\nx")
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value.format(damaged=damaged))
+    with pytest.raises(Unreachable, match=rf"^cannot reach s3://b/x at [^\n]*: {words}[^\n]*$"):
+        locate("s3://b/x").stat()
 
 
 READ = st.tuples(st.none(), st.integers(-1, 90))

@@ -18,7 +18,6 @@ import hashlib
 import io
 import os
 import re
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -180,8 +179,7 @@ class AzurePath(BucketPath):
         endpoint = find_account(account_name(self.url)).endpoint
         if endpoint.endswith(HOST_SUFFIX):
             return True
-        trial = type(self)(f"{self.path}-trial-{secrets.token_hex(8)}")  # a new blob
-        return try_once(_keeps, endpoint, trial)
+        return try_once(_keeps, endpoint, self)
 
     def copy_to(self, target: Location) -> None:
         """Copy this blob to `target`. The store itself copies it if `target` is in the same

@@ -4,6 +4,7 @@ succeeds that `create` or `replace` one object at the same moment.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,7 @@ def passes_trial(trial: Location) -> bool:
 def try_once(
     results: dict[Store, bool],
     store: Store,
-    trial: Location,
+    file: Location,
     passes: Callable[[Location], bool] = passes_trial,
 ) -> bool:
     """Return whether a store respects conditions of writes. An unknown store is tested, and its
@@ -65,11 +66,13 @@ def try_once(
         results: store -> whether it respects conditions. A forked worker inherits them from its
             parent.
         store: names the store in `results`.
-        trial: an object that does not exist. The test writes it and deletes it again.
-        passes: the test.
+        file: a file in the store. The test writes a new file with a similar name, and deletes it
+            again.
+        passes: the test, called with the new file.
     """
     with _trial_lock:
         if store not in results:
+            trial = type(file)(f"{file.path}-trial-{secrets.token_hex(8)}")
             try:
                 has_passed = passes(trial)
             finally:

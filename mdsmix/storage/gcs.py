@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import re
-import secrets
 import shlex
 from collections.abc import Mapping
 from functools import partial
@@ -139,8 +138,7 @@ class GCSPath(BucketPath):
         endpoint = open_session(self.url).endpoint
         if endpoint.endswith(".googleapis.com"):
             return True
-        trial = GCSPath(f"{self.path}-trial-{secrets.token_hex(8)}")  # a new object
-        return try_once(_keeps, (endpoint, self.bucket), trial)
+        return try_once(_keeps, (endpoint, self.bucket), self)
 
     def copy_to(self, target: Location) -> None:
         """Copy this object to `target`. The store itself copies it if `target` is in a bucket, by

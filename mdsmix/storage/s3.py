@@ -8,7 +8,6 @@ middle continues where it broke, if the object has not changed.
 from __future__ import annotations
 
 import io
-import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,7 +22,13 @@ from mdsmix.storage.location import (
     Location,
     Stat,
 )
-from mdsmix.storage.s3_client import ask_s3, find_credentials, s3_answer_unless, stat_from_answer
+from mdsmix.storage.s3_client import (
+    ask_s3,
+    find_credentials,
+    s3_answer_unless,
+    show_s3_endpoint,
+    stat_from_answer,
+)
 from mdsmix.storage.s3_conditions import head, keeps_conditions, put_if
 from mdsmix.storage.s3_errors import (
     AWS,
@@ -31,7 +36,6 @@ from mdsmix.storage.s3_errors import (
     Answer,
     Object,
     error_code,
-    show_s3_endpoint,
 )
 from mdsmix.storage.s3_reader import make_s3_reader
 
@@ -100,8 +104,7 @@ class S3Path(BucketPath):
         return ask_s3(self.url, lambda client: put_if(client, self._object(), content, stamp))
 
     def try_conditions(self) -> bool:
-        trial = S3Path(f"{self.path}-trial-{secrets.token_hex(8)}")  # a new object
-        return keeps_conditions(trial, self.bucket)
+        return keeps_conditions(self, self.bucket)
 
     def copy_to(self, target: Location) -> None:
         """Copy this object to `target`. The store itself copies it if `target` is in a bucket."""

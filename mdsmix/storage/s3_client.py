@@ -5,6 +5,7 @@ credentials file only when a client is made, so expired credentials are renewed 
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
@@ -13,7 +14,8 @@ from typing import Any, TypeVar
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import Stat
 from mdsmix.storage.retries import Connection, retry
-from mdsmix.storage.s3_errors import Answer, S3Errors, error_code, show_s3_endpoint
+from mdsmix.storage.s3_errors import AWS, Answer, S3Errors, error_code, find_endpoint_variable
+from mdsmix.storage.store_errors import hide_password
 
 T = TypeVar("T")
 
@@ -22,6 +24,9 @@ _READ_SECONDS = 30
 # Other stores get no checksum headers of 2025: many refuse them, and the signature covers the body
 # anyway.
 _CHECKSUMS = "when_required"
+
+_ENDPOINT_OF_AWS = re.compile(r"https://s3[.-]([a-z0-9-]+\.)*amazonaws\.com")
+"Matches an address of AWS that boto3 chooses, and not that of a VPC endpoint, which a user sets."
 
 _client_lock = threading.RLock()
 os.register_at_fork(
@@ -51,6 +56,24 @@ def ask_s3(url: str, request: Callable[[Any], T]) -> T:
 def find_s3_endpoint(url: str) -> str:
     """Return the address of the store that requests for this URL go to. Nothing is sent."""
     return str(_client_for(url).meta.endpoint_url)
+
+
+def show_s3_endpoint() -> str:
+    """Return the store's endpoint as messages show it, without a password. AWS for an address of
+    AWS that boto3 chose.
+
+    boto3 decides: a profile in ~/.aws/config may set an endpoint, and
+    AWS_IGNORE_CONFIGURED_ENDPOINT_URLS lets it ignore all but S3_ENDPOINT_URL.
+    """
+    endpoint = os.environ.get("S3_ENDPOINT_URL") or ""
+    if not endpoint:
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            endpoint = str(_open_client().meta.endpoint_url)
+        except (BotoCoreError, ValueError):  # the error may be about the endpoint itself
+            endpoint = find_endpoint_variable() or AWS
+    return AWS if _ENDPOINT_OF_AWS.match(endpoint) else hide_password(endpoint)
 
 
 def s3_answer_unless(
@@ -102,15 +125,21 @@ def _client_for(url: str) -> Any:
     """
     from botocore.exceptions import BotoCoreError
 
-    # A new client is made if one of the variables that set its options has changed.
+    try:
+        return _open_client()
+    except (BotoCoreError, ValueError) as error:
+        raise _ERRORS.make_refusal(url, error) from None
+
+
+def _open_client() -> Any:
+    """Return the boto3 client of this process. A new one is made if one of the variables that set
+    its options has changed.
+    """
     prefixes = ("AWS_", "S3_")
     settings = [(name, value) for name, value in os.environ.items() if name.startswith(prefixes)]
     settings.sort()
-    try:
-        with _client_lock:  # otherwise each of 16 threads would make a client, 0.3 s each
-            return _make_client(os.getpid(), tuple(settings))
-    except (BotoCoreError, ValueError) as error:
-        raise _ERRORS.make_refusal(url, error) from None
+    with _client_lock:  # otherwise each of 16 threads would make a client, 0.3 s each
+        return _make_client(os.getpid(), tuple(settings))
 
 
 @lru_cache(maxsize=8)
@@ -157,7 +186,7 @@ def _open_loader(data_path: str | None) -> Any:
 
 
 # A new client reads the credentials again.
-_ERRORS = S3Errors(renew=_make_client.cache_clear)
+_ERRORS = S3Errors(renew=_make_client.cache_clear, show_endpoint=show_s3_endpoint)
 
 
 def stat_from_answer(answer: Answer) -> Stat:

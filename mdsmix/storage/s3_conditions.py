@@ -88,21 +88,21 @@ def put_if(client: Any, target: Object, content: bytes, stamp: str | None) -> St
     return stat
 
 
-def keeps_conditions(trial: Location, bucket: str) -> bool:
+def keeps_conditions(file: Location, bucket: str) -> bool:
     """Return whether the store respects conditions of writes, If-Match and If-None-Match: whether
     only one of several writers succeeds. An unknown store is tested once in a process; AWS is known
     to respect them.
 
     Args:
-        trial: an object that does not exist. The test writes it and deletes it again.
+        file: an object. The test writes another one with a similar name, and deletes it again.
         bucket: the bucket of this object.
     """
-    endpoint = find_s3_endpoint(trial.url)
+    endpoint = find_s3_endpoint(file.url)
     store = (endpoint, bucket)
     if ".amazonaws.com" in endpoint:
         return _keeps.setdefault(store, True)
     # `put_if` stores False if the store does not know the headers of conditions.
-    return try_once(_keeps, store, trial, partial(_passes_trial, store))
+    return try_once(_keeps, store, file, partial(_passes_trial, store))
 
 
 def _passes_trial(store: Store, trial: Location) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
-from mdsmix.storage.store_errors import StoreErrors, hide_password, is_temporary_status
+from mdsmix.storage.store_errors import StoreErrors, is_temporary_status
 
 _LATER = "run the same command again later"
 _AGAIN = "run the same command again"
@@ -15,6 +16,10 @@ _REPLACED = f"the object was replaced while it was being read; {_AGAIN}"
 _DENIED = "access denied; give these credentials the permission for this request"
 _REGION = "the bucket is in another region; set AWS_DEFAULT_REGION to that region"
 
+_SETTING = "a setting of boto3 is not valid; correct the AWS_* variables and ~/.aws/config"
+_INVALID_OBJECT = (
+    "this is not a valid object name, such as one with two slashes in a row; correct it"
+)
 _ADDRESS = "set S3_ENDPOINT_URL to an address such as http://localhost:9000"
 
 _SENTENCES = {
@@ -44,6 +49,8 @@ _SENTENCES = {
     "SlowDown": f"the store asks to slow down; {_LATER}",
     "InternalError": f"the store failed inside; {_LATER}",
     "500": f"the store failed inside; {_LATER}",
+    "KeyTooLongError": "the object's name is too long (at most 1,024 bytes); shorten the path",
+    "XMinioInvalidObjectName": _INVALID_OBJECT,
     "NotImplemented": "the store cannot do this; "
     "look up in its manual which parts of S3 it supports",
     "XMinioStorageFull": f"the store's disk is full; {_SPACE}",
@@ -54,6 +61,13 @@ _SENTENCES = {
     "and AWS_SECRET_ACCESS_KEY",
     "CredentialRetrievalError": f"the source of the credentials returned none; {_RENEW}",
     "UnauthorizedSSOTokenError": f"the SSO session has expired; {_RENEW}",
+    "ConfigParseError": "a configuration file of AWS cannot be read; correct ~/.aws/config and "
+    "~/.aws/credentials, or the files that AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE name",
+    "InvalidConfigError": _SETTING,
+    "InvalidChecksumConfigError": _SETTING,
+    "InvalidRegionError": "the region is not a name of a region; correct AWS_DEFAULT_REGION, or "
+    "the region in ~/.aws/config",
+    "EndpointResolutionError": f"the endpoint is not the address of a store; {_ADDRESS}",
     "ProfileNotFound": "the profile that AWS_PROFILE names does not exist; correct it",
     "SSLError": "the TLS connection failed; check AWS_CA_BUNDLE, and whether the endpoint begins "
     "with http:// or https://",
@@ -76,7 +90,7 @@ Object = dict[str, str]
 Answer = dict[str, Any]
 "A store's answer to a request, as boto3 gives it."
 AWS = "AWS"
-"The store's name in messages if no variable sets another endpoint."
+"The store's name in messages if no other endpoint is set."
 ENDPOINT_VARIABLES = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 "Environment variables that set the endpoint; the first that is set counts."
 _DENIED_CODES = ("AccessDenied", "AllAccessDisabled", "403")
@@ -119,6 +133,16 @@ class S3Errors(StoreErrors):
     name_codes = _NAME_CODES
     expired_codes = _EXPIRED_CODES
 
+    def __init__(self, renew: Callable[[], None], show_endpoint: Callable[[], str]) -> None:
+        """Store the arguments.
+
+        Args:
+            renew: lets the next request read the credentials again.
+            show_endpoint: returns the store's address as messages show it.
+        """
+        super().__init__(renew)
+        self._show_endpoint = show_endpoint
+
     def classes(self) -> tuple[type[Exception], ...]:
         """Return the classes of errors that a request may raise.
 
@@ -156,7 +180,7 @@ class S3Errors(StoreErrors):
         return is_broken and not isinstance(error, SSLError)
 
     def show_endpoint(self, url: str) -> str:
-        return show_s3_endpoint()
+        return self._show_endpoint()
 
 
 def error_code(error: Exception) -> str:
@@ -172,13 +196,9 @@ def _answer(error: Exception) -> Answer:
     return answer or {}
 
 
-def show_s3_endpoint() -> str:
-    """Return the store's endpoint as messages show it, without a password. AWS if no variable sets
-    an endpoint.
-    """
-    endpoint = AWS
+def find_endpoint_variable() -> str:
+    """Return the endpoint that an environment variable sets; "" if none does."""
     for name in ENDPOINT_VARIABLES:
         if os.environ.get(name):
-            endpoint = os.environ[name]
-            break
-    return hide_password(endpoint)
+            return os.environ[name]
+    return ""
