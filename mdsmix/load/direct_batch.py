@@ -4,10 +4,10 @@
 which id_rows.py reads. If a row of a batch needs more, its rows are made one by one. The tensors
 are the same (tests/with_torch/test_load_direct_batch.py).
 
-This is a second way to the same batch because it takes 29 to 42 % of the CPU time. Of rows of 2,048
-tokens in batches of 8 a CPU second gives, with it and without it: 88,000 and 28,000 full rows,
-83,000 and 32,000 documents, 71,000 and 26,000 pairs, 45,000 and 13,000 packed rows, 31,000 and
-13,000 conversations.
+This is a second way to the same batch because it takes 24 to 41 % of the CPU time. Of rows of 2,048
+tokens in batches of 8 a CPU second gives, with it and without it: 75,000 and 22,000 full rows,
+72,000 and 26,000 documents, 75,000 and 24,000 pairs, 58,000 and 14,000 packed rows, 34,000 and
+14,000 conversations.
 
 In this file a batch is one line: row after row, each `width` tokens wide with its padding. A begin
 or an end of tokens is counted from the first token of the batch.
