@@ -24,7 +24,7 @@ from tokenizers.models import Unigram, WordLevel, WordPiece
 from tokenizers.pre_tokenizers import Whitespace, WhitespaceSplit
 
 from mdsmix.conversion import unit
-from mdsmix.encode import backends, fast_model
+from mdsmix.encode import backend_files, backends
 from mdsmix.encode.backends import CheckedBackend, Fastokens, Reference, Unequal, open_backend
 from mdsmix.errors import RecipeError
 from mdsmix.ragged import Ragged
@@ -89,7 +89,7 @@ FAULTY = {
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_model, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(backend_files, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(unit, "_backends", {})
 
 

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import pytest
 
-from mdsmix.encode import fast_model
+from mdsmix.encode import backend_files, fast_model
 from mdsmix.encode.backends import Fastokens, Reference, Unequal, open_backend, store_difference
 from mdsmix.encode.fast_model import (
     OpeningWhileDescribed,
@@ -32,7 +32,7 @@ TEXTS = ["", "Hello, world!", "<|im_start|>user", "déjà vu 東京 " * 40]
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(fast_model, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(backend_files, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(fast_model, "_backends", WeakValueDictionary())  # not of earlier tests
     yield
     forget_openings()
@@ -124,7 +124,7 @@ def test_nothing_is_opened_ahead_that_the_backend_does_not_need(
 ) -> None:
     begin_opening(tokenizer, "reference")
     # A difference is known.
-    store_difference(tokenizer, Unequal(fast_model.name_fastokens(), "a text"))
+    store_difference(tokenizer, Unequal(backend_files.name_fastokens(), "a text"))
     begin_opening(tokenizer, "auto")
     # The word form must be made first.
     sentencepiece = tmp_path / "tokenizer.json"
@@ -141,7 +141,7 @@ def test_nothing_is_opened_ahead_that_the_backend_does_not_need(
 def test_a_word_form_that_was_kept_is_opened_ahead(
     tokenizer: Tokenizer, opened: list[tuple[str, bool]]
 ) -> None:
-    word_form = fast_model.locate_word_form(tokenizer)
+    word_form = backend_files.locate_word_form(tokenizer)
     word_form.parent.mkdir()
     word_form.write_bytes(Path(tokenizer.path).read_bytes())
     begin_opening(tokenizer, "auto")
@@ -151,7 +151,7 @@ def test_a_word_form_that_was_kept_is_opened_ahead(
 
 def test_a_damaged_word_form_is_made_again(tokenizer: Tokenizer) -> None:
     """The thread's error is that of a damaged file, so this is as without a thread."""
-    word_form = fast_model.locate_word_form(tokenizer)
+    word_form = backend_files.locate_word_form(tokenizer)
     word_form.parent.mkdir()
     word_form.write_bytes(b"{")
     begin_opening(tokenizer, "auto")
@@ -166,9 +166,9 @@ def test_a_model_is_opened_from_the_file_of_a_tokenizer_that_is_still_described(
     for name, is_opened in (("same", True), ("broken", True), ("words", False)):
         file = tmp_path / name
         file.write_text({"broken": "{", "words": '{"byte_fallback": true}'}.get(name, content))
-        ahead = OpeningWhileDescribed("auto")
-        ahead.begin(str(file))
-        ahead.adopt(tokenizer.path)
+        opener = OpeningWhileDescribed("auto")
+        opener.begin(str(file))
+        opener.adopt(tokenizer.path)
         opened_again = [] if name == "same" else [(find_joined(tokenizer.path), False)]
         expected = to_lists(Reference(tokenizer).encode(TEXTS, True))
         assert to_lists(open_backend(tokenizer).encode(TEXTS, True)) == expected
@@ -180,8 +180,8 @@ def test_a_file_of_other_ids_is_not_used(
     tokenizer: Tokenizer, opened: list[tuple[str, bool]]
 ) -> None:
     OpeningWhileDescribed("reference").begin(tokenizer.path)
-    ahead = OpeningWhileDescribed("auto")
-    ahead.begin(tokenizer.path)
+    opener = OpeningWhileDescribed("auto")
+    opener.begin(tokenizer.path)
     wait_for_openings()
     assert opened == [(tokenizer.path, True)]
     open_backend(tokenizer)  # `adopt` was not called

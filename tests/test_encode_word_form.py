@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Model
 
-from mdsmix.encode import backends, fast_model, word_form
+from mdsmix.encode import backend_files, backends, word_form
 from mdsmix.encode.backends import Fastokens, Reference, make_hard_strings, open_backend
 from mdsmix.encode.word_form import MARK, CharacterParts, make_word_form
 from mdsmix.ragged import Ragged
@@ -166,7 +166,7 @@ def open_setting(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], To
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
-        patch.setattr(fast_model, "cache_folder", lambda: folder)
+        patch.setattr(backend_files, "cache_folder", lambda: folder)
         yield
 
 
@@ -304,7 +304,7 @@ def test_other_tokenizers_have_no_word_form(
 def test_a_word_form_is_kept_and_made_again_if_damaged(
     open_setting: Callable[[str], Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast_model, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(backend_files, "cache_folder", lambda: tmp_path)
     tokenizer = open_setting("words")
     expected = to_lists(Reference(tokenizer).encode(LINES, True))
     assert to_lists(Fastokens(tokenizer).encode(LINES, True)) == expected
@@ -324,7 +324,7 @@ def test_a_word_form_is_made_before_a_backend_is_opened(
     """Its memory is free before that of both backends is needed. A tokenizer whose word form cannot
     be made is left to the reference.
     """
-    monkeypatch.setattr(fast_model, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(backend_files, "cache_folder", lambda: tmp_path)
     kept_when_opened = list[bool]()
 
     class LookingReference(Reference):

@@ -20,8 +20,8 @@ import pytest
 from tokenizers import Tokenizer as Model
 
 from mdsmix.conversion.planning import Options, plan_streams
+from mdsmix.encode.backend_files import name_fastokens
 from mdsmix.encode.backends import Unequal, store_difference
-from mdsmix.encode.fast_model import name_fastokens
 from mdsmix.kinds import open_recipe
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer import snapshot

@@ -38,13 +38,13 @@ from numpy.typing import NDArray
 
 from mdsmix.cache import keep_in_cache
 from mdsmix.encode import word_form
-from mdsmix.encode.fast_model import (
+from mdsmix.encode.backend_files import (
     locate_difference,
     locate_word_form,
     may_have_word_form,
     name_fastokens,
-    open_model,
 )
+from mdsmix.encode.fast_model import open_model
 from mdsmix.encode.token_spelling import TokenSpans, TokenSpelling
 from mdsmix.encode.word_form import CharacterParts, FirstSpace
 from mdsmix.errors import RecipeError

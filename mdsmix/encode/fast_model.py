@@ -1,80 +1,43 @@
-"""Finds the file from which fastokens opens a tokenizer, and opens it in a thread before it is
-needed.
+"""Opens a tokenizer with fastokens in a thread, before it is needed.
 
 fastokens takes 0.2 s for 32,000 ids, and 1 s for the 128,000 of Llama 3.1. Python runs other
-threads meanwhile. So a conversion that certainly has work begins to open the tokenizer first
-(`begin_opening`), and imports, plans and publishes the tokenizer on another processor. `open_model`
-waits for the thread. This module imports neither numpy nor a library of tokenizers, since these
-imports are a third of what is done meanwhile.
+threads meanwhile. So a conversion that certainly has work first begins to open the tokenizer
+(`begin_opening`). Then it imports its modules, plans, and publishes the tokenizer's files, on
+another processor. `open_model` waits for the thread. This module imports neither numpy nor a
+library of tokenizers, since these imports are a third of what is done meanwhile.
 """
 
 from __future__ import annotations
 
-import re
 import threading
-from functools import cache
-from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from mdsmix.cache import cache_folder
+from mdsmix.encode.backend_files import (
+    encodes_bytes,
+    locate_difference,
+    locate_word_form,
+    may_have_word_form,
+    name_fastokens,
+)
 from mdsmix.tokenizer.bpe_json import find_joined
 from mdsmix.tokenizer.card import Tokenizer
-from mdsmix.tokenizer.snapshot import package_version
-
-WORD_FORM_VERSION = 1
-"""The version of the rules in word_form.py. Another one is made again, although the cache has an
-earlier one.
-"""
-BYTE_FALLBACK = re.compile(rb'"byte_fallback"\s*:\s*true')
-
-
-def name_fastokens() -> str:
-    """Return the name and the installed version, such as `fastokens 0.3.5`."""
-    return f"fastokens {package_version('fastokens')}"
-
-
-def locate_word_form(tokenizer: Tokenizer) -> Path:
-    """Return the file in the cache for the word form of a tokenizer; it need not exist."""
-    return cache_folder() / "backends" / f"{tokenizer.hash}.words-{WORD_FORM_VERSION}.json"
-
-
-def locate_difference(tokenizer: Tokenizer, label: str) -> Path:
-    """Return the file in the cache for a difference between a fast backend and the reference; it
-    need not exist. Its name contains the versions of both libraries.
-
-    Args:
-        tokenizer: the tokenizer.
-        label: name and version of the fast backend.
-    """
-    compared = f"{label}-tokenizers-{package_version('tokenizers')}".replace(" ", "-")
-    return cache_folder() / "backends" / f"{tokenizer.hash}-{compared}.unequal"
-
-
-@cache
-def may_have_word_form(path: str) -> bool:
-    """Return whether a tokenizer may have a word form (word_form.py): False if its model encodes no
-    unknown character as bytes. This takes 10 ms for Llama 3.1, and parsing its file 100 ms.
-
-    Args:
-        path: the tokenizer.json of a snapshot, which never changes.
-    """
-    return _encodes_bytes(path)
-
-
-def _encodes_bytes(path: str) -> bool:
-    """Return whether the model of a tokenizer.json encodes unknown characters as bytes."""
-    return BYTE_FALLBACK.search(Path(path).read_bytes()) is not None
 
 
 class _Opening(threading.Thread):
     """A thread that opens a model."""
 
-    def __init__(self, path: str, is_spare: bool = False) -> None:
-        """Store the path, and whether another file can be opened if this one cannot."""
+    def __init__(self, path: str, may_fail: bool = False) -> None:
+        """Store the arguments.
+
+        Args:
+            path: the file.
+            may_fail: whether `wait` returns None, and raises no error, if the file cannot be
+                opened: the caller then opens another file.
+        """
         super().__init__(name=f"mdsmix opens {path}")
         self._path = path
-        self._is_spare = is_spare
+        self._may_fail = may_fail
         self._model: Any = None
         self._error: BaseException | None = None
 
@@ -87,17 +50,17 @@ class _Opening(threading.Thread):
 
     def wait(self) -> Any:
         """Wait for the end of the thread, and return the model. If the model could not be opened,
-        raise the error, or return None if another file can be opened.
+        raise the error; with `may_fail` return None.
         """
         self.join()
-        if self._error and not self._is_spare:
+        if self._error and not self._may_fail:
             raise self._error
         return self._model
 
 
 class OpeningWhileDescribed:
     """Opens a tokenizer from its folder's file while transformers describes it; see
-    `snapshot.Ahead`.
+    `snapshot.EarlyOpener`.
     """
 
     def __init__(self, backend: str) -> None:
@@ -106,12 +69,12 @@ class OpeningWhileDescribed:
         self._opening: _Opening | None = None
 
     def begin(self, file: str) -> None:
-        """Begin to open the file in a thread, unless the backend will be the reference. Of a
-        SentencePiece tokenizer the word form is made first.
+        """Begin to open the file in a thread. Do nothing if the backend is the reference, or if the
+        tokenizer may have a word form (word_form.py), which must be made first.
         """
-        if self._backend == "reference" or _encodes_bytes(file):
+        if self._backend == "reference" or encodes_bytes(file):
             return
-        self._opening = _Opening(file, is_spare=True)
+        self._opening = _Opening(file, may_fail=True)
         self._opening.start()
 
     def adopt(self, path: str) -> None:
@@ -127,8 +90,8 @@ _backends = WeakValueDictionary[str, Any]()
 
 
 def begin_opening(tokenizer: Tokenizer, backend: str) -> None:
-    """Begin to open, in a thread, the model that `backends.open_backend` will ask for. Nothing is
-    begun if that will not be the reference alone, or must make the tokenizer's word form first.
+    """Begin to open, in a thread, the model that `backends.open_backend` will need. Do nothing if
+    it will need only the reference, or must make the tokenizer's word form first.
 
     Args:
         tokenizer: the tokenizer.
@@ -176,8 +139,8 @@ def _open_now(path: str) -> Any:
 
 
 def wait_for_openings() -> None:
-    """Wait until no thread opens a model. This is called before a process is forked, since a forked
-    process would find locks that no thread of its own opens.
+    """Wait until no thread opens a model. This is called before a process is forked: the forked
+    process would have the locks of such a thread, but not the thread that releases them.
     """
     for thread in threading.enumerate():
         if isinstance(thread, _Opening):

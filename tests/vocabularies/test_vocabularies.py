@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from mdsmix.encode import fast_model
+from mdsmix.encode import backend_files
 from mdsmix.encode.backends import Fastokens, Reference, open_backend
 from mdsmix.errors import MdsmixError
 from mdsmix.recipe import TokenizerSpec
@@ -142,7 +142,7 @@ def test_word_forms_give_the_references_ids(
     """
     tokenizer = open_by_name(name)
     if scheme:
-        monkeypatch.setattr(fast_model, "cache_folder", lambda: tmp_path)
+        monkeypatch.setattr(backend_files, "cache_folder", lambda: tmp_path)
         tree = json.loads(Path(tokenizer.path).read_bytes())
         tree |= {"normalizer": None, "pre_tokenizer": make_metaspace(scheme)}
         path = tmp_path / "tokenizer.json"
