@@ -2,8 +2,8 @@
 
 Shapes read raw data and make records, encoders turn records into tokens, and neither depends on the
 other: another way to write a conversation needs a new shape, but no change to an encoder. Records
-are named tuples, because these are fast to make (0.2 us). Documents and pairs that are read at once
-are not even made (`TextColumns`).
+are named tuples, because these are fast to make (0.2 us). Documents and pairs that a shape reads
+all at once stay columns of texts (`TextColumns`); a named tuple is made only on request.
 
 A reason code says why a record becomes no sample. A code that only one format, shape or kind uses
 is declared there (`Format.reasons`, `Shape.reasons`, `Kind.reasons`), all other codes are declared
@@ -103,10 +103,10 @@ class TextColumns(Sequence[Any]):
         return map(tuple.__new__, repeat(self.gives), zip(*self.columns, strict=True))
 
     def __getitem__(self, index: Any) -> Any:
-        of_columns = [column[index] for column in self.columns]
+        values = [column[index] for column in self.columns]
         if isinstance(index, slice):
-            return TextColumns(self.gives, of_columns)
-        return self.gives(*of_columns)
+            return TextColumns(self.gives, values)
+        return self.gives(*values)
 
 
 def list_texts(records: Sequence[Any]) -> list[str]:
@@ -214,7 +214,8 @@ class PlainConversations(Sequence[Any]):
     content, and the conversation has nothing else.
 
     The shape, the search for special tokens and the rendering all use the roles and contents of
-    all messages: as each read them from the messages, that took a tenth of a conversion of chats.
+    all messages. They are collected here once: when each of the three collected them again, that
+    took a tenth of a conversion of chats.
     """
 
     conversations: Sequence[Conversation]

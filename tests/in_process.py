@@ -112,9 +112,9 @@ def describe_by_forks() -> Iterator[None]:
     environment = read_environment()
     python = PreloadedPython(IMPORTS, WITHOUT_FRAMEWORKS | {"TRANSFORMERS_VERBOSITY": "error"})
 
-    def run_fork(question: str, ahead: Any) -> subprocess.CompletedProcess[str]:
+    def run_fork(question: str, opener: Any) -> subprocess.CompletedProcess[str]:
         if read_environment() != environment:
-            return run_describe(question, ahead)
+            return run_describe(question, opener)
         return python.start(DESCRIBE, stdin=question).wait()
 
     with pytest.MonkeyPatch.context() as patch:

@@ -333,13 +333,13 @@ def test_a_process_that_describes_is_read_to_its_end(
     python.write_text(f"#!{sys.executable}\nimport sys\ndel sys.argv[1:3]\n{program}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    for ahead in (None, Mock()):
-        if ahead or not begun:
-            done = run_describe('{"name": "x"}\n', ahead)
+    for opener in (None, Mock()):
+        if opener or not begun:
+            done = run_describe('{"name": "x"}\n', opener)
             assert (done.returncode, done.stdout) == (code, out)
             assert err in done.stderr
-        if ahead:
-            assert [call.args for call in ahead.begin.call_args_list] == [(f,) for f in begun]
+        if opener:
+            assert [call.args for call in opener.begin.call_args_list] == [(f,) for f in begun]
 
 
 def test_without_a_folder_for_temporary_files_the_process_reports_it(

@@ -259,7 +259,7 @@ def test_a_file_that_cuts_or_pads_texts_is_not_opened_ahead(
         reader = describe.FileReader(path, tmp_path / f"joined {number}.json")
         answer = reader.wait()
         assert answer["file_hash"] == hash_model(tree)
-        assert reader.uncut_file == (None if changes else answer["joined"])
+        assert reader.file_to_open == (None if changes else answer["joined"])
 
 
 def test_the_notice_comes_before_the_description(
@@ -302,6 +302,6 @@ def test_only_a_tokenizer_with_the_hash_of_its_file_is_not_compared(
     name = str(tokenizer_folder)
     found = [
         describe.describe_tokenizer(name, {}, file_hash)["class_changes"]
-        for file_hash in (digest, None, ModelHash("0" * 32, digest.around))
+        for file_hash in (digest, None, ModelHash("0" * 32, digest.added_ids))
     ]
     assert found == ["", "changed", "changed"]

@@ -212,12 +212,12 @@ def convert(
 
 
 @contextmanager
-def _shown_at_end(part: str | None, quiet: bool, as_json: bool) -> Iterator[list[Any]]:
+def _shown_at_end(part_option: str | None, quiet: bool, as_json: bool) -> Iterator[list[Any]]:
     """Give a `with` block a list for the outcomes of streams, and show the list at its end. This is
     done after an error too, since the streams in the list are converted already.
 
     Args:
-        part: the value of `--part`; None: whole streams are converted.
+        part_option: the value of `--part`; None: whole streams are converted.
         quiet: the option `--quiet`.
         as_json: the option `--json`.
     """
@@ -228,10 +228,10 @@ def _shown_at_end(part: str | None, quiet: bool, as_json: bool) -> Iterator[list
         # Not at the top: `api.convert` begins to open the tokenizer before it imports this.
         from mdsmix.report.conversions import Conversion, ConvertedPart
 
-        if part is None:
+        if part_option is None:
             _print(Conversion(tuple(outcomes)), quiet, as_json)
         else:
-            _print(ConvertedPart(part, tuple(outcomes)), quiet, as_json)
+            _print(ConvertedPart(part_option, tuple(outcomes)), quiet, as_json)
 
 
 def _print(result: Conversion | ConvertedPart, quiet: bool, as_json: bool) -> None:

@@ -58,7 +58,7 @@ from mdsmix.sources.formats import format_of, list_raised_versions
 from mdsmix.storage import map_threads
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.published import PublishedTokenizer, adopt_hash
-from mdsmix.tokenizer.snapshot import Ahead
+from mdsmix.tokenizer.snapshot import EarlyOpener
 
 
 class Watcher(ReadingWatcher, Protocol):
@@ -251,7 +251,7 @@ class _Draft:
 
 
 def plan_streams(
-    recipe: Recipe, options: Options, say: Say | None = None, ahead: Ahead | None = None
+    recipe: Recipe, options: Options, say: Say | None = None, opener: EarlyOpener | None = None
 ) -> list[StreamPlan]:
     """Plan the chosen streams, in the order of the recipe.
 
@@ -261,12 +261,12 @@ def plan_streams(
         recipe: the recipe with the streams.
         options: the options of the run, which choose the streams.
         say: called with sentences for the user; None: say nothing.
-        ahead: opens a tokenizer that is new to this machine while transformers describes it; None:
-            it is not opened.
+        opener: opens a tokenizer that is new to this machine while transformers describes it; None:
+            it is opened later.
     """
     # Open the tokenizer and the processor, once for all streams.
     streams = _choose_streams(recipe, options.only)
-    tokenizer = open_tokenizer(recipe.tokenizer, say, ahead)
+    tokenizer = open_tokenizer(recipe.tokenizer, say, opener)
     if recipe.processor and any(stream.has_images for stream in streams):
         open_processor(recipe.processor, say)
     # Find the files of each stream, and the sample that a budget asks for.
@@ -332,7 +332,7 @@ def _warn_of_empty_texts(draft: _Draft) -> str:
     """Return a warning if `where` only asks whether a field exists, and a file has only text: then
     an empty value is a text too, and null in pandas or DuckDB. Return "" otherwise.
     """
-    asked = draft.job.stream.fields_asked_by_where
+    asked = draft.job.stream.fields_only_in_exists
     if not asked:
         return ""
     for file in draft.files:

@@ -203,8 +203,8 @@ def _run_streams(
         from mdsmix.engines.ray_cluster import parse_engine
 
         parse_engine(options.engine)
-    ahead = OpeningWhileDescribed(recipe.tokenizer.backend)
-    plans = plan_streams(recipe, options, watcher.on_step, ahead)
+    opener = OpeningWhileDescribed(recipe.tokenizer.backend)
+    plans = plan_streams(recipe, options, watcher.on_step, opener)
     for remark in plans[0].job.tokenizer.remarks:
         watcher.say(remark)
     errors = list[MdsmixError]()

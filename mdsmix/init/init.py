@@ -187,14 +187,14 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
         yield (
             f"convert would quarantine some of {first_records}: {join_counts(tried.quarantined)}"
         )
-    of_media = {**tried.placeholders}
-    message_texts = of_media.pop(MESSAGES_AS_TEXT, 0)
+    media_counts = {**tried.placeholders}
+    message_texts = media_counts.pop(MESSAGES_AS_TEXT, 0)
     if message_texts and not draft.refused:
         yield f"WARNING: of {first_records}, {describe_message_texts(message_texts)}"
-    if of_media and not draft.refused:
+    if media_counts and not draft.refused:
         yield (
             f"WARNING: some of {first_records} contain placeholders of media, which would be "
-            f"trained as text: {join_counts(of_media)}"
+            f"trained as text: {join_counts(media_counts)}"
         )
     unread = [name for name in tried.unread if name != TAR_NAME]
     if unread:

@@ -231,9 +231,9 @@ class RecordReader:
 
     def _count_false_texts(self, records: Sequence[Any]) -> None:
         """Count the records with 0 or false in a field for text that the shape then leaves out
-        (`Shape.skips_false`): for them the field is not read.
+        (`Shape.skipped_if_false`): for them the field is not read.
         """
-        for key in self.shape.skips_false:
+        for key in self.shape.skipped_if_false:
             if key not in self.fields:
                 continue
             name = self.fields[key]
@@ -242,9 +242,9 @@ class RecordReader:
             self.diagnostics.add("unread", {name: count})
 
     def _count_absent_fields(self, records: Sequence[Any]) -> None:
-        """Count the records without each field that they may lack and that the recipe names in
-        words of its own: `id`, and fields such as `system: sys`. A shape without named fields reads
-        `system` from records that have it, so such a field is not counted.
+        """Count the records that lack a field: that of `id`, and each optional field to which the
+        recipe gives another name than its key (`system: sys`). An optional field that has the name
+        of its key is not counted, since many records may lack it.
         """
         names = list[str]()
         for key, name in self.fields.items():

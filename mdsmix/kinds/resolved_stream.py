@@ -91,14 +91,14 @@ class ResolvedStream:
         return tuple(sorted(typed.difference(decoded)))
 
     @cached_property
-    def fields_asked_by_where(self) -> tuple[str, ...]:
+    def fields_only_in_exists(self) -> tuple[str, ...]:
         """The names of the fields that `where` uses only as `exists(field)`. Fields that are parsed
         as JSON, and fields with strings or messages, are left out: their empty cells are null.
         """
         where = self.encoding.where
-        asked = parse_where(where).asked if where else frozenset[str]()
+        names = parse_where(where).only_in_exists if where else frozenset[str]()
         decoded = (*self.fields_parsed, *self.fields_with_text_or_messages)
-        return tuple(sorted(asked.difference(decoded)))
+        return tuple(sorted(names.difference(decoded)))
 
     @property
     def image_fields(self) -> tuple[str, ...]:

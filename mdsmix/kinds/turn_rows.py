@@ -175,15 +175,15 @@ def is_message_text(text: str) -> bool:
     return _MESSAGE_TEXT.match(text) is not None
 
 
-def describe_message_texts(records: int) -> str:
+def describe_message_texts(count: int) -> str:
     """Return a phrase on records with lists of messages as text, and the fix: `2 records have ...`.
 
     Args:
-        records: their number.
+        count: the number of these records.
     """
-    verb = "has" if records == 1 else "have"
+    verb = "has" if count == 1 else "have"
     return (
-        f"{plural(records, 'record')} {verb} a list of messages as text ({MESSAGES_AS_TEXT}). It "
+        f"{plural(count, 'record')} {verb} a list of messages as text ({MESSAGES_AS_TEXT}). It "
         "is trained as it is written, without the chat template: decode the list before "
         "converting, or in a function of your own (source.shape)"
     )

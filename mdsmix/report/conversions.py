@@ -264,13 +264,14 @@ def describe_outcome(outcome: Outcome | PartOutcome) -> Iterator[str]:
         yield f"{outcome.stream}: {outcome.state}, {outcome.target}"
         records = outcome.manifest.records
         kind = kind_of(outcome.manifest.encoding)
+        question_input = outcome.manifest.encoding.fields.get("input")
         notes = chain(
             _notes_on_rejected(records, f"in {outcome.target}/quarantine/", kind.has_targets),
             _notes_on_duplicates(records, outcome.is_eval),
             _notes_on_samples(outcome.manifest),
-            _notes_on_unread(
-                records, kind.may_have_images, outcome.manifest.encoding.fields.get("input")
-            ),
+            _notes_on_unread(records, kind.may_have_images, question_input),
+            _notes_on_false_input(records, question_input),
+            _notes_on_misread(records, kind.may_have_images),
             _notes_on_absent(outcome.manifest),
             _notes_on_budget(outcome),
         )
@@ -413,15 +414,13 @@ def _notes_on_parts(manifest: Manifest) -> Iterator[str]:
 def _notes_on_unread(
     records: Records, may_have_images: bool, question_input: str | None
 ) -> Iterator[str]:
-    """Yield notes on contents of records that training ignores or misreads: fields that the
-    conversion did not read, nulls inside structured fields, and image placeholders that are trained
-    as text.
+    """Yield notes on fields that the conversion did not read, so that training ignores them.
 
     Args:
         records: the counts of the stream's records.
         may_have_images: whether streams of this kind may have images.
-        question_input: the field that the recipe names as `input`, whose 0 and false are not read
-            (`Shape.skips_false`); None if it names none.
+        question_input: a field to leave out of the warnings, since `_notes_on_false_input` warns of
+            it; None: no field.
     """
     # Name the unread fields, the most frequent first.
     filled = records.unread  # field -> records in which it is not empty
@@ -444,13 +443,34 @@ def _notes_on_unread(
                 f"WARNING: the field {name} of {plural(records_with_field[name], 'record')} is not "
                 f"read, so it is ignored in training: {hint}, or remove these records"
             )
+
+
+def _notes_on_false_input(records: Records, question_input: str | None) -> Iterator[str]:
+    """Yield a warning if the field that the recipe names as `input` is 0 or false in some records.
+    It is not read from these (`Shape.skipped_if_false`).
+
+    Args:
+        records: the counts of the stream's records.
+        question_input: the field; None if the recipe names none.
+    """
+    filled = records.unread
     if question_input and filled.get(question_input):
         yield (
             f"WARNING: the field {question_input} of {plural(filled[question_input], 'record')} is "
             "0 or false, not text, so the question is trained without it: write a number as text, "
             "and an input that is not there as null"
         )
-    yield from (f"WARNING: {mark}" for mark in describe_possible_marks(filled))
+
+
+def _notes_on_misread(records: Records, may_have_images: bool) -> Iterator[str]:
+    """Yield warnings of contents of records that training may misread: keys that may be marks,
+    nulls inside structured fields, and messages and placeholders that are trained as text.
+
+    Args:
+        records: the counts of the stream's records.
+        may_have_images: whether streams of this kind may have images.
+    """
+    yield from (f"WARNING: {mark}" for mark in describe_possible_marks(records.unread))
     for key, count in records.nulls.items():
         verb = "has" if count == 1 else "have"
         yield (

@@ -66,7 +66,7 @@ class Condition:
     A field whose value is only used as true or false, as in `label` or `not label`, may be text:
     all texts but the empty one are true.
     """
-    asked: frozenset[str]
+    only_in_exists: frozenset[str]
     """The names of top-level fields that appear only in `exists(field)`. In a format whose cells
     are strings, `exists` is true for an empty cell too.
     """
@@ -104,7 +104,7 @@ def parse_where(expression: str) -> Condition:
             warnings.simplefilter("ignore")
             parsed = ast.parse(text, mode="eval").body
             typed = _find_typed_fields(parsed)
-            asked = _find_asked_fields(parsed)
+            only_in_exists = _find_fields_only_in_exists(parsed)
             tree = compiler.visit(parsed)
             names = {"__builtins__": {}, "len": len, **compiler.functions}
             # The tree has only allowed constructs and calls of the functions in `names`.
@@ -121,7 +121,7 @@ def parse_where(expression: str) -> Condition:
     # is entered. A plain field such as `score` is only in `roots`.
     roots = frozenset(chain.from_iterable(field.roots for field in compiler.fields))
     entered = frozenset(chain.from_iterable(field.entered for field in compiler.fields))
-    return Condition(roots, entered, typed, asked, is_true)
+    return Condition(roots, entered, typed, only_in_exists, is_true)
 
 
 def _find_typed_fields(condition: ast.AST) -> frozenset[str]:
@@ -145,15 +145,19 @@ def _find_typed_fields(condition: ast.AST) -> frozenset[str]:
     return frozenset(typed - compared_with_texts)
 
 
-def _find_asked_fields(condition: ast.AST) -> frozenset[str]:
-    """Return the names of the fields that a condition uses only in `exists` (`Condition.asked`)."""
+def _find_fields_only_in_exists(condition: ast.AST) -> frozenset[str]:
+    """Return the names of the fields that a condition uses only in `exists`
+    (`Condition.only_in_exists`).
+    """
     all_uses = Counter(filter(None, map(_plain_field, ast.walk(condition))))
-    asked = Counter[str]()
+    uses_in_exists = Counter[str]()
     for node in ast.walk(condition):
         match node:
             case ast.Call(ast.Name("exists"), [field], []):
-                asked[_plain_field(field)] += 1
-    return frozenset(name for name in asked if name and asked[name] == all_uses[name])
+                uses_in_exists[_plain_field(field)] += 1
+    return frozenset(
+        name for name, uses in uses_in_exists.items() if name and uses == all_uses[name]
+    )
 
 
 def _list_constants(node: ast.AST) -> list[Any]:

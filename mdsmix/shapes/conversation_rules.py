@@ -201,7 +201,7 @@ def check_roles(roles: tuple[Any, ...], repeatable: str = "") -> str | None:
 
 
 def read_plain_conversations(
-    lists: Sequence[list[Message]], strict: bool = True
+    lists: Sequence[list[Message]], only_foundry_rules: bool = True
 ) -> PlainConversations | None:
     """Return conversations whose messages have only a role and a text, read at once. Return None if
     one of them breaks a rule; they are then read one by one.
@@ -210,7 +210,8 @@ def read_plain_conversations(
 
     Args:
         lists: for each conversation its messages.
-        strict: whether the rules are LLM-Foundry's alone. False: those of `make_conversation`.
+        only_foundry_rules: whether only LLM-Foundry's rules apply. False: those of
+            `make_conversation` apply too.
     """
     conversations = PlainConversations.of(lists)
     # Many conversations have the same order of roles: check each order once.
@@ -220,9 +221,10 @@ def read_plain_conversations(
     have_two_keys = {*map(len, chain.from_iterable(lists))} == {2}  # role and content
     if not have_two_keys or not are_texts(conversations.all_contents):
         return None
-    if not strict and not (all(conversations.all_contents) and all(map(_begins_plainly, orders))):
-        return None
-    return conversations
+    if only_foundry_rules:
+        return conversations
+    is_plain = all(conversations.all_contents) and all(map(_begins_plainly, orders))
+    return conversations if is_plain else None
 
 
 def _begins_plainly(roles: tuple[str, ...]) -> bool:

@@ -108,7 +108,7 @@ def _parse_all_openai(records: Sequence[Any], fields: Fields) -> PlainConversati
     if not all(map(other_fields.isdisjoint, records)):
         return None
     lists = [record[fields["messages"]] for record in records]
-    return read_plain_conversations(lists, strict=False)
+    return read_plain_conversations(lists, only_foundry_rules=False)
 
 
 def parse_openai(raw: RawRecord) -> Conversation:

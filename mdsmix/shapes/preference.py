@@ -42,7 +42,7 @@ from mdsmix.shapes.messages import OPENAI, parse_messages, parse_openai_messages
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.sharegpt import SHAREGPT, guess_options, parse_sharegpt_items
 from mdsmix.shapes.spans import ANSWER_LOSS, drop_losses
-from mdsmix.shapes.texts import ALPACA_REASONS, SKIPS_FALSE, parse_alpaca_prompt
+from mdsmix.shapes.texts import ALPACA_REASONS, SKIPPED_IF_FALSE, parse_alpaca_prompt
 
 REWARDS = ("chosen_reward", "rejected_reward")
 ANSWERS = ("chosen", "rejected")
@@ -440,7 +440,7 @@ PREFERENCE_ALPACA = Shape(
     fields=("instruction", *ANSWERS),
     optional=("input", "history", "system", *REWARDS),
     structured=("history", *REWARDS),
-    skips_false=SKIPS_FALSE,
+    skipped_if_false=SKIPPED_IF_FALSE,
     extras=(VARIABLES, OBJECTS),
     options=("joined_by",),
     also_called=REWARD_SYNONYMS,

@@ -27,7 +27,7 @@ from mdsmix.shapes.conversation_rules import (
 from mdsmix.shapes.extras import EXTRAS_REASONS, OBJECTS, VARIABLES, with_extras
 from mdsmix.shapes.messages import parse_openai_messages
 from mdsmix.shapes.shape import RawRecord, Shape
-from mdsmix.shapes.texts import ALPACA_REASONS, SKIPS_FALSE, parse_alpaca_prompt
+from mdsmix.shapes.texts import ALPACA_REASONS, SKIPPED_IF_FALSE, parse_alpaca_prompt
 
 ANSWER = "verified_answer"
 "The key of `source:` for the field with the verified answer, and the column that stores it."
@@ -152,7 +152,7 @@ PROMPT_ALPACA = Shape(
     fields=("instruction",),
     optional=("input", "history", "system", "tools", ANSWER),
     structured=("history", "tools"),
-    skips_false=SKIPS_FALSE,
+    skipped_if_false=SKIPPED_IF_FALSE,
     extras=(VARIABLES, OBJECTS),
     options=("joined_by",),
     also_called=_ANSWER_SYNONYMS,

@@ -126,7 +126,7 @@ class Shape:
     whose cells are strings, a cell with a JSON list or object contains messages, and any other cell
     is a string.
     """
-    skips_false: tuple[str, ...] = ()
+    skipped_if_false: tuple[str, ...] = ()
     """Those keys of `optional` whose fields are left out if they have 0 or false in place of a
     string, as LLaMA-Factory leaves them out. Such records are counted.
     """

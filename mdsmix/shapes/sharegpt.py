@@ -119,7 +119,7 @@ def _parse_all_sharegpt(records: Sequence[Any], fields: Fields) -> PlainConversa
             [{"role": _PLAIN_WORDS[item["from"]], "content": item["value"]} for item in items]
             for items in lists
         ],
-        strict=False,
+        only_foundry_rules=False,
     )
 
 

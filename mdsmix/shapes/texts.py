@@ -42,8 +42,8 @@ ALPACA_REASONS = {
     "empty_question": "An Alpaca record has neither an instruction nor an input.",
 }
 "Reason codes of the shapes with an Alpaca question -> their explanations."
-SKIPS_FALSE = ("input",)
-"The keys of an Alpaca question whose 0 and false are left out (`Shape.skips_false`)."
+SKIPPED_IF_FALSE = ("input",)
+"The keys of an Alpaca question whose 0 and false are left out (`Shape.skipped_if_false`)."
 
 
 def _shape_of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...]) -> Shape:
@@ -136,7 +136,7 @@ ALPACA = Shape(
     fields=("instruction", "output"),
     optional=("input", "history", "system", "tools"),
     structured=("history", "tools"),
-    skips_false=SKIPS_FALSE,
+    skipped_if_false=SKIPPED_IF_FALSE,
     extras=EXTRAS,
     options=("joined_by",),
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS | ALPACA_REASONS,

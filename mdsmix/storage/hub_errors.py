@@ -115,7 +115,7 @@ def hide_retry_lines() -> None:
     """Let this process hide the lines that huggingface_hub logs about each retry: two for each try,
     for up to 23 s. If a request waits long, `show_wait` shows one sentence in their place.
     """
-    logging.getLogger("huggingface_hub.utils._http").addFilter(_hide_retry_line)
+    logging.getLogger("huggingface_hub.utils._http").addFilter(_replace_retry_line)
 
 
 _RETRY = re.compile(r"\[Retry (\d+)/")
@@ -124,9 +124,9 @@ _SHOWN_RETRY = 3
 "The retry at which the user is shown that a request waits. 3 s have passed by then, and 4 follow."
 
 
-def _hide_retry_line(record: logging.LogRecord) -> bool:
-    """Return whether the log line is shown: False for the lines about a retry. Show the user by
-    one sentence that a request waits.
+def _replace_retry_line(record: logging.LogRecord) -> bool:
+    """Return whether to log a line: False for lines about a retry. If the request waits long, show
+    the user one sentence instead (`show_wait`).
     """
     line = record.getMessage()
     match = _RETRY.search(line)

@@ -13,7 +13,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.frozen import frozen
 from mdsmix.messages import Say, suggest_key
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.tokenizer.snapshot import Ahead, find_made_snapshot, load_card, open_snapshot
+from mdsmix.tokenizer.snapshot import EarlyOpener, find_cached_snapshot, load_card, open_snapshot
 from mdsmix.tokenizer.transformers_five import PLAIN_CLASS, TOKENIZER_JSON
 
 TOOL_USE = "tool_use"
@@ -157,7 +157,7 @@ def _hash_template(template: str | None) -> str | None:
 
 
 def open_tokenizer(
-    spec: TokenizerSpec, say: Say | None = None, ahead: Ahead | None = None
+    spec: TokenizerSpec, say: Say | None = None, opener: EarlyOpener | None = None
 ) -> Tokenizer:
     """Return the tokenizer of a recipe. It is read from a snapshot, which is the description and
     the files of the tokenizer in the cache.
@@ -168,9 +168,9 @@ def open_tokenizer(
     Args:
         spec: the recipe's settings of the tokenizer.
         say: called with a note for the user if the snapshot must be made first; None: no note.
-        ahead: opens the tokenizer while its snapshot is made; None: it is not opened.
+        opener: opens the tokenizer while its snapshot is made; None: it is not opened.
     """
-    folder = open_snapshot("tokenizer", spec.name, spec.kwargs, say, ahead)
+    folder = open_snapshot("tokenizer", spec.name, spec.kwargs, say, opener)
     return _read_snapshot(spec, folder)
 
 
@@ -181,7 +181,7 @@ def find_tokenizer(spec: TokenizerSpec) -> Tokenizer | None:
     Args:
         spec: the recipe's settings of the tokenizer.
     """
-    folder = find_made_snapshot("tokenizer", spec.name, spec.kwargs)
+    folder = find_cached_snapshot("tokenizer", spec.name, spec.kwargs)
     return _read_snapshot(spec, folder) if folder else None
 
 

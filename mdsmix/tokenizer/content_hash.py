@@ -48,25 +48,25 @@ def hash_bytes(tree: Json, ids: Ids) -> str:
 
 
 class ModelHash(NamedTuple):
-    """The hash of the settings of a tokenizer.json that decide ids."""
+    """Two hashes of the settings of a tokenizer.json that decide ids, 32 hex digits each."""
 
-    own: str
-    "Of the settings that decide the ids of a text itself, 32 hex digits."
-    around: str
-    "Of the ids that are added before and after a text, 32 hex digits."
+    text_ids: str
+    "The hash of the settings that decide the ids of a text itself."
+    added_ids: str
+    "The hash of the settings that add ids before and after a text."
 
 
 def hash_model(tree: Json) -> ModelHash:
-    """Return the hash of the settings of a tokenizer.json that decide ids. It is compared with that
-    of another file, and is not stored.
+    """Return the hashes of the settings of a tokenizer.json that decide ids. They are compared with
+    those of another file, and are not stored.
     """
     settings = normalize_model(tree)
-    around = settings.pop("around")
+    added_ids = settings.pop("around")
     # Without switches that are off, such as `ignore_merges`: older files lack them. `hash_content`
     # keeps them, since manifests contain its hash.
     model = settings["model"]
     settings["model"] = {key: value for key, value in model.items() if value is not False}
-    return ModelHash(_hash(settings), _hash(around))
+    return ModelHash(_hash(settings), _hash(added_ids))
 
 
 def _hash(tree: Any) -> str:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any, Literal, Protocol, TypeVar
+from typing import IO, Any, Literal, Protocol, TypeVar
 
 import orjson
 import xxhash
@@ -61,12 +61,12 @@ The last string is from the error about the list of special tokens.
 """
 
 
-class Ahead(Protocol):
+class EarlyOpener(Protocol):
     """Opens a tokenizer while transformers describes it."""
 
     def begin(self, file: str) -> None:
         """Begin to open a file that probably gives the same ids as the snapshot's tokenizer.json.
-        The file may be deleted when the tokenizer is described.
+        The file may be deleted as soon as the tokenizer is described.
         """
 
     def adopt(self, path: str) -> None:
@@ -82,7 +82,7 @@ def open_snapshot(
     name: str,
     kwargs: Mapping[str, Any],
     say: Say | None,
-    ahead: Ahead | None = None,
+    opener: EarlyOpener | None = None,
 ) -> Path:
     """Return the folder of a snapshot: a copy of a tokenizer or processor in the cache, with its
     files and a description of it, card.json. A snapshot that is missing is made now.
@@ -96,21 +96,21 @@ def open_snapshot(
         name: its folder, file or hub name.
         kwargs: the recipe's arguments for transformers.
         say: called with a note for the user before a snapshot is made; None: no note.
-        ahead: opens the tokenizer while its snapshot is made; None: it is not opened.
+        opener: opens the tokenizer while its snapshot is made; None: it is not opened.
     """
     # Raise an error for a malformed URL before transformers asks a hub for it: `is_url` refuses
     # `s3:/bucket`, and `locate` a URL without a bucket.
     if is_url(name) and find_store(name):
         locate(name)
-    made = find_made_snapshot(pretrained, name, kwargs)
-    if made:
-        return made
+    cached = find_cached_snapshot(pretrained, name, kwargs)
+    if cached:
+        return cached
     if say:
         say(
             f"reading the {pretrained} {name} with transformers, once: a few seconds, longer if "
             "it is downloaded"
         )
-    description = ask_transformers(pretrained, name, kwargs, ahead)
+    description = ask_transformers(pretrained, name, kwargs, opener)
     is_as_file = description.pop("is_as_file", False)
     # transformers may have downloaded the files of a hub name, so their commit is known now.
     folder = _snapshot_folder(pretrained, name, kwargs)
@@ -122,12 +122,14 @@ def open_snapshot(
             keep_in_cache(folder / JOINED, joined)
     card = description | {"files": [*description["files"]]}
     keep_in_cache(folder / CARD, json.dumps(card).encode())
-    if ahead and is_as_file:
-        ahead.adopt(str(folder / TOKENIZER_JSON))
+    if opener and is_as_file:
+        opener.adopt(str(folder / TOKENIZER_JSON))
     return folder
 
 
-def find_made_snapshot(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any]) -> Path | None:
+def find_cached_snapshot(
+    pretrained: Pretrained, name: str, kwargs: Mapping[str, Any]
+) -> Path | None:
     """Return the folder of a snapshot, as `open_snapshot` does; None if it must be made first.
 
     Args:
@@ -221,7 +223,7 @@ def _hash_unchanged_file(file: Path, *stat: int) -> str:
 
 
 def ask_transformers(
-    pretrained: Pretrained, name: str, kwargs: Mapping[str, Any], ahead: Ahead | None
+    pretrained: Pretrained, name: str, kwargs: Mapping[str, Any], opener: EarlyOpener | None
 ) -> dict[str, Any]:
     """Load a tokenizer or processor with transformers in another process. Return its description:
     the fields of its card, except that `files` is {name: text}. That of a tokenizer also has
@@ -234,13 +236,13 @@ def ask_transformers(
         pretrained: whether `name` is a tokenizer or a processor.
         name: its folder, file or hub name.
         kwargs: the recipe's arguments for transformers.
-        ahead: opens the tokenizer meanwhile; None: it is not opened.
+        opener: opens the tokenizer meanwhile; None: it is not opened.
     """
     description: dict[str, Any]
     if pretrained == "processor":
         description, error = server.try_to_ask(name, {})
     else:
-        done = run_describe(json.dumps({"name": name, "kwargs": dict(kwargs)}), ahead)
+        done = run_describe(json.dumps({"name": name, "kwargs": dict(kwargs)}), opener)
         if done.returncode == 0:
             # The answer is the last line, in case other lines were printed before it.
             description, error = json.loads(done.stdout.splitlines()[-1])
@@ -253,26 +255,42 @@ def ask_transformers(
     return description
 
 
-def run_describe(question: str, ahead: Ahead | None) -> subprocess.CompletedProcess[str]:
+def run_describe(question: str, opener: EarlyOpener | None) -> subprocess.CompletedProcess[str]:
     """Run `describe.py` in a subprocess, so that this process does not import transformers.
 
     Args:
         question: the JSON for its stdin: {"name": ..., "kwargs": ...}.
-        ahead: opens the tokenizer meanwhile; None: it is not opened.
+        opener: opens the tokenizer meanwhile; None: it is not opened.
     """
     command = [sys.executable, "-m", "mdsmix.tokenizer.describe"]
     errors = None
-    if ahead:
+    if opener:
         from tempfile import TemporaryFile  # 10 ms, and few commands describe a tokenizer
 
         # A file for stderr, since nobody reads it while the process runs.
         with suppress(OSError):  # no folder can be written: the process reports it
             errors = TemporaryFile("w+")  # noqa: SIM115
-    if ahead is None or errors is None:
+    if opener is None or errors is None:
         return subprocess.run(command, input=question, capture_output=True, text=True)
+    with errors:
+        return _run_with_notice(command, question, opener, errors)
+
+
+def _run_with_notice(
+    command: list[str], question: str, opener: EarlyOpener, errors: IO[str]
+) -> subprocess.CompletedProcess[str]:
+    """Run `describe.py` in a subprocess, and begin to open the file of its notice: a line that it
+    writes before the description is ready.
+
+    Args:
+        command: the command without the descriptor for the notice.
+        question: the JSON for its stdin.
+        opener: opens the tokenizer meanwhile.
+        errors: an empty file for its stderr.
+    """
     pipe, notice = os.pipe()
-    command.append(str(notice))
-    with errors, os.fdopen(pipe, "rb") as notices:
+    command = [*command, str(notice)]
+    with os.fdopen(pipe, "rb") as notices:
         try:
             process = subprocess.Popen(
                 command, stdin=PIPE, stdout=PIPE, stderr=errors, text=True, pass_fds=[notice]
@@ -288,13 +306,13 @@ def run_describe(question: str, ahead: Ahead | None) -> subprocess.CompletedProc
                 file = os.fsdecode(notices.readline().rstrip(b"\n"))
                 if file:
                     with suppress(OSError):  # it is deleted if the description is ready already
-                        ahead.begin(file)
+                        opener.begin(file)
                 output = process.stdout.read()
             except BaseException:  # such as Ctrl-C
                 process.kill()
                 raise
-        errors.seek(0)
-        return subprocess.CompletedProcess(command, process.returncode, output, errors.read())
+    errors.seek(0)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors.read())
 
 
 def _load_error(pretrained: Pretrained, name: str, error: str) -> str:

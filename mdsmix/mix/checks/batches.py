@@ -149,13 +149,13 @@ def evaluation_trained(mix: Mix, loader: Loader) -> Findings:
     if loader.trains:
         return
     trained = {stream.index.hash for stream in mix.train.streams if not _is_off(stream)}
-    seen = [stream for stream in loader.streams if stream.index.hash in trained]
-    if seen:
+    trained_too = [stream for stream in loader.streams if stream.index.hash in trained]
+    if trained_too:
         yield Finding(
             "{loader} evaluates on {streams}, and the same samples are trained on.",
             "OK if intended. Otherwise evaluate on samples that are held out (`holdout` in a "
             "recipe).",
-            stream_names(seen),
+            stream_names(trained_too),
         )
 
 
