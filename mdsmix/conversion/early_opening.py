@@ -53,7 +53,7 @@ def _begin_opening(
     """Begin to open the tokenizer if the run certainly has work. The arguments are those of
     `open_tokenizer_early`.
     """
-    # A pipe can be read only once, and that is for the conversion.
+    # A pipe can be read only once: leave it to the conversion.
     if isinstance(recipe, (str, os.PathLike)) and not os.path.isfile(recipe):
         return
     if not isinstance(recipe, Recipe) or not recipe.is_opened:

@@ -317,7 +317,7 @@ class TemplateLayout(NamedTuple):
 
     def may_split(self, words: ControlWords) -> bool:
         """Check whether a control word may be split between two texts of the turns: a text ends in
-        a content, or in a letter with which a control word may continue in the next text.
+        a message's content, or in a letter after which the next text may continue a control word.
         """
         ends = [side.pieces[-1] for side in self.sides[:-1]]
         return not all(ends) or any(map(words.may_begin_in, ends))

@@ -321,8 +321,8 @@ def prints_system_roles(template: ChatTemplate) -> bool:
 
 @lru_cache(maxsize=256)
 def prints_role(template: ChatTemplate, role: str, is_later: bool) -> bool:
-    """Return whether the template prints the content of a message of this role. True too if it
-    takes no such message: then its records are bad.
+    """Return whether the template prints the content of a message of this role. Return True also if
+    the template refuses such a message, since these records are quarantined anyway.
 
     Args:
         template: the template.

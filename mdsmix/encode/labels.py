@@ -365,7 +365,7 @@ def _find_last_trained(turns: Turns) -> Lengths:
     last = turns.firsts[1:] - 1
     if turns.marks is None:
         return last
-    # Of each prompt and response.
+    # Whether each prompt and response has a trained token.
     has_trained = sum_between(turns.response_weights > 0, turns.ids.offsets) > 0
     numbers = np.where(has_trained, np.arange(len(has_trained)), -1)
     last_trained = np.maximum.accumulate(numbers)[last]

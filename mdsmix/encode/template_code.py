@@ -149,8 +149,8 @@ class _Generation(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, with faster attributes of values. A template that has to be rendered for
-    each conversation spends most of its time on these: with one in the style of Qwen 3's, a
+    """jinja2's sandbox with a faster look-up of attributes. A template that has to be rendered for
+    each conversation spends most of its time on such look-ups: with a template like Qwen 3's, a
     conversion of 12 MB of chats takes 0.88 s of CPU time instead of 1.40.
     """
 
@@ -159,8 +159,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self._safe_attributes = dict[tuple[type, str], bool]()
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return the attribute of a value, or the key of this name if there is no such attribute.
-        A dict, such as a message, is asked at once for a key that is not the name of a method.
+        """Return the attribute of a value, or its key of this name if it lacks the attribute. In a
+        dict, such as a message, only the key is looked up, unless a method has this name.
         """
         if type(obj) is not dict or attribute in _ATTRIBUTES_OF_DICTS:
             return super().getattr(obj, attribute)

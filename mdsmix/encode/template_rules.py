@@ -126,7 +126,8 @@ def _ends_by_next_role(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
 
 def _joins_contents(encoding: Encoding, tokenizer: Tokenizer | None) -> bool:
     """Return whether the template prints a stripped content directly before one that it does not
-    strip. Hardly any template does, so without the tokenizer only the stream's own rules count.
+    strip. Without the tokenizer, return whether the manifest already names this rule: hardly any
+    template needs it.
     """
     if tokenizer is None:
         return JOINED_RULE in encoding.rules

@@ -56,9 +56,9 @@ class TokenSpelling:
         for token in tree.get("added_tokens", []):
             spellings[token["id"]] = token["content"].encode()
         self._unknown = max(spellings, default=-1) + 1
-        "The first id that no token has. Ids from here on spell nothing."
+        "The first id after those of all tokens. Ids from here on spell nothing."
         self._bytes = np.full(self._unknown + 1, b"", object)
-        "object [ids]: the bytes that the token of each id spells; empty if there is none."
+        "object [ids]: the bytes that the token of each id spells; empty if the id has no token."
         for id, spelling in spellings.items():
             self._bytes[id] = spelling
         self._lengths = np.fromiter(map(len, self._bytes), np.int64, len(self._bytes))
@@ -80,7 +80,7 @@ class TokenSpelling:
         # A text ends where its last token does, and no token is empty.
         ends_of_texts = np.concatenate([[0], ends])[ids.offsets[1:]]
         is_spelled = np.array_equal(ends_of_texts, np.cumsum(text_lengths)) and (lengths > 0).all()
-        # Arrays of objects are looked up in a quarter of the time of a dict.
+        # An array of objects is looked up in a quarter of the time of a dict.
         if not is_spelled or b"".join(self._bytes[known_ids].tolist()) != joined:
             return None
         # The number of the character that each byte belongs to, over all texts. Bytes of the form

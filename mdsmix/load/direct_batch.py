@@ -4,10 +4,9 @@
 which id_rows.py reads. If a row of a batch needs more, its rows are made one by one. The tensors
 are the same (tests/with_torch/test_load_direct_batch.py).
 
-This is a second way to the same batch because it takes 24 to 41 % of the CPU time. Of rows of 2,048
-tokens in batches of 8 a CPU second gives, with it and without it: 75,000 and 22,000 full rows,
-72,000 and 26,000 documents, 75,000 and 24,000 pairs, 58,000 and 14,000 packed rows, 34,000 and
-14,000 conversations.
+This is a second way to the same batch because it takes less of the CPU time: 29 % for full rows,
+36 % for documents, 32 % for pairs, 24 % for packed rows and 41 % for conversations (rows of 2,048
+tokens in batches of 8, on 2026-11-30). docs/loading.md has the loader's rates.
 
 In this file a batch is one line: row after row, each `width` tokens wide with its padding. A begin
 or an end of tokens is counted from the first token of the batch.
@@ -203,7 +202,7 @@ class Documents(NamedTuple):
     firsts: Ids
     "The first token of each document."
     lengths: Ids
-    "The tokens of each document, with the padding after it. The first one has that before it too."
+    "The tokens of each document and of the padding after it; of the first, also of that before it."
     counts: Sequence[int]
     "The number of documents in each row."
 
@@ -226,8 +225,8 @@ def _make_documents(lines: Lines, edges: Ids, counts: Sequence[int]) -> Document
 
 
 def _read_documents(rows: IdRows, lines: Lines) -> Documents | None:
-    """Return the documents of a batch in which each row that is not packed is one document. Return
-    None if the documents of a row do not ascend.
+    """Return the documents of a batch. A row that is not packed is one document. Return None if the
+    documents of a row do not ascend.
     """
     starts = [rows.starts.get(number, FIRST_START) for number in range(len(rows.lengths))]
     counts = [len(starts_of_row) // START_BYTES for starts_of_row in starts]
@@ -343,7 +342,7 @@ def _weigh_labels(rows: IdRows, lines: Lines, labels: Tokens) -> Weights:
 
 @lru_cache(maxsize=16)
 def _list_numbers(count: int) -> bytes:
-    """Return the numbers from 0 on, as int64."""
+    """Return the bytes of the int64 numbers from 0 to `count` - 1."""
     return np.arange(count, dtype=np.int64).tobytes()
 
 

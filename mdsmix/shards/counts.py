@@ -74,8 +74,8 @@ class Records(Counts):
     nulls: dict[str, int] = field(default_factory=dict)
     "Field of messages or tools -> records with null entries inside, which the template may print."
     absent: dict[str, int] = field(default_factory=dict)
-    """Field that records may lack, and that the recipe names in words of its own (`system: sys`) ->
-    records without it. If no record has it, the name is probably wrong.
+    """The field of `id`, or an optional field to which the recipe gives another name than its key
+    (`system: sys`) -> records without it. If no record has it, the name is probably wrong.
     """
     duplicates: int = 0
     "Written records that equal an earlier written record of the stream."

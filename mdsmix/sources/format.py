@@ -457,9 +457,9 @@ class Format(ABC):
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
         """Return the version of this format that is hashed into the digests of a file's windows
-        (slices of a work unit). A window is converted again if its digest changes. Fields with
-        texts or messages are named in the digests (`describe_cells`), so their version does not
-        count here.
+        (slices of a work unit). A window is converted again if its digest changes. A version that
+        changes only fields with texts or messages does not count here, since the digests contain
+        the names of these fields (`describe_cells`).
 
         Override this method if a change of the format concerns only some files, and return the
         older version for all other files. These other files are then not converted again.

@@ -93,8 +93,8 @@ class StoreErrors(ABC):
         return self.find_code(error) in self.expired_codes
 
     def name_failure(self, error: Exception) -> str:
-        """Return the code of a failed connection of requests: the class of its innermost reason,
-        such as `NameResolutionError`; the error's own class if that has no sentence.
+        """Return the code of an error of the library requests: the class of its innermost reason,
+        such as `NameResolutionError`, or its own class if the reason's is not in `sentences`.
         """
         # requests' error contains urllib3's MaxRetryError, whose reason tells whether the server
         # is not there or the connection broke.

@@ -264,8 +264,8 @@ def count_draws(
 
 
 def _require_weights(weights: Weights, epoch_size: int | None) -> None:
-    """Raise ValueError if Streaming refuses the weights. Users read the checks' messages on it
-    (mix/checks), which name the stream.
+    """Raise ValueError if Streaming refuses the weights. Users never see these messages: `check`
+    reports the same mistakes, with the name of the stream (mix/checks).
     """
     if any(len(weight) > 1 for weight in weights):
         raise ValueError("a stream has several weights")
