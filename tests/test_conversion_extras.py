@@ -235,15 +235,30 @@ def test_a_field_that_the_recipe_names_and_no_record_has_is_warned_of(
     }
     project.configure({"kind": "finetuning", "source": source}, max_seq_len=256)
     output = project.convert_ok().out
-    absent = [line for line in output.splitlines() if "a field that none of" in line]
+    absent = [line for line in output.splitlines() if "a field that no record has" in line]
     assert len(absent) == 2
-    assert "source.input is meta.context, a field that none of the 4 records has" in absent[0]
-    assert "source.id is uuid, a field that none of the 4 records has" in absent[1]
+    assert "source.input is meta.context, a field that no record has (4 read)" in absent[0]
+    assert "source.id is uuid, a field that no record has (4 read)" in absent[1]
     expected = {"sys": 3, "meta.context": 4, "uuid": 4}
     if form == "parquet":
         expected["sys"] = 0  # the column is there, with nulls
     counted = {name: project.manifest.records.absent.get(name, 0) for name in expected}
     assert counted == expected
+
+
+@pytest.mark.parametrize("id", ["{question}-{answer}", "meta.id"])
+def test_templates_and_null_values_are_no_absent_fields(project: Project, id: str) -> None:
+    record = {"question": "Where?", "answer": "Here.", "meta": {"id": None}}
+    source = {
+        "path": write_records(project, "jsonl", [record]),
+        "instruction": "question",
+        "input": "Again: {question}",
+        "output": "answer",
+        "id": id,
+    }
+    project.configure({"kind": "finetuning", "source": source}, max_seq_len=256)
+    assert "a field that no record has" not in project.convert_ok().out
+    assert not project.manifest.records.absent
 
 
 @pytest.mark.parametrize("kind", ["finetuning", "preference", "prompt"])

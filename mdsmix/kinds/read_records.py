@@ -253,11 +253,10 @@ class RecordReader:
         if self.id:
             names.append(self.id)
         for name in names:
-            if parse_field(name).entered:
-                count = sum(find_value(name, record) is None for record in records)
-            else:
-                objects = [record for record in records if type(record) is dict]
-                count = len(records) - sum(name in record for record in objects)
+            field = parse_field(name)
+            if field.is_template:
+                continue  # a record without one of its fields is bad
+            count = sum(not field.is_in(record) for record in records)
             self.diagnostics.add("absent", {name: count})
 
     def _apply_shape(self, records: Sequence[Any]) -> Sequence[Any]:

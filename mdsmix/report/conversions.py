@@ -498,8 +498,8 @@ def _notes_on_absent(manifest: Manifest) -> Iterator[str]:
         if count == manifest.records.read and name in keys:
             key = keys[name]
             yield (
-                f"WARNING: source.{key} is {format_field(name)}, a field that none of the "
-                f"{plural(count, 'record')} has: correct the name, or remove source.{key}"
+                f"WARNING: source.{key} is {format_field(name)}, a field that no record has "
+                f"({count:,} read): correct the name, or remove source.{key}"
             )
 
 

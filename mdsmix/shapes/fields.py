@@ -52,6 +52,16 @@ class Field:
     is_template: bool = False
     "Whether the field is a template."
 
+    def is_in(self, record: Any) -> bool:
+        """Return whether a record is an object that has the field, be its value null or not."""
+        if type(record) is not dict:
+            return False
+        try:
+            self.find(record)
+        except RecordRefused:
+            return False
+        return True
+
 
 @lru_cache(maxsize=256)
 def parse_field(name: str) -> Field:
