@@ -212,7 +212,7 @@ def _run_streams(
         # A stream that is not published has work. Open its tokenizer while the run prepares.
         cleanup.callback(forget_openings)
         for plan in plans:
-            if plan.old is None:
+            if plan.old is None and not options.is_finish:
                 begin_opening(plan.job.tokenizer, plan.job.backend)
         publish_pretrained([plan.job for plan in plans])
         # Start the one process that counts images' tokens for all workers.

@@ -109,7 +109,8 @@ class Work:
         """Run these tasks, and yield their results as they end. Closing the iterator stops the
         remaining tasks.
         """
-        wait_for_openings()
+        if tasks:
+            wait_for_openings()
         return self.engine.run(tasks, self.watcher.on_progress, self.say)
 
     def open_shared(self) -> None:
