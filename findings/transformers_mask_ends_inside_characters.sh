@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Surprise: if the last character of an answer has several tokens (an emoji, often an accented or Chinese letter), the mask of
 #   `apply_chat_template(return_assistant_tokens_mask=True)` has only the first of them, unless the template's block
-#   `generation` goes on after the answer. So do all of transformers 4; 5 has all tokens.
+#   `generation` goes on after the answer. So does 4.57.6; in 5.24.0 the mask has all tokens.
 # Likely guess: the mask has all tokens of the text between `{% generation %}` and `{% endgeneration %}`.
 # Why it matters: a model that is trained with this mask (TRL's assistant_only_loss) does not learn to finish the character;
 #   with ASCII answers nobody notices.

@@ -80,8 +80,8 @@ def convert(
         verify_target: read and hash existing shards before they are reused.
         finish: do the work that `convert_part` left undone, join all parts and publish.
         engine: where the work runs: "local", "ray" or "ray://HOST:PORT".
-        workers: worker processes. The default is one for each processor, and one more if a store
-            is used; the output is identical for any number.
+        workers: worker processes; the output is identical for any number. The default is one for
+            each processor; without Ray, one more if a source or the target is in a store.
         memory: bytes that all processes together may use, such as "2GiB". The default is half of
             the memory of the machine or its control group.
         quarantine_crashes: quarantine a record if worker processes die on it.

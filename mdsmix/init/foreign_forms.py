@@ -88,8 +88,8 @@ FORMS = (
     ForeignForm(
         "messages as text (a string in place of a list)",
         _is_undecoded,
-        "decode the string before writing the file, as JSON Lines or parquet, with json.loads or, "
-        f"for single quotes, ast.literal_eval, {OR_READ}",
+        "write the file again, as JSON Lines or parquet, with each string decoded: by json.loads, "
+        f"or by ast.literal_eval if its quotes are single, {OR_READ}",
     ),
 )
 

@@ -324,7 +324,8 @@ class Recipe:
         return f"{self.remote or self.local}/{stream.held_out_of or stream.name}"
 
     def target(self, stream: StreamSpec, limit: int | None) -> str:
-        """Return the URL or folder where the stream is published, such as `s3://bucket/mix/web/train`.
+        """Return the URL or folder where the stream is published, such as
+        `s3://bucket/mix/web/train`.
 
         Args:
             stream: a stream with a source.

@@ -64,13 +64,17 @@ class Records(Counts):
     quarantined: dict[str, int] = field(default_factory=dict)
     "Reason code -> bad records; each is written to the stream's quarantine folder."
     unread: dict[str, int] = field(default_factory=dict)
-    "Name of a field that the recipe does not read -> records with a value there that is not empty."
+    """Name of a field that is not read, or of contents that the chat template does not print ->
+    records in which it is not empty.
+    """
     unseen: dict[str, int] = field(default_factory=dict)
     """Name of a column that the recipe does not read, in Parquet or another columnar file -> all
     records. The column was not read, so it is unknown which records have an empty value.
     """
     placeholders: dict[str, int] = field(default_factory=dict)
-    "Placeholder of a medium, such as <image> -> finetuning records that contain it as text."
+    """Placeholder of a medium, such as <image>, or `[{"role": ...}]` for a list of messages as text
+    -> records that contain it.
+    """
     nulls: dict[str, int] = field(default_factory=dict)
     "Field of messages or tools -> records with null entries inside, which the template may print."
     absent: dict[str, int] = field(default_factory=dict)
