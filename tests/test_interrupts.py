@@ -78,6 +78,13 @@ def run_three_tasks() -> list[tuple[int, int]]:
     raise AssertionError
 
 
+def run_until_interrupted(line: Line) -> None:
+    """Run tasks until this line is reached. Some lines are run only if a worker is late."""
+    for _ in range(50):
+        with Interrupter(local_engine, at=line):
+            run_three_tasks()
+
+
 def lines_to_interrupt() -> Iterator[Line]:
     with Interrupter(local_engine) as interrupter:
         run_three_tasks()
@@ -89,11 +96,8 @@ def test_an_interrupt_at_any_line_of_the_engine_leaves_no_worker() -> None:
     lines = list(lines_to_interrupt())
     assert len(lines) > 50
     for line in lines:
-        # Some lines are run only if a worker is early or late: run until this one is reached.
         with pytest.raises(KeyboardInterrupt):
-            for _ in range(50):
-                with Interrupter(local_engine, at=line):
-                    run_three_tasks()
+            run_until_interrupted(line)
         assert list_children() == children, line
     assert run_three_tasks() == [(0, 0), (1, 2), (2, 4)]
 

@@ -276,7 +276,7 @@ def test_the_notice_comes_before_the_description(
     models = list[dict[str, Any]]()
 
     def read_model(model: Model) -> dict[str, Any]:
-        """Return its settings but the post-processor: transformers 5 adds one that adds no token."""
+        """Return all but the post-processor: transformers 5 adds one that adds no token."""
         return {**json.loads(model.to_str()), "post_processor": None}
 
     def read_notice(**arguments: Any) -> dict[str, Any]:
