@@ -320,7 +320,11 @@ def test_the_environment_sets_the_cache_folder(monkeypatch: pytest.MonkeyPatch) 
         ("import sys; print(len(input())); sys.exit(3)", 3, "13\n", "", []),
         ("raise ZeroDivisionError", 1, "", "ZeroDivisionError", []),
         ("import os; os._exit(9)", 9, "", "", []),
-        ("import os, sys; os.write(int(sys.argv[1]), b'a file\\n')", 0, "", "", ["a file"]),
+        ("print('[' + 'x' * 10**6 + ']')", 0, f"[{'x' * 10**6}]\n", "", []),
+        (
+            'print(\'{"file": "a file"}\\n[]\')',
+            *(0, '{"file": "a file"}\n[]\n', "", ["a file"]),
+        ),
         ("import sys; print('e' * 10**6, file=sys.stderr)", 0, "", "eee", []),
     ],
 )
@@ -334,10 +338,9 @@ def test_a_process_that_describes_is_read_to_its_end(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     for opener in (None, Mock()):
-        if opener or not begun:
-            done = run_describe('{"name": "x"}\n', opener)
-            assert (done.returncode, done.stdout) == (code, out)
-            assert err in done.stderr
+        done = run_describe('{"name": "x"}\n', opener)
+        assert (done.returncode, done.stdout) == (code, out)
+        assert err in done.stderr
         if opener:
             assert [call.args for call in opener.begin.call_args_list] == [(f,) for f in begun]
 
@@ -354,11 +357,28 @@ def test_without_a_folder_for_temporary_files_the_process_reports_it(
     assert done.stdout == "['-m', 'mdsmix.tokenizer.describe']\n"
 
 
+def test_a_tokenizer_that_changes_while_it_is_read_is_refused(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache would otherwise keep the old tokenizer under the hash of the new files."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+
+    def ask_and_change(*arguments: Any) -> dict[str, Any]:
+        description = ask_transformers(*arguments)
+        (folder / "tokenizer_config.json").write_text("{}")
+        return description
+
+    ask_transformers = snapshot.ask_transformers
+    monkeypatch.setattr(snapshot, "ask_transformers", ask_and_change)
+    with pytest.raises(Unreachable, match="was changed while transformers read it"):
+        open_tokenizer(TokenizerSpec(name=str(folder)))
+
+
 def test_ctrl_c_ends_the_process_that_describes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
-    program = "import os, sys, time\nos.write(int(sys.argv[3]), b'a\\n')\ntime.sleep(600)\n"
+    program = 'import time\nprint(\'{"file": "a"}\', flush=True)\ntime.sleep(600)\n'
     python.write_text(f"#!{sys.executable}\n{program}")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))

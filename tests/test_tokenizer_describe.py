@@ -271,7 +271,6 @@ def test_the_notice_comes_before_the_description(
     monkeypatch.setattr(describe, "hide_torch", Mock())
     monkeypatch.setattr(describe, "read_models_late", Mock())
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    end, notice = os.pipe()
     describe_tokenizer = describe.describe_tokenizer
     models = list[dict[str, Any]]()
 
@@ -280,13 +279,12 @@ def test_the_notice_comes_before_the_description(
         return {**json.loads(model.to_str()), "post_processor": None}
 
     def read_notice(**arguments: Any) -> dict[str, Any]:
-        with os.fdopen(end) as pipe:
-            models.append(read_model(Model.from_file(pipe.readline().rstrip("\n"))))
+        notice = json.loads(capsys.readouterr().out)
+        models.append(read_model(Model.from_file(notice["file"])))
         return describe_tokenizer(**arguments)
 
     monkeypatch.setattr(describe, "describe_tokenizer", read_notice)
-    describe.main(notice)
-    os.close(notice)
+    describe.main()
     description, error = json.loads(capsys.readouterr().out)
     assert (error, description["is_as_file"]) == ("", True)
     assert models == [read_model(Model.from_str(description["files"][TOKENIZER_JSON]))]

@@ -203,8 +203,10 @@ def _run_streams(
         from mdsmix.engines.ray_cluster import parse_engine
 
         parse_engine(options.engine)
-    opener = OpeningWhileDescribed(recipe.tokenizer.backend)
-    plans = plan_streams(recipe, options, watcher.on_step, opener)
+    # No name refers to the opener after the plan: it has a model, which may not be used.
+    plans = plan_streams(
+        recipe, options, watcher.on_step, OpeningWhileDescribed(recipe.tokenizer.backend)
+    )
     for remark in plans[0].job.tokenizer.remarks:
         watcher.say(remark)
     errors = list[MdsmixError]()

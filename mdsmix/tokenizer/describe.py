@@ -3,9 +3,8 @@ transformers.
 
 `python -m mdsmix.tokenizer.describe` reads JSON with the keys `name` and `kwargs` on stdin. It
 prints a JSON list of two items: the description, and an error message ("" if there was no error).
-`python -m mdsmix.tokenizer.describe 5` also writes a line into the descriptor 5, before the
-description is ready: the path of a file that will probably give the same ids as the tokenizer. A
-conversion opens fastokens' model from this file meanwhile.
+If a file will probably give the same ids as the tokenizer, it prints a line before the description
+is ready, `{"file": PATH}`. A conversion opens fastokens' model from this file meanwhile.
 
 The tokenizer is opened by `AutoTokenizer.from_pretrained(name, **kwargs)`, as in LLM-Foundry, since
 a tokenizer's class may change what its tokenizer.json says: Llama's class adds a post-processor for
@@ -581,13 +580,8 @@ class FileReader:
         return {"file_hash": ModelHash(text_ids, added_ids), "joined": joined}
 
 
-def main(descriptor: int | None = None) -> None:
-    """Read the question on stdin, describe the tokenizer and print the answer as JSON.
-
-    Args:
-        descriptor: where to write the path of a file that probably gives the same ids as the
-            tokenizer, as soon as the path is known; None: nowhere.
-    """
+def main() -> None:
+    """Read the question on stdin, describe the tokenizer and print the answer as JSON."""
     # Searching for garbage takes 0.1 to 0.2 s, and finds none: the process ends soon.
     gc.disable()
     os.environ.update(WITHOUT_FRAMEWORKS)
@@ -595,6 +589,7 @@ def main(descriptor: int | None = None) -> None:
     if not question["kwargs"].get("trust_remote_code"):
         hide_torch()
         read_models_late()
+    output = sys.stdout
     # transformers asks on stdout whether to run a tokenizer's own code.
     with redirect_stdout(sys.stderr), TemporaryDirectory() as folder:
         path = Path(question["name"]) / TOKENIZER_JSON
@@ -604,8 +599,8 @@ def main(descriptor: int | None = None) -> None:
                 from transformers import AutoTokenizer  # noqa: F401
             # The memory of the other process is free again before the tokenizer is opened.
             question |= reader.wait()
-            if descriptor is not None and reader.file_to_open:
-                os.write(descriptor, os.fsencode(reader.file_to_open) + b"\n")
+            if reader.file_to_open:
+                print(json.dumps({"file": str(reader.file_to_open)}), file=output, flush=True)
         answer = try_to_answer(lambda arguments: describe_tokenizer(**arguments), question)
     print(json.dumps(answer))
 
@@ -619,6 +614,6 @@ def hide_torch() -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()
     sys.stdout.flush()
     os._exit(0)  # Python would free the vocabulary and all modules first

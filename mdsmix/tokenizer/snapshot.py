@@ -88,7 +88,7 @@ def open_snapshot(
     files and a description of it, card.json. A snapshot that is missing is made now.
 
     The description is written last, so a folder with a card.json is complete.
-    Raises Unreachable if transformers cannot load `name`.
+    Raises Unreachable if transformers cannot load `name`, or if its folder changes meanwhile.
     Raises RecipeError if an argument of `kwargs` would have no effect.
 
     Args:
@@ -110,10 +110,16 @@ def open_snapshot(
             f"reading the {pretrained} {name} with transformers, once: a few seconds, longer if "
             "it is downloaded"
         )
+    folder_before = _snapshot_folder(pretrained, name, kwargs)
     description = ask_transformers(pretrained, name, kwargs, opener)
     is_as_file = description.pop("is_as_file", False)
     # transformers may have downloaded the files of a hub name, so their commit is known now.
     folder = _snapshot_folder(pretrained, name, kwargs)
+    if os.path.exists(name) and folder != folder_before:
+        raise Unreachable(
+            f"the {pretrained} {name} was changed while transformers read it: run the same command "
+            "again."
+        )
     for file, text in description["files"].items():
         content = text.encode()
         keep_in_cache(folder / file, content)
@@ -244,7 +250,7 @@ def ask_transformers(
     else:
         done = run_describe(json.dumps({"name": name, "kwargs": dict(kwargs)}), opener)
         if done.returncode == 0:
-            # The answer is the last line, in case other lines were printed before it.
+            # The answer is the last line.
             description, error = json.loads(done.stdout.splitlines()[-1])
         else:
             description, error = {}, done.stderr[-300:]
@@ -279,38 +285,29 @@ def run_describe(question: str, opener: EarlyOpener | None) -> subprocess.Comple
 def _run_with_notice(
     command: list[str], question: str, opener: EarlyOpener, errors: IO[str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run `describe.py` in a subprocess, and begin to open the file of its notice: a line that it
-    writes before the description is ready.
+    """Run `describe.py` in a subprocess, and begin to open the file that its first line names, if
+    that is not the answer.
 
     Args:
-        command: the command without the descriptor for the notice.
+        command: the command.
         question: the JSON for its stdin.
         opener: opens the tokenizer meanwhile.
         errors: an empty file for its stderr.
     """
-    pipe, notice = os.pipe()
-    command = [*command, str(notice)]
-    with os.fdopen(pipe, "rb") as notices:
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=errors, text=True) as process:
         try:
-            process = subprocess.Popen(
-                command, stdin=PIPE, stdout=PIPE, stderr=errors, text=True, pass_fds=[notice]
-            )
-        finally:
-            os.close(notice)
-        with process:
-            try:
-                assert process.stdin, "it is a pipe"
-                assert process.stdout, "it is a pipe"
-                with suppress(BrokenPipeError), process.stdin:
-                    process.stdin.write(question)
-                file = os.fsdecode(notices.readline().rstrip(b"\n"))
-                if file:
-                    with suppress(OSError):  # it is deleted if the description is ready already
-                        opener.begin(file)
-                output = process.stdout.read()
-            except BaseException:  # such as Ctrl-C
-                process.kill()
-                raise
+            assert process.stdin, "it is a pipe"
+            assert process.stdout, "it is a pipe"
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(question)
+            first_line = process.stdout.readline()
+            if first_line.startswith("{"):
+                with suppress(OSError):  # it is deleted if the description is ready already
+                    opener.begin(json.loads(first_line)["file"])
+            output = first_line + process.stdout.read()
+        except BaseException:  # such as Ctrl-C
+            process.kill()
+            raise
     errors.seek(0)
     return subprocess.CompletedProcess(command, process.returncode, output, errors.read())
 
