@@ -204,7 +204,7 @@ Record = Document | Pair | Conversation
 def find_types(records: Sequence[Any]) -> set[type]:
     """Return the classes of the records."""
     if isinstance(records, PlainConversations):
-        return {Conversation} if records else set()
+        return {Conversation}
     return {records.gives} if isinstance(records, TextColumns) else {*map(type, records)}
 
 

@@ -50,7 +50,7 @@ from mdsmix.shapes.conversation_rules import (
     read_plain_conversations,
     remove_marks,
 )
-from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, NAMES, with_extras
+from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape
 from mdsmix.shapes.spans import DETAIL, WEIGHTS
 
@@ -92,7 +92,7 @@ def _parse_all_messages(records: Sequence[Any], fields: Fields) -> PlainConversa
     has extras (fields such as `loss_mask` that no key of the recipe names). The records are then
     read one by one.
     """
-    if not all(map(NAMES.isdisjoint, records)):
+    if not MESSAGES.has_only_required(records, fields):
         return None
     return read_plain_conversations([record[fields["messages"]] for record in records])
 
@@ -104,8 +104,7 @@ def _parse_all_openai(records: Sequence[Any], fields: Fields) -> PlainConversati
 
     A conversion of 12 MB of plain messages takes 0.34 s of CPU time instead of 0.46.
     """
-    other_fields = NAMES | {fields[key] for key in OPENAI.optional if key in fields}
-    if not all(map(other_fields.isdisjoint, records)):
+    if not OPENAI.has_only_required(records, fields):
         return None
     lists = [record[fields["messages"]] for record in records]
     return read_plain_conversations(lists, only_foundry_rules=False)
