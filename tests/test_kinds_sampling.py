@@ -15,7 +15,11 @@ from hypothesis import strategies as st
 from mdsmix.kinds.membership import Membership, is_held_out
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.kinds.read_records import FURTHER_NAMES, MAX_NAMES, Diagnostics
-from mdsmix.kinds.turn_rows import PLACEHOLDERS, count_placeholders
+from mdsmix.kinds.turn_rows import (
+    PLACEHOLDERS,
+    count_placeholders,
+    is_message_text,
+)
 from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
@@ -187,6 +191,24 @@ def test_placeholders_are_counted_once_a_record() -> None:
     for placeholder in PLACEHOLDERS:
         texts = ["a", f"b{placeholder}"]
         assert count_placeholders(texts, [f"a\nb{placeholder}", "c"]) == {placeholder: 1}
+
+
+def test_lists_of_other_objects_are_not_lists_of_messages() -> None:
+    for text in (
+        '[{"role": "user", "content": "q"}]',
+        "[{'from': 'human', 'value': 'q'}]",
+        '[ {"content": "a \\"b\\", c\n", "role": "assistant"}]',
+        "[{'value': 'it\\'s', 'from': 'gpt'}]",
+    ):
+        assert is_message_text(text), text
+    for text in (
+        '[{"from": "Rome", "to": "Oslo"}]',
+        '[{"value": 3, "unit": "kg"}]',
+        '[{"value": "3", "unit": "kg"}]',
+        '[{"role": "CEO", "name": "Ann"}]',
+        '[{"content": "' + "a\\" * 100_000,
+    ):
+        assert not is_message_text(text), text[:50]
 
 
 def test_fields_that_are_not_read_are_reported_with_their_numbers(project: Project) -> None:

@@ -25,7 +25,7 @@ from mdsmix.kinds.finetuning import WINDOW_BYTES
 from mdsmix.kinds.kind import Piece
 from mdsmix.kinds.template_kind import TemplateKind, find_decoder_faults, template_variables
 from mdsmix.kinds.turn_renderer import TurnRenderer
-from mdsmix.kinds.turn_rows import count_message_texts, count_placeholders
+from mdsmix.kinds.turn_rows import count_texts
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, NoRecord
@@ -207,10 +207,7 @@ class Prompts(TemplateKind):
             ids.append(whole[number] if len(bare[number]) else "empty_prompt")
         for number in refused:
             ids[number] = "special_token_in_text"
-        placeholders = {
-            **count_placeholders(texts, texts),
-            **count_message_texts(texts, [[text] for text in texts]),
-        }
+        placeholders = count_texts(texts, [[text] for text in texts])
         return TokenizedPrompts(ids, set(with_specials), placeholders, Counter())
 
     def _tokenize_conversations(self, conversations: Sequence[Conversation]) -> TokenizedPrompts:

@@ -38,7 +38,21 @@ MESSAGES_AS_TEXT = '[{"role": ...}]'
 """The name under which `count_message_texts` counts: such a text is a whole conversation, which its
 writer has not decoded.
 """
-_MESSAGE_TEXT = re.compile(r"""\[\s*\{\s*["'](role|from|content|value)["']\s*:""")
+_MESSAGE_TEXT = re.compile(
+    r"""
+    \[ \s* \{ \s*
+    (?:
+        ["'] (?:content|value) ["'] \s*:\s*
+        (?: "[^"\\]*(?:\\.[^"\\]*)*" | '[^'\\]*(?:\\.[^'\\]*)*' ) \s*,\s*
+    )?
+    ["'] (?:role|from) ["'] \s*:\s*
+    ["'] (?:system|developer|user|human|assistant|gpt|tool|function|observation) ["']
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""The beginning of a list of messages: the role of the first message, perhaps after its content. An
+answer may be a list of other objects, such as `[{"from": "Rome", "to": "Oslo"}]`.
+"""
 _first_character = itemgetter(slice(1))
 
 
@@ -100,10 +114,7 @@ def tokenize_pairs(
         positions=np.flatnonzero(keep).tolist(),
         rejected=dict.fromkeys(sorted(refused_pairs), "special_token_in_text"),
         with_specials=with_specials,
-        placeholders={
-            **count_placeholders(texts, map("\n".join, pairs)),
-            **count_message_texts(texts, pairs),
-        },
+        placeholders=count_texts(texts, pairs),
     )
 
 
@@ -126,6 +137,20 @@ def add_own_tokens(ids: Ragged, tokenizer: Tokenizer) -> Ragged:
     is_doubled[1::2] = has_bos[1::2] & has_bos[0::2]
     # Skip the first token of the selected rows.
     return rows.cut(is_doubled.astype(np.int64), rows.lengths - is_doubled)
+
+
+def count_texts(texts: Sequence[str], records: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Return placeholder -> number of records that contain it, and MESSAGES_AS_TEXT -> number of
+    records with a list of messages as text.
+
+    Args:
+        texts: all texts of all records.
+        records: the texts of each record.
+    """
+    return {
+        **count_placeholders(texts, map("\n".join, records)),
+        **count_message_texts(texts, records),
+    }
 
 
 def count_placeholders(texts: Iterable[str], records: Iterable[str]) -> dict[str, int]:
