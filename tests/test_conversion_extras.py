@@ -294,6 +294,34 @@ def test_system_messages_that_the_template_leaves_out_are_warned_of(
             assert (warning in output) == (name in unprinted)
 
 
+@pytest.mark.parametrize("kind", ["finetuning", "preference"])
+def test_unprinted_messages_are_counted_only_of_trained_records(
+    project: Project, styles: dict[str, Path], kind: str
+) -> None:
+    """One record has the text of a special token, and another one a blank system message."""
+    project.tokenizer = styles["no system"]
+    system, question, answer = talk("system", "user", "assistant")["messages"]
+    chats = [
+        [system, question, answer],
+        [system, question, answer],
+        [system, question | {"content": "<|im_end|>"}, answer],
+        [system | {"content": " "}, question, answer],
+    ]
+    stream: dict[str, Any] = {"kind": kind}
+    settings: dict[str, Any] = {"special_tokens_in_text": "reject"}
+    if kind == "preference":
+        bad_answer = answer | {"content": "no"}
+        project.write_source({"chosen": m, "rejected": [*m[:-1], bad_answer]} for m in chats)
+        stream["source"] = {"path": "a.jsonl", "chosen": "chosen", "rejected": "rejected"}
+        settings["train_loader"] = {"name": "pairwise_preference"}
+    else:
+        project.write_source({"messages": m} for m in chats)
+        stream["source"] = {"path": "a.jsonl", "shape": "openai"}
+    project.configure(stream, max_seq_len=256, **settings).convert_ok("--max-bad", "1")
+    assert project.manifest.records.quarantined == {"special_token_in_text": 1}
+    assert project.manifest.records.unread == {"messages.content of system messages": 2}
+
+
 @pytest.mark.parametrize("shape", ["openai", "sharegpt"])
 def test_a_system_field_next_to_another_system_message_is_warned_of(
     project: Project, styles: dict[str, Path], shape: str

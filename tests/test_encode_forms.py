@@ -18,6 +18,7 @@ from mdsmix.encode.forms import (
     find_unread_keys,
     fit_tools,
     prints_null,
+    prints_role,
 )
 from mdsmix.encode.template_rules import raised_template_rules
 from mdsmix.record import Conversation, RecordRefused, RichConversation
@@ -364,6 +365,17 @@ def test_a_system_prompt_in_the_last_message_is_in_the_prompt(rule: Any) -> None
             compared += 1
         assert len(rows) == (len(answers) if rule == "each" else 1)
     assert compared > 30
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_system_message_that_only_prompts_print_counts_as_printed(is_later: bool) -> None:
+    """Mistral-Nemo's template prints it before the last message, if this is a question."""
+    for source in (MISTRAL_NEMO, CHATML):
+        assert prints_role(open_template(source, VARIABLES), "system", is_later)
+    without = (
+        "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    assert not prints_role(open_template(without, VARIABLES), "system", is_later)
 
 
 def test_only_streams_with_changed_templates_are_outdated(lettered: Tokenizer) -> None:

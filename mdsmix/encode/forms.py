@@ -300,13 +300,16 @@ UNPRINTED = "messages.content of "
 
 
 def find_unprinted_contents(template: ChatTemplate, messages: Sequence[Message]) -> Iterator[str]:
-    """Yield a name for each content that is not empty and that the template leaves out, since it
+    """Yield a name for each content that is not blank and that the template leaves out, since it
     prints no messages of the role system or developer, or only the first message of a conversation:
     `messages.content of later system messages`.
     """
     for position, message in enumerate(messages):
         role = message["role"]
-        if role not in SYSTEM_ROLES or not message.get("content"):
+        content = message.get("content")
+        if isinstance(content, str):
+            content = content.strip()
+        if role not in SYSTEM_ROLES or not content:
             continue
         is_later = position > 0
         if not prints_role(template, role, is_later):
@@ -324,18 +327,26 @@ def prints_role(template: ChatTemplate, role: str, is_later: bool) -> bool:
     """Return whether the template prints the content of a message of this role. Return True also if
     the template refuses such a message, since these records are quarantined anyway.
 
+    The message is rendered before a question, as in the prompt of an answer, and before a question
+    with its answer. Mistral-Nemo's template prints a system message only before a last question.
+
     Args:
         template: the template.
         role: the role, such as `system`.
         is_later: whether the message comes after an answer; otherwise it is the first message.
     """
     message = {"role": role, "content": "probe_text"}
-    exchange = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    messages = [*exchange, message, *exchange] if is_later else [message, *exchange]
+    earlier = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    before = earlier if is_later else []
+    prompt = [*before, message, _QUESTION]
     try:
-        return "probe_text" in template.render(messages, add_generation_prompt=False)
+        texts = (
+            template.render(prompt, add_generation_prompt=True),
+            template.render([*prompt, _ANSWER], add_generation_prompt=False),
+        )
     except RecordRefused:
         return True
+    return any("probe_text" in text for text in texts)
 
 
 def describe_possible_marks(unread: Mapping[str, int]) -> Iterator[str]:

@@ -331,7 +331,8 @@ class Preferences(JudgedAnswers):
         self, preferences: Sequence[Preference], trainable: Mapping[int, Any]
     ) -> Counter[str]:
         """Return name -> number of records: for the fields of rewards that no column stores, and
-        for the keys of messages and the variables that the chat template does not print.
+        for the keys of messages and the variables that the chat template does not print. System
+        messages that it does not print are counted only of records that can be used for training.
 
         Args:
             preferences: the records.
@@ -341,14 +342,15 @@ class Preferences(JudgedAnswers):
         if not self._has_rewards:
             unstored = len([position for position in trainable if preferences[position].rewards])
         unread = Counter(dict.fromkeys(REWARDS, unstored))
-        for preference in preferences:
+        for position, preference in enumerate(preferences):
             # Both conversations have the messages of the prompt: count each name once. Plain
             # conversations have no other keys than role and content.
             names = set[str]()
             for half in (preference.chosen, preference.rejected):
                 if isinstance(half, Pair):
                     continue
-                names |= self.renderer.find_unprinted(half)
+                if position in trainable:
+                    names |= self.renderer.find_unprinted(half)
                 if isinstance(half, RichConversation) or half.variables:
                     names |= self.renderer.find_unread(half)
             unread.update(names)

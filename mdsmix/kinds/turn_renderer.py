@@ -167,7 +167,8 @@ class TurnRenderer:
         has_marks = has_losses or bool(self.encoding.train_parts)
         turns_of = self.render_together(plain)
         rendered = self._render_rows(conversations, turns_of, with_specials, has_marks)
-        rendered.unread.update(self._count_unprinted(conversations, plain))
+        unprinted = self._count_unprinted(conversations, plain, rendered.rejected)
+        rendered.unread.update(unprinted)
         # Tokenize all turns together: the list of texts is prompt, response, prompt, and so on.
         texts = [*chain.from_iterable(chain.from_iterable(rendered.rows))]
         ids = self.backend.encode(texts, match_special=True)
@@ -325,20 +326,24 @@ class TurnRenderer:
         return {*unread}
 
     def _count_unprinted(
-        self, conversations: Sequence[Conversation], plain: PlainPart
+        self,
+        conversations: Sequence[Conversation],
+        plain: PlainPart,
+        rejected: Mapping[int, str],
     ) -> Counter[str]:
-        """Return how many conversations have contents that the template does not print: name, such
-        as `messages.content of system messages` -> number.
+        """Return how many conversations with a row have contents that the template does not print:
+        name, such as `messages.content of system messages` -> number.
 
         Args:
             conversations: the records.
             plain: the plain ones among them. Most templates print no role developer, so those whose
                 roles are all printed are skipped together: 0.1 us a conversation.
+            rejected: has a key for the position of each conversation without a row.
         """
         counts = Counter[str]()
         if self._prints_system_roles:
             return counts
-        skipped = set[int]()
+        skipped = {*rejected}
         if all(map(self._prints_roles, {*plain.conversations.roles})):
             skipped.update(plain.positions)
         for position, conversation in enumerate(conversations):
