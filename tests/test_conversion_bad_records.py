@@ -329,7 +329,7 @@ def test_a_table_of_another_encoding_names_the_fix(project: Project) -> None:
     (project.folder / "a.csv").write_bytes("text\nKäse\n".encode("latin-1"))
     error = project.configure(documents("a.csv")).convert().err
     assert "convert files of another encoding, for example with iconv" in error
-    assert "The first invalid_utf8, of a.csv. The bad records" in error
+    assert "The first invalid_utf8 is in a.csv. The bad records" in error
 
 
 def test_names_of_fields_that_nobody_would_see_are_in_quotes(project: Project) -> None:

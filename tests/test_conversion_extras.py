@@ -208,6 +208,7 @@ def test_an_input_of_0_or_false_is_left_out_and_counted(
     output = project.convert_ok("--max-bad", "1").out
     assert f"WARNING: the field {field} of 3 records is 0 or false, not text" in output
     assert f"the field {field} of 3 records is not read" not in output
+    assert f"{field} (3 of" not in output  # it is read from the other records
     counts = project.manifest.records
     assert counts.unread[field] == 3
     assert counts.quarantined == {"field_not_text": 3}
@@ -326,12 +327,15 @@ def test_unprinted_messages_are_counted_only_of_trained_records(
 def test_a_system_field_next_to_another_system_message_is_warned_of(
     project: Project, styles: dict[str, Path], shape: str
 ) -> None:
-    """The message is trained, as in LLaMA-Factory. Nothing is lost if both are equal or merged."""
+    """The message is trained, as in LLaMA-Factory. Nothing is lost if both are equal or merged, or
+    differ only in white space around them.
+    """
     project.tokenizer = styles["modes"]
     with_system = talk("system", "user", "assistant")["messages"]
     without = talk("user", "assistant")["messages"]
     system = with_system[0]["content"]
-    records = [(with_system, "Other."), (with_system, system), (with_system, ""), (without, "S.")]
+    equal = [(with_system, text) for text in (system, f"{system}\n", "", " ")]
+    records = [(with_system, "Other."), *equal, (without, "S.")]
     if shape == "sharegpt":
         roles = {"system": "system", "user": "human", "assistant": "gpt"}
         records = [
@@ -344,9 +348,11 @@ def test_a_system_field_next_to_another_system_message_is_warned_of(
     stream = {"kind": "finetuning", "source": source}
     output = project.configure(stream, max_seq_len=256).convert_ok().out
     assert project.manifest.records.unread == {"sys": 1}
-    assert "fields not read: sys (1 of 4 not empty)" in output
+    assert "fields not read: sys (1 of 6 not empty)" in output
+    assert "WARNING: the field sys of 1 record is not read" in output
+    assert "the list begins with a system message of its own: remove one of the two" in output
     printed = [text.partition("<|im_end|>")[0].partition("\n") for text in read_texts(project)]
-    assert [content for _, _, content in printed] == [system, system, system, "S."]
+    assert [content for _, _, content in printed] == [*[system] * 5, "S."]
     if shape == "sharegpt":
         project.configure({**stream, "consecutive_roles": "merge"}, max_seq_len=256)
         assert "fields not read" not in project.convert_ok("--reencode").out

@@ -267,7 +267,9 @@ def test_a_field_alone_keeps_the_texts_that_are_not_empty(
 def test_a_condition_that_only_asks_whether_a_text_exists_warns(
     tmp_path: Path, tokenizer_folder: Path, format: str
 ) -> None:
-    """Pandas and DuckDB read an empty cell as null. Here it is an empty text, as in JSON."""
+    """Pandas and DuckDB read an empty cell as null. Here it is an empty text, as in JSON. A record
+    of a tar may lack a member, so `exists` is right there.
+    """
     records = [{"text": "a b", "extra": value} for value in ("", "yes")]
     path = write_records(tmp_path, format, records)
     source = {"path": path.name, "text": "text"}
@@ -282,7 +284,7 @@ def test_a_condition_that_only_asks_whether_a_text_exists_warns(
         where = f"streams.web.source.where={json.dumps(condition)}"
         for options in (("--dry-run",), ("--reencode",)):
             answer = run_ok("convert", recipe, where, *options)
-            assert (warning in answer.out) == warns
+            assert (warning in answer.out) == (warns and format != "tar")
         assert manifest_of(tmp_path / "out/web/train").records.written == written
     lines = write_records(tmp_path, "jsonl", records)
     override = f"streams.web.source.path={lines.name}"

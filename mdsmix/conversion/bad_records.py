@@ -420,7 +420,8 @@ def _format_example(bad: Mapping[str, Any]) -> str:
             text = make_printable(format_grouped(fact)[:MOST_SHOWN])
             phrases.append(text[:MOST_SHOWN])
     description = " in ".join(phrases)
-    separator = ": " if description else ""  # bytes that are not UTF-8 are not shown
-    return (
-        f"The first {bad['reason']}, of {bad['file']}{separator}{description}.{_suggest_field(bad)}"
-    )
+    if description:
+        sentence = f"The first {bad['reason']}, of {bad['file']}: {description}."
+    else:  # bytes that are not UTF-8 are not shown
+        sentence = f"The first {bad['reason']} is in {bad['file']}."
+    return sentence + _suggest_field(bad)

@@ -329,18 +329,21 @@ def _refuse_where_on_texts(draft: _Draft) -> None:
 
 
 def _warn_of_empty_texts(draft: _Draft) -> str:
-    """Return a warning if `where` only asks whether a field exists, and a file has only text: then
-    an empty value is a text too, and null in pandas or DuckDB. Return "" otherwise.
+    """Return a warning if `where` asks of a field only whether it exists, and the cells of a table
+    are text. An empty cell is then '' and exists; in pandas and DuckDB it is null. Return ""
+    otherwise.
     """
-    asked = draft.job.stream.fields_only_in_exists
-    if not asked:
+    names = draft.job.stream.fields_only_in_exists
+    if not names:
         return ""
+    name = names[0]
     for file in draft.files:
-        if format_of(file).cells_are_texts:
+        if format_of(file).empty_cells_are_texts:
             return (
-                f"WARNING: in source.where exists({asked[0]}) is true for an empty value of "
-                f"{file.name} too, which has only text: an empty value is '', not null. Write "
-                f"{asked[0]} != '' if it may not be empty"
+                f"WARNING: in source.where exists({name}) is true for an empty value of "
+                f"{file.name} too, since all values of this file are text: an empty one is '', "
+                f"not null. Compare it with '' instead: {name} != '' (or {name} == '' for "
+                f"not exists({name}))"
             )
     return ""
 

@@ -328,7 +328,8 @@ class RecordReader:
                 continue
             first = conversation.messages[0]
             content = first.get("content")
-            is_other = type(content) is str and not content.startswith(value)
+            # White space around the two does not count, so a blank field is no other message.
+            is_other = type(content) is str and not content.strip().startswith(value.strip())
             if is_other and first["role"] in SYSTEM_ROLES:
                 count += 1
         self.diagnostics.add("unread", {name: count})

@@ -60,8 +60,8 @@ VARIABLE_HINT = (
     "use the chat template of the model that the field is for (this template does not read it)"
 )
 UNPRINTED_HINT = (
-    "the chat template does not print it: use the chat template of a model that reads it, or move "
-    "it into the first question"
+    "use the chat template of a model that reads these messages (this template does not print "
+    "them), or move their text into the first question"
 )
 MEANINGFUL_FIELDS = (
     "system",
@@ -264,13 +264,11 @@ def describe_outcome(outcome: Outcome | PartOutcome) -> Iterator[str]:
         yield f"{outcome.stream}: {outcome.state}, {outcome.target}"
         records = outcome.manifest.records
         kind = kind_of(outcome.manifest.encoding)
-        question_input = outcome.manifest.encoding.fields.get("input")
         notes = chain(
             _notes_on_rejected(records, f"in {outcome.target}/quarantine/", kind.has_targets),
             _notes_on_duplicates(records, outcome.is_eval),
             _notes_on_samples(outcome.manifest),
-            _notes_on_unread(records, kind.may_have_images, question_input),
-            _notes_on_false_input(records, question_input),
+            _notes_on_unread(records, kind.may_have_images, outcome.manifest.encoding.fields),
             _notes_on_misread(records, kind.may_have_images),
             _notes_on_absent(outcome.manifest),
             _notes_on_budget(outcome),
@@ -412,54 +410,43 @@ def _notes_on_parts(manifest: Manifest) -> Iterator[str]:
 
 
 def _notes_on_unread(
-    records: Records, may_have_images: bool, question_input: str | None
+    records: Records, may_have_images: bool, fields: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield notes on fields that the conversion did not read, so that training ignores them.
 
     Args:
         records: the counts of the stream's records.
         may_have_images: whether streams of this kind may have images.
-        question_input: a field to leave out of the warnings, since `_notes_on_false_input` warns of
-            it; None: no field.
+        fields: key of the recipe -> name of the record's field. The fields of `input` and `system`
+            are not read from some records only.
     """
-    # Name the unread fields, the most frequent first.
+    question_input = fields.get("input")
+    system = fields.get("system")
+
+    # Name the unread fields, the most frequent first. An input was read from the other records.
     filled = records.unread  # field -> records in which it is not empty
-    fields = []
+    phrases = list[str]()
     for name in sorted(filled, key=lambda name: (-filled[name], name)):
-        fields.append(f"{format_field(name)} ({filled[name]:,} of {records.read:,} not empty)")
+        if name != question_input:
+            phrases.append(f"{format_field(name)} ({filled[name]:,} of {records.read:,} not empty)")
     for name in records.unseen:
         if name not in filled:
-            fields.append(f"{format_field(name)} (not looked into)")
-    if fields:
-        yield f"fields not read: {join_names(fields, MOST_UNREAD)}"
+            phrases.append(f"{format_field(name)} (not looked into)")
+    if phrases:
+        yield f"fields not read: {join_names(phrases, MOST_UNREAD)}"
 
     # Warn of fields that change the meaning of a record.
     records_with_field = records.unseen | filled
     by_template = [name for name in filled if name.startswith((f"{VARIABLES}.", UNPRINTED))]
     for name in (*MEANINGFUL_FIELDS, *by_template):
-        if name != question_input and records_with_field.get(name):
+        if name not in (question_input, system) and records_with_field.get(name):
             hint = _field_hint(name, may_have_images)
             yield (
                 f"WARNING: the field {name} of {plural(records_with_field[name], 'record')} is not "
                 f"read, so it is ignored in training: {hint}, or remove these records"
             )
-
-
-def _notes_on_false_input(records: Records, question_input: str | None) -> Iterator[str]:
-    """Yield a warning if the field that the recipe names as `input` is 0 or false in some records.
-    It is not read from these (`Shape.skipped_if_false`).
-
-    Args:
-        records: the counts of the stream's records.
-        question_input: the field; None if the recipe names none.
-    """
-    filled = records.unread
-    if question_input and filled.get(question_input):
-        yield (
-            f"WARNING: the field {question_input} of {plural(filled[question_input], 'record')} is "
-            "0 or false, not text, so the question is trained without it: write a number as text, "
-            "and an input that is not there as null"
-        )
+    yield from _notes_on_false_input(records, question_input)
+    yield from _notes_on_other_systems(records, system)
 
 
 def _notes_on_misread(records: Records, may_have_images: bool) -> Iterator[str]:
@@ -484,6 +471,40 @@ def _notes_on_misread(records: Records, may_have_images: bool) -> Iterator[str]:
             continue
         state = f"trained as text: {IMAGES_HINT}" if may_have_images else f"text: {NO_IMAGES_HINT}"
         yield f"WARNING: {name} of {plural(count, 'record')} is {state}"
+
+
+def _notes_on_false_input(records: Records, question_input: str | None) -> Iterator[str]:
+    """Yield a warning if the input of questions is 0 or false in some records, and so is not read.
+
+    Args:
+        records: the counts of the stream's records.
+        question_input: the field that the recipe names as `input`, whose 0 and false are not read
+            (`Shape.skips_false`); None if it names none.
+    """
+    count = records.unread.get(question_input, 0) if question_input else 0
+    if count:
+        yield (
+            f"WARNING: the field {question_input} of {plural(count, 'record')} is 0 or false, not "
+            "text, so the question does not contain it: write numbers as text, and a missing input "
+            "as null"
+        )
+
+
+def _notes_on_other_systems(records: Records, system: str | None) -> Iterator[str]:
+    """Yield a warning if some records have a system message in a field and another one in the list
+    of messages, since only that of the list is trained.
+
+    Args:
+        records: the counts of the stream's records.
+        system: the field that the recipe names as `system`; None if it names none.
+    """
+    count = records.unread.get(system, 0) if system else 0
+    if count:
+        yield (
+            f"WARNING: the field {system} of {plural(count, 'record')} is not read, so it is "
+            "ignored in training, since the list begins with a system message of its own: remove "
+            "one of the two"
+        )
 
 
 def _notes_on_absent(manifest: Manifest) -> Iterator[str]:

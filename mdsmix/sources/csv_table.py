@@ -52,6 +52,7 @@ class CsvTable(Format):
     version = 2  # of a field with texts or messages, only lists and objects are decoded
     version_without_messages = 1
     cells_are_texts = True
+    empty_cells_are_texts = True
     heeds: ClassVar[tuple[str, ...]] = ("header",)
     reasons: ClassVar[Mapping[str, str]] = {
         "too_few_fields": "The row has fewer cells than the table has fields.",

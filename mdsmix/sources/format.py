@@ -420,6 +420,10 @@ class Format(ABC):
     "Whether only the fields that the shape needs are read; a file's digest then depends on them."
     cells_are_texts: ClassVar[bool] = False
     "Whether every cell is a string, so that lists and objects are written as JSON."
+    empty_cells_are_texts: ClassVar[bool] = False
+    """Whether a record without a value of a field has an empty string there, as the rows of a csv
+    have; a tar lacks this member.
+    """
     heeds: ClassVar[tuple[str, ...]] = ()
     "The settings of `ReadAs` that the format uses, besides `format`: `header`, `split_by`."
     ordinals: ClassVar[str] = "byte"
