@@ -25,6 +25,7 @@ from mdsmix.sources import (
     compute_content,
     estimate_unit_size,
     find_files,
+    mds,
     plan_units,
     read_batches,
 )
@@ -335,6 +336,20 @@ def test_the_size_of_a_unit_is_known_before_it_is_read(
     for unit in units:
         size = sum(batch.size for batch in read_batches(unit))
         assert estimate_unit_size(unit) == pytest.approx(size, abs=2_200)
+
+
+def test_an_engine_that_asks_for_the_sizes_of_many_mds_streams_reads_none_again(
+    tmp_path: Path,
+) -> None:
+    """More streams than indexes are kept."""
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write_records(folder, "mds", [{"text": "a" * number}])
+    units = plan_pattern(tmp_path, "*/*/index.json")
+    reads = mds._index.cache_info().misses
+    assert sum(map(estimate_unit_size, units)) > 0
+    assert mds._index.cache_info().misses == reads
 
 
 @FUZZ

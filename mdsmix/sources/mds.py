@@ -9,7 +9,7 @@ read whole and checked against its size and hashes before a sample is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from json import JSONDecodeError
 from typing import Any
 
@@ -33,7 +33,7 @@ class Mds(Format):
     size_factor = 2  # not 1: the file is an index, and the shards are read
 
     def weight(self, file: SourceFile) -> int:
-        return sum(shard.raw_data.bytes for shard in _index(file).shards)
+        return _sum_bytes(file)
 
     def records(self, file: SourceFile) -> int | None:
         return _index(file).samples
@@ -45,6 +45,14 @@ class Mds(Format):
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         return item_blocks(file, span, "mds", _samples(file, span))
+
+
+@cache
+def _sum_bytes(file: SourceFile) -> int:
+    """Return the uncompressed bytes of a stream's shards. They are kept in memory for all files:
+    an engine asks for them again when it starts units, and must not read indexes then.
+    """
+    return sum(shard.raw_data.bytes for shard in _index(file).shards)
 
 
 @lru_cache(maxsize=16)
