@@ -358,14 +358,27 @@ def evaluation_drawing(home: Path, repeat: float, **dataset: Any) -> Mix:
 
 
 @built_later
-def evaluation_of(home: Path, stream: PublishedStream, weight: float = 1) -> Mix:
-    """Return a mix that trains on WEB with this weight, and evaluates on a stream."""
+def evaluation_of(
+    home: Path, stream: PublishedStream, weight: float = 1, trained: PublishedStream = WEB
+) -> Mix:
+    """Return a mix that trains on one stream with this weight, and evaluates on another one."""
     keys = {"streams": {stream.name: stream.publish(home)}, "max_seq_len": LENGTH}
     section = {"label": "held", "name": "text", "num_workers": 2, "drop_last": False}
-    trained = WEB.publish(home) | {"repeat": weight}
-    return text_loader(
-        streams={"web": trained}, top={"eval_loader": [section | {"dataset": keys}]}
-    )(home)
+    streams = {trained.name: trained.publish(home) | {"repeat": weight}}
+    return text_loader(streams=streams, top={"eval_loader": [section | {"dataset": keys}]})(home)
+
+
+def without_hashes(stream: PublishedStream) -> PublishedStream:
+    """Return the stream as MDSWriter writes it by default: no hashes of shards, no manifest."""
+
+    def remove_hashes(index: Keys) -> None:
+        for shard in index["shards"]:
+            shard["raw_data"]["hashes"] = {}
+
+    def change_index(folder: Path) -> None:
+        edit(folder / "index.json", remove_hashes)
+
+    return replace(stream(card=None), change=change_index)
 
 
 def with_mask_token(token: str | None) -> BuildMix:

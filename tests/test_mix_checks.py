@@ -80,6 +80,7 @@ from tests.mixes import (
     with_tokenizer_card,
     with_tokenizer_notes,
     with_totals,
+    without_hashes,
 )
 from tests.published import CARD, CONCAT, LENGTH, TOKENIZER, edit
 
@@ -696,6 +697,21 @@ def test_streams_of_other_tools_are_checked_by_index_and_first_samples(tmp_path:
     ids = list(range(5, 5 + LENGTH + 1))
     long = replace(DOCS, row={"tokens": ids}, options=NO_MANIFEST)
     assert find(text_loader(long(compression="zstd:3")), tmp_path, "rows-too-long")
+
+
+def test_only_samples_that_an_evaluation_draws_are_compared_with_trained_ones(
+    tmp_path: Path,
+) -> None:
+    """Rows of one length give different streams equal indexes if the indexes have no hashes."""
+    id = "evaluation-trained"
+    one = without_hashes(WEB("one"))
+    two = replace(one, name="two", row={"tokens": [9] * LENGTH})
+    assert not find(evaluation_of(two, trained=one), tmp_path / "other", id)
+    indexes = [path.read_bytes() for path in (tmp_path / "other").glob("[ot]*/train/index.json")]
+    assert len(indexes) == 2
+    assert indexes[0] == indexes[1]
+    assert find(evaluation_of(one, trained=one), tmp_path / "same", id)
+    assert not find(evaluation_of(WEB | {"repeat": 0}), tmp_path / "off", id)
 
 
 def test_tokens_that_the_loader_cuts_off_do_not_count_in_an_epoch(tmp_path: Path) -> None:

@@ -142,14 +142,15 @@ def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
 
 @CHECKS.loader(
     "warning",
-    "Its loss does not tell how well the model does on text that the model has not seen.",
+    "The evaluation's loss does not show how well the model does on text that it has not seen.",
 )
 def evaluation_trained(mix: Mix, loader: Loader) -> Findings:
     """Find evaluations on streams that are trained on too, here or as a copy in another folder."""
     if loader.trains:
         return
-    trained = {stream.index.hash for stream in mix.train.streams if not _is_off(stream)}
-    trained_too = [stream for stream in loader.streams if stream.index.hash in trained]
+    trained = {_identify(stream) for stream in mix.train.streams if not _is_off(stream)}
+    drawn = [stream for stream in loader.streams if not _is_off(stream)]
+    trained_too = [stream for stream in drawn if _identify(stream) in trained]
     if trained_too:
         yield Finding(
             "{loader} evaluates on {streams}, and the same samples are trained on.",
@@ -157,6 +158,16 @@ def evaluation_trained(mix: Mix, loader: Loader) -> Findings:
             "recipe).",
             stream_names(trained_too),
         )
+
+
+def _identify(stream: StreamInMix) -> str:
+    """Return a name of the stream's samples: the hash of the index, which a copy in another folder
+    shares. If the index has no hashes of the shards, as MDSWriter writes it by default, different
+    streams may have equal indexes, and the name is the folder's URL.
+    """
+    files = stream.index.files
+    has_hashes = bool(files) and all(file.hashes for file in files)
+    return stream.index.hash if has_hashes else stream.folder.url
 
 
 @CHECKS.mix("error", "The loader gives no batch at all, or LLM-Foundry refuses it.")
