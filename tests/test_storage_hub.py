@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import re
 import threading
 import time
@@ -28,7 +29,9 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.sources import find_files, plan_units, read_batches
 from mdsmix.storage import hub as storage_hub
-from mdsmix.storage import hub_buckets, locate
+from mdsmix.storage import hub_buckets, locate, retries
+from mdsmix.storage.hub_errors import hide_retry_lines
+from mdsmix.storage.notices import redirect_notices
 from tests.formats import all_records
 
 HOME = "hf://datasets/org/name"
@@ -184,6 +187,53 @@ def test_missing_files_wrong_urls_and_failures_are_one_sentence(tmp_path: Path, 
         message = rf"the hub \({type(error).__name__}\): .*HF_ENDPOINT and HF_HUB_OFFLINE"
         with pytest.raises(Unreachable, match=message), storage_hub._explained("hf://a"):
             raise error
+
+
+REFUSED = "Rate limited. Waiting 300s before retry [Retry 1/5]."
+TIMED_OUT = "'The read operation timed out' thrown while requesting GET http://hub/x"
+
+
+@pytest.fixture
+def hiding_logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """Return huggingface_hub's logger, whose lines about retries are hidden. No wait was shown."""
+    for name in ("_answered", "_given_up", "_waited_for"):
+        monkeypatch.setattr(retries, name, set())
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    monkeypatch.setattr(logger, "filters", [])
+    hide_retry_lines()
+    return logger
+
+
+def test_a_wait_is_shown_again_after_the_hub_has_answered(
+    hub: Hub, hiding_logger: logging.Logger
+) -> None:
+    hub.files = {"a.jsonl": b"1\n"}
+    sentences = list[str]()
+    with redirect_notices(sentences.append):
+        hiding_logger.warning(REFUSED)
+        hiding_logger.warning(REFUSED)
+        assert len(sentences) == 1
+        assert locate(f"{HOME}/a.jsonl").stat()
+        hiding_logger.warning(REFUSED)
+    assert len(sentences) == 2
+
+
+def test_a_hub_that_times_out_is_waited_for_with_a_sentence_at_once(
+    hiding_logger: logging.Logger,
+) -> None:
+    """A time-out takes 10 s. A connection that the hub refuses takes none."""
+    sentences = list[str]()
+    with redirect_notices(sentences.append):
+        hiding_logger.warning("'Connection refused' thrown while requesting GET http://hub/x")
+        assert sentences == []
+        hiding_logger.warning(TIMED_OUT)
+    [sentence] = sentences
+    assert "the hub does not answer, or is overloaded; the request is sent again" in sentence
+
+
+def test_a_line_with_wrong_arguments_is_left_to_logging(hiding_logger: logging.Logger) -> None:
+    """Otherwise the code that logs the line would get the error."""
+    assert hiding_logger.filter(logging.makeLogRecord({"msg": "%d files", "args": ("two",)}))
 
 
 def test_a_file_of_a_bucket_without_a_time_of_its_upload_counts_as_new() -> None:

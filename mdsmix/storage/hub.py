@@ -17,8 +17,9 @@ from typing import Any, BinaryIO, cast
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import flatten_error
-from mdsmix.storage.hub_errors import HUB_ERRORS, hide_retry_lines
+from mdsmix.storage.hub_errors import HUB_ERRORS, find_endpoint, hide_retry_lines
 from mdsmix.storage.location import CHANGED, NO_LIMIT, Listing, Location, Stat, refuse_dots
+from mdsmix.storage.retries import note_answer
 
 _PATH = re.compile(r"datasets/[^/]+/[^/@]+(@[^/]+)?/.+")
 
@@ -147,7 +148,8 @@ def _make_stat(info: Mapping[str, Any]) -> Stat:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Turn errors that huggingface_hub raises in the `with` block into Unreachable.
+    """Turn errors that huggingface_hub raises in the `with` block into Unreachable. After a block
+    without an error, the next wait for the hub is shown again.
 
     FileNotFoundError is not changed.
 
@@ -156,6 +158,7 @@ def _explained(url: str) -> Iterator[None]:
     """
     try:
         yield
+        note_answer(find_endpoint())
     except (Unreachable, FileNotFoundError):
         raise
     except HUB_ERRORS.classes() as error:

@@ -121,19 +121,27 @@ def hide_retry_lines() -> None:
 _RETRY = re.compile(r"\[Retry (\d+)/")
 "Matches the number of the next try in a line about it."
 _SHOWN_RETRY = 3
-"The retry at which the user is shown that a request waits. 3 s have passed by then, and 4 follow."
+"""The retry at which the user is shown that a request waits, if the hub refuses each try at once.
+3 s have passed by then, and 4 follow.
+"""
 
 
 def _replace_retry_line(record: logging.LogRecord) -> bool:
     """Return whether to log a line: False for lines about a retry. If the request waits long, show
     the user one sentence instead (`show_wait`).
     """
-    line = record.getMessage()
+    try:
+        line = record.getMessage()
+    except Exception:  # the arguments do not fit the message: logging itself reports that
+        return True
+    is_failure = "thrown while requesting" in line
     match = _RETRY.search(line)
-    if match is None:
-        return "thrown while requesting" not in line
+    if match is None and not is_failure:
+        return True
     is_refused = line.startswith("Rate limited")  # it may then wait for minutes
-    if is_refused or int(match[1]) >= _SHOWN_RETRY:
+    has_timed_out = is_failure and "timed out" in line  # 10 s have passed
+    is_late = match is not None and int(match[1]) >= _SHOWN_RETRY
+    if is_refused or has_timed_out or is_late:
         reason = "the hub does not answer, or is overloaded"
         if is_refused:
             reason, _, _ = _SENTENCES["429"].partition(";")

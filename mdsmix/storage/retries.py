@@ -57,6 +57,15 @@ def show_wait(endpoint: str, sentence: str) -> None:
         show_notice(sentence)
 
 
+def note_answer(endpoint: str) -> None:
+    """Note that this endpoint has answered: requests to it are retried for longer, and the next
+    wait for it is shown again.
+    """
+    _answered.add(endpoint)
+    _given_up.discard(endpoint)
+    _waited_for.discard(endpoint)
+
+
 def retry(
     url: str,
     errors: StoreErrors,
@@ -94,9 +103,7 @@ def retry(
             tries += 1
             _pause(url, errors, endpoint, error, tries, time.monotonic() - start)
         else:
-            _answered.add(endpoint)
-            _given_up.discard(endpoint)
-            _waited_for.discard(endpoint)  # the next wait is shown again
+            note_answer(endpoint)
             return answer
 
 
