@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import botocore.exceptions
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 from botocore.loaders import JSONFileLoader
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage import Stat, locate, notices, retries, s3_client, s3_conditions, s3_reader
+from mdsmix.storage import s3_errors as errors_of_s3
 from mdsmix.storage.object_reader import make_random_reader
 from mdsmix.storage.s3_client import ask_s3
 from tests.clock import Clock
@@ -199,7 +201,9 @@ def test_a_forked_worker_does_not_read_the_description_of_s3_again(
     s3_client._open_loader.cache_clear()
     paths = make_client()
     [description] = [path for path in paths if path.endswith("service-2")]
+    folders = [*s3_client._open_loader(None).search_paths]
     assert make_client() == []
+    assert s3_client._open_loader(None).search_paths == folders, "they grow with each client"
 
     # Another description of S3, which a user has put into a folder.
     copy = tmp_path / "s3" / "2030-01-01"
@@ -344,18 +348,28 @@ def test_messages_name_the_endpoint_that_boto3_uses(
     clock: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A profile may set an endpoint, and a variable may let boto3 ignore what others set. The
-    address of a VPC endpoint is not that of AWS for everybody.
+    address of a VPC endpoint is not that of AWS for everybody. An address of AWS that a variable
+    sets is shown too, since another machine may lack the variable.
     """
     profile = tmp_path / "config"
     url = "http://user:secret@store.example:9000"
     profile.write_text(f"[default]\nregion = eu-west-1\nendpoint_url = {url}\n")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
+    proxy = "https://s3.amazonaws.com.proxy.corp:8443"
+    proxied = tmp_path / "proxied"
+    proxied.write_text(f"[default]\nregion = eu-west-1\nendpoint_url = {proxy}\n")
+    china = "https://s3.cn-north-1.amazonaws.com.cn"
+    fips = "https://s3-fips.us-gov-west-1.amazonaws.com"
     inner = "https://bucket.vpce-1a-2b.s3.eu-west-1.vpce.amazonaws.com"
     ignore = {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}
     for settings, expected in (
         ({}, "http://store.example:9000"),
         ({"AWS_ENDPOINT_URL": "http://other.example"}, "http://other.example"),
         ({"AWS_ENDPOINT_URL_S3": inner}, inner),
+        ({"S3_ENDPOINT_URL": china}, china),
+        ({"AWS_ENDPOINT_URL": fips}, fips),
+        ({"S3_ENDPOINT_URL": proxy}, proxy),
+        ({"AWS_CONFIG_FILE": str(proxied)}, proxy),
         ({"S3_ENDPOINT_URL": "http://other.example", **ignore}, "http://other.example"),
         ({"AWS_ENDPOINT_URL": "http://other.example", **ignore}, "AWS"),
         ({"AWS_CONFIG_FILE": str(tmp_path / "missing"), "AWS_DEFAULT_REGION": "cn-north-1"}, "AWS"),
@@ -370,7 +384,8 @@ def test_messages_name_the_endpoint_that_boto3_uses(
             access = locate("s3://b/x").describe_access()
             assert access == f"endpoint {expected}, credentials from env"
             command = locate("s3://b/x").fetch_command("copy")
-            assert ("--endpoint-url" in command) == (expected != "AWS")
+            options = [] if expected == "AWS" else ["--endpoint-url", expected]
+            assert command[4:-2] == options
             with pytest.raises(Unreachable, match=f"s3://b/x at {re.escape(expected)}") as refusal:
                 clock.ask(1e9, make_error("AccessDenied", 403))
             assert "secret" not in str(refusal.value)
@@ -379,10 +394,14 @@ def test_messages_name_the_endpoint_that_boto3_uses(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"AWS_DEFAULT_REGION": "no region"}, "the region is not a name of a region; correct AWS_"),
+        (
+            {"AWS_DEFAULT_REGION": "no region"},
+            "the region's name is not valid; correct AWS_DEFAULT",
+        ),
         ({"AWS_CONFIG_FILE": "{damaged}"}, "a configuration file of AWS cannot be read; correct"),
         ({"AWS_REQUEST_CHECKSUM_CALCULATION": "x"}, "a setting of boto3 is not valid; correct"),
         ({"AWS_S3_DISABLE_EXPRESS_SESSION_AUTH": "x"}, "a setting of boto3 is not valid; correct"),
+        ({"AWS_DEFAULTS_MODE": "x"}, "a setting of boto3 is not valid; correct"),
         ({"S3_ENDPOINT_URL": "http://127.0.0.1:9?x=1"}, "the endpoint is not the address of a st"),
     ],
 )
@@ -399,6 +418,41 @@ def test_a_setting_that_boto3_refuses_is_one_sentence(
         monkeypatch.setenv(name, value.format(damaged=damaged))
     with pytest.raises(Unreachable, match=rf"^cannot reach s3://b/x at [^\n]*: {words}[^\n]*$"):
         locate("s3://b/x").stat()
+
+
+def test_a_login_that_is_missing_is_one_sentence(
+    clock: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first error with a new SSO profile."""
+    profile = tmp_path / "config"
+    profile.write_text(
+        "[default]\nsso_session = a\nsso_account_id = 1\nsso_role_name = b\n"
+        "[sso-session a]\nsso_region = us-east-1\nsso_start_url = https://sso.invalid/\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(profile))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(Unreachable, match="session is missing or has expired; run `aws sso login"):
+        locate("s3://b/x").stat()
+
+
+def test_errors_about_settings_exist_in_botocore() -> None:
+    for name in errors_of_s3._SETTING_CLASSES:
+        assert hasattr(botocore.exceptions, name), name
+
+
+def test_a_head_with_expired_credentials_is_sent_again_with_new_ones(trusted: Waiting) -> None:
+    """AWS answers it by status 400 alone. A second one is an error."""
+    clients = list[Any]()
+
+    def head(client: Any) -> str:
+        clients.append(client)
+        if client is clients[0]:
+            raise make_error("400")
+        return "done"
+
+    assert ask_s3("s3://b/x", head) == "done"
+    assert "the store refuses the request" in trusted.ask_in_vain(make_error("400"))[1]
 
 
 READ = st.tuples(st.none(), st.integers(-1, 90))

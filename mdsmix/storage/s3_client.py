@@ -8,6 +8,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ _READ_SECONDS = 30
 # anyway.
 _CHECKSUMS = "when_required"
 
-_ENDPOINT_OF_AWS = re.compile(r"https://s3[.-]([a-z0-9-]+\.)*amazonaws\.com")
+_ENDPOINT_OF_AWS = re.compile(r"https://s3[.-]([a-z0-9-]+\.)*amazonaws\.com(\.cn)?")
 "Matches an address of AWS that boto3 chooses, and not that of a VPC endpoint, which a user sets."
 
 _client_lock = threading.RLock()
@@ -60,20 +61,21 @@ def find_s3_endpoint(url: str) -> str:
 
 def show_s3_endpoint() -> str:
     """Return the store's endpoint as messages show it, without a password. AWS for an address of
-    AWS that boto3 chose.
+    AWS that boto3 chose; an address of AWS in an environment variable is shown as it is.
 
     boto3 decides: a profile in ~/.aws/config may set an endpoint, and
     AWS_IGNORE_CONFIGURED_ENDPOINT_URLS lets it ignore all but S3_ENDPOINT_URL.
     """
-    endpoint = os.environ.get("S3_ENDPOINT_URL") or ""
-    if not endpoint:
+    endpoint = find_endpoint_variable()
+    if not os.environ.get("S3_ENDPOINT_URL"):
         from botocore.exceptions import BotoCoreError
 
-        try:
-            endpoint = str(_open_client().meta.endpoint_url)
-        except (BotoCoreError, ValueError):  # the error may be about the endpoint itself
-            endpoint = find_endpoint_variable() or AWS
-    return AWS if _ENDPOINT_OF_AWS.match(endpoint) else hide_password(endpoint)
+        with suppress(BotoCoreError, ValueError):  # the error may be about the endpoint itself
+            actual = str(_open_client().meta.endpoint_url)
+            if actual != endpoint:
+                is_aws = _ENDPOINT_OF_AWS.fullmatch(actual)
+                endpoint = AWS if is_aws else actual
+    return hide_password(endpoint) if endpoint else AWS
 
 
 def s3_answer_unless(
@@ -144,13 +146,15 @@ def _open_client() -> Any:
 
 @lru_cache(maxsize=8)
 def _make_client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
-    """Return a boto3 client, cached by process and settings.
+    """Return a client of S3, cached by process and settings.
+
+    botocore makes it. boto3 would add methods that mdsmix does not use, and for each client its
+    folder to those that the shared reader (`_open_loader`) searches.
 
     Args:
         pid: the process: a forked process must not share the sockets of its parent's client.
         settings: (name, value) of the environment variables that set the client's options.
     """
-    import boto3
     import botocore.session
     from botocore.config import Config
 
@@ -162,14 +166,13 @@ def _make_client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
     )
     core = botocore.session.Session()
     core.register_component("data_loader", _open_loader(core.get_config_variable("data_path")))
-    session = boto3.session.Session(botocore_session=core)
     endpoint = os.environ.get("S3_ENDPOINT_URL") or None
-    client = session.client("s3", endpoint_url=endpoint, config=config)
+    client = core.create_client("s3", endpoint_url=endpoint, config=config)
     if ".amazonaws.com" in client.meta.endpoint_url:
         return client
     # For any other store, the bucket is in the path: these stores have no DNS names for buckets.
     path_style = Config(s3={"addressing_style": "path"}, request_checksum_calculation=_CHECKSUMS)
-    return session.client("s3", endpoint_url=endpoint, config=config.merge(path_style))
+    return core.create_client("s3", endpoint_url=endpoint, config=config.merge(path_style))
 
 
 @lru_cache(maxsize=8)

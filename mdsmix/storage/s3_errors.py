@@ -16,12 +16,27 @@ _REPLACED = f"the object was replaced while it was being read; {_AGAIN}"
 _DENIED = "access denied; give these credentials the permission for this request"
 _REGION = "the bucket is in another region; set AWS_DEFAULT_REGION to that region"
 
-_SETTING = "a setting of boto3 is not valid; correct the AWS_* variables and ~/.aws/config"
+_SIGN_IN = "the SSO or login session is missing or has expired; run `aws sso login` or `aws login`"
+_SETTING = "a setting of boto3 is not valid; correct the AWS_* variable, or ~/.aws/config"
 _INVALID_OBJECT = (
-    "this is not a valid object name, such as one with two slashes in a row; correct it"
+    "the object's name is not valid, for example because of two slashes in a row; correct the path"
 )
 _ADDRESS = "set S3_ENDPOINT_URL to an address such as http://localhost:9000"
 
+_SETTING_CLASSES = (
+    "InvalidConfigError",
+    "InfiniteLoopConfigError",
+    "InvalidChecksumConfigError",
+    "InvalidDefaultsMode",
+    "InvalidIMDSEndpointError",
+    "InvalidIMDSEndpointModeError",
+    "InvalidProxiesConfigError",
+    "InvalidS3AddressingStyleError",
+    "InvalidS3UsEast1RegionalEndpointConfigError",
+    "InvalidSTSRegionalEndpointsConfigError",
+    "UnsupportedS3ConfigurationError",
+)
+"Errors of botocore about a setting."
 _SENTENCES = {
     "NoSuchBucket": "the bucket does not exist; create it or correct its name",
     "InvalidBucketName": "this is not a valid bucket name (at least 3 letters); correct it",
@@ -51,6 +66,7 @@ _SENTENCES = {
     "500": f"the store failed inside; {_LATER}",
     "KeyTooLongError": "the object's name is too long (at most 1,024 bytes); shorten the path",
     "XMinioInvalidObjectName": _INVALID_OBJECT,
+    "XMinioInvalidResourceName": _INVALID_OBJECT,
     "NotImplemented": "the store cannot do this; "
     "look up in its manual which parts of S3 it supports",
     "XMinioStorageFull": f"the store's disk is full; {_SPACE}",
@@ -60,13 +76,18 @@ _SENTENCES = {
     "PartialCredentialsError": "half of the credentials is missing; set both AWS_ACCESS_KEY_ID "
     "and AWS_SECRET_ACCESS_KEY",
     "CredentialRetrievalError": f"the source of the credentials returned none; {_RENEW}",
-    "UnauthorizedSSOTokenError": f"the SSO session has expired; {_RENEW}",
+    "UnauthorizedSSOTokenError": _SIGN_IN,
+    "SSOTokenLoadError": _SIGN_IN,
+    "TokenRetrievalError": _SIGN_IN,
+    "LoginTokenLoadError": _SIGN_IN,
+    "LoginRefreshRequired": _SIGN_IN,
+    "MissingDependencyException": "botocore lacks a package that this login needs; run "
+    "`pip install 'botocore[crt]'`",
     "ConfigParseError": "a configuration file of AWS cannot be read; correct ~/.aws/config and "
     "~/.aws/credentials, or the files that AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE name",
-    "InvalidConfigError": _SETTING,
-    "InvalidChecksumConfigError": _SETTING,
-    "InvalidRegionError": "the region is not a name of a region; correct AWS_DEFAULT_REGION, or "
-    "the region in ~/.aws/config",
+    **dict.fromkeys(_SETTING_CLASSES, _SETTING),
+    "InvalidRegionError": "the region's name is not valid; correct AWS_DEFAULT_REGION, or the "
+    "region in ~/.aws/config",
     "EndpointResolutionError": f"the endpoint is not the address of a store; {_ADDRESS}",
     "ProfileNotFound": "the profile that AWS_PROFILE names does not exist; correct it",
     "SSLError": "the TLS connection failed; check AWS_CA_BUNDLE, and whether the endpoint begins "
@@ -103,15 +124,6 @@ _NAME_CODES = (
     "XMinioInvalidObjectName",
     "ParamValidationError",
 )
-# An access key that the store does not know may have expired, because stores forget expired keys.
-_EXPIRED_CODES = (
-    "InvalidAccessKeyId",
-    "InvalidToken",
-    "InvalidTokenId",
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "TokenRefreshRequired",
-)
 # The last three mean that the body was damaged or truncated on its way to the store.
 _TEMPORARY_CODES = (
     "SlowDown",
@@ -131,7 +143,17 @@ class S3Errors(StoreErrors):
     unknown_advice = "look it up in the store's log, and check the address and settings"
     denied_codes = _DENIED_CODES
     name_codes = _NAME_CODES
-    expired_codes = _EXPIRED_CODES
+    # An access key that the store does not know may have expired, because stores forget expired
+    # keys. AWS answers a HEAD with an expired token by status 400 alone.
+    expired_codes = (
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "InvalidTokenId",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "TokenRefreshRequired",
+        "400",
+    )
 
     def __init__(self, renew: Callable[[], None], show_endpoint: Callable[[], str]) -> None:
         """Store the arguments.
