@@ -224,7 +224,7 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "undecoded.jsonl": (
         '{"conversations": "[{\\"from\\": \\"human\\", \\"value\\": \\"Hi\\"}]"}\n',
         2,
-        "ast.literal_eval, or read the records with a function",
+        "ast.literal_eval if its quotes are single, or read the records with a function",
     ),
     "bad.jsonl": ("bad\n", 2, "bad.jsonl has no record that is an object (1 not_json)."),
     "array.jsonl": ('[{"text": "a"}]\n', 2, "(other values); its first bytes are those of json"),
