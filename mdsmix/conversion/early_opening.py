@@ -74,9 +74,7 @@ def _has_new_stream(recipe: Recipe, only: Sequence[str], limit: int | None) -> b
         only: the streams to convert; empty: all.
         limit: convert only so many first records of each stream; None: all.
     """
-    for stream in recipe.sourced:
-        if only and stream.name not in only and stream.held_out_of not in only:
-            continue
+    for stream in recipe.choose_sourced(only):
         target = recipe.target(stream, limit)
         if not is_url(target) and not os.path.exists(target):
             return True

@@ -434,8 +434,7 @@ def _choose_streams(recipe: Recipe, only: Sequence[str]) -> list[StreamSpec]:
             "no stream of the recipe has a source, so there is nothing to convert: add a source to "
             "a stream in the recipe."
         )
-    chosen = set(only or names)
-    return [stream for stream in recipe.sourced if chosen & {stream.name, stream.held_out_of}]
+    return recipe.choose_sourced(only)
 
 
 def describe_plans(recipe: Recipe, options: Options) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from fractions import Fraction
 from pathlib import Path
@@ -294,6 +294,18 @@ class Recipe:
     def sourced(self) -> list[StreamSpec]:
         """The streams that `convert` makes."""
         return [stream for stream in self.streams.values() if stream.source]
+
+    def choose_sourced(self, only: Collection[str]) -> list[StreamSpec]:
+        """Return those of `sourced` with these names, and those that are held out of them; without
+        names, all of `sourced`.
+        """
+        if not only:
+            return self.sourced
+        return [
+            stream
+            for stream in self.sourced
+            if not {stream.name, stream.held_out_of}.isdisjoint(only)
+        ]
 
     @property
     def trained(self) -> list[StreamSpec]:
