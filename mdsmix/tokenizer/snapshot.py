@@ -102,15 +102,14 @@ def open_snapshot(
     # `s3:/bucket`, and `locate` a URL without a bucket.
     if is_url(name) and find_store(name):
         locate(name)
-    cached = find_cached_snapshot(pretrained, name, kwargs)
-    if cached:
-        return cached
+    folder_before = _snapshot_folder(pretrained, name, kwargs)
+    if _is_complete(folder_before):
+        return folder_before
     if say:
         say(
             f"reading the {pretrained} {name} with transformers, once: a few seconds, longer if "
             "it is downloaded"
         )
-    folder_before = _snapshot_folder(pretrained, name, kwargs)
     description = ask_transformers(pretrained, name, kwargs, opener)
     is_as_file = description.pop("is_as_file", False)
     # transformers may have downloaded the files of a hub name, so their commit is known now.
@@ -144,7 +143,12 @@ def find_cached_snapshot(
         kwargs: the recipe's arguments for transformers.
     """
     folder = _snapshot_folder(pretrained, name, kwargs)
-    return folder if is_in_cache(folder / CARD) else None
+    return folder if _is_complete(folder) else None
+
+
+def _is_complete(folder: Path) -> bool:
+    """Return whether the folder of a snapshot has its description, which is written last."""
+    return is_in_cache(folder / CARD)
 
 
 def load_card(type_of_card: type[Card], folder: Path, **fields: str) -> Card:
