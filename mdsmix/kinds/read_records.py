@@ -371,7 +371,7 @@ class RecordReader:
         `Encoded.ids` gets the name of each sample's record. The detail of each rejected record's
         reason code gets the record's name as `id`.
         """
-        names = [_as_name(find_value(self.id or "", record)) for record in records]
+        names = [*map(_as_name, _read_column(self.id or "", records))]
         rejected = dict[int, str]()
         for position, reason in encoded.rejected.items():
             name = names[position]

@@ -86,9 +86,7 @@ class ResolvedStream:
         fields with strings or messages: their empty cells are null.
         """
         where = self.encoding.where
-        typed = parse_where(where).typed if where else frozenset[str]()
-        decoded = (*self.fields_parsed, *self.fields_with_text_or_messages)
-        return tuple(sorted(typed.difference(decoded)))
+        return self._leave_out_decoded(parse_where(where).typed) if where else ()
 
     @cached_property
     def fields_only_in_exists(self) -> tuple[str, ...]:
@@ -96,7 +94,12 @@ class ResolvedStream:
         as JSON, and fields with strings or messages, are left out: their empty cells are null.
         """
         where = self.encoding.where
-        names = parse_where(where).only_in_exists if where else frozenset[str]()
+        return self._leave_out_decoded(parse_where(where).only_in_exists) if where else ()
+
+    def _leave_out_decoded(self, names: frozenset[str]) -> tuple[str, ...]:
+        """Return names of fields in order, without the fields that are parsed as JSON and the
+        fields with strings or messages.
+        """
         decoded = (*self.fields_parsed, *self.fields_with_text_or_messages)
         return tuple(sorted(names.difference(decoded)))
 

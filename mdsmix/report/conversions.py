@@ -479,7 +479,7 @@ def _notes_on_false_input(records: Records, question_input: str | None) -> Itera
     Args:
         records: the counts of the stream's records.
         question_input: the field that the recipe names as `input`, whose 0 and false are not read
-            (`Shape.skips_false`); None if it names none.
+            (`Shape.skipped_if_false`); None if it names none.
     """
     count = records.unread.get(question_input, 0) if question_input else 0
     if count:
