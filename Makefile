@@ -153,7 +153,7 @@ lint: venv ## ruff, mypy, and which imports point back or run in a circle
 	$(BIN)/mypy tests/types/consumer.py
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_structure.py -k "circle or way"
 
-bench: venv foundry-env bench-env minio .vocabularies/.ready ## the side-by-side, written to benchmarks/RESULTS.md: 30 minutes; BENCH=--quick: 8
+bench: venv foundry-env bench-env minio .vocabularies/.ready ## the side-by-side, written to benchmarks/RESULTS.md: an hour; BENCH=--quick: 9 minutes
 	$(BIN)/python -m benchmarks $(BENCH)
 
 venv: .venv/.ready ## mdsmix and its tools in .venv

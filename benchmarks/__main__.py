@@ -6,6 +6,7 @@ python -m benchmarks [--quick] [--only NAME ...] [--rounds N] [--slow MB]
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -20,6 +21,7 @@ from benchmarks.store import store_figures
 from benchmarks.vocabularies import vocabulary_figures
 
 ROOT = HERE.parent
+BEGAN = time.monotonic()
 
 
 def main() -> None:
@@ -34,9 +36,10 @@ def main() -> None:
     for entry in tested:
         attempt(warm_up, setup, entry)
         _say(f"warm, {_name(entry)}: peak {entry.peak / MB:,.0f} MB {entry.fault}")
-    for number in range(arguments.rounds or plan.rounds):
+    rounds = arguments.rounds or plan.rounds
+    for number in range(rounds):
         for entry in tested:
-            attempt(timed, setup, entry)
+            attempt(partial(timed, rounds=rounds), setup, entry)
             _say(f"round {number + 1}, {_name(entry)}: {_last(entry)}")
     missing = [c for c in chosen if not c.is_here(setup)]
     command = "make bench BENCH=--quick" if arguments.quick else "make bench"
@@ -53,11 +56,12 @@ def main() -> None:
         memory_figures(setup, plan, tested),
     ):
         measured.append(figure)
+        _say(f"{figure.what}: {figure.value:.2f} {figure.unit}")
         text = results(figures=measured)
         arguments.results.write_text(text)  # a bench that is stopped keeps its figures
     if arguments.results == HERE / "RESULTS.md":
         drawing.PICTURE.write_text(drawing.draw_picture(text))
-    _say(text)
+    print(text)
 
 
 def _name(entry: Entry) -> str:
@@ -71,7 +75,9 @@ def _last(entry: Entry) -> str:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    """Print a line after the minutes since the start, which show where a bench takes its time."""
+    minutes, seconds = divmod(int(time.monotonic() - BEGAN), 60)
+    print(f"{minutes:02}:{seconds:02} {line}", flush=True)
 
 
 def _arguments() -> argparse.Namespace:

@@ -5,7 +5,8 @@ feature switched off, in turn with complete ones.
 
 The CPU seconds of two workers on the wide corpus are compared with those of a complete conversion
 just before, since the machine's own drift is as large as the cost of one feature. The medians of
-the rounds are printed. Together the features must cost less than a tenth.
+the rounds are printed. Together the features must cost less than a tenth. A cost below zero is
+noise, and does not count as reached.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def _convert(without: str, recipe: str) -> None:
 
 
 def _measure(work: Path, size: int, rounds: int) -> int:
-    """Return the exit code: 1 if the features cost more than a tenth together."""
+    """Return the exit code: 0 if the features together cost a tenth or less, and not less than
+    nothing.
+    """
     setup = Setup(work=work, foundry=Path(os.devnull), peers=Path(os.devnull))
     corpus.tokenizer(work)
     output, source = work / "out", corpus.source(work, "words", size)
@@ -101,7 +104,7 @@ def _measure(work: Path, size: int, rounds: int) -> int:
     shares = {name: median(saved(name) for _ in range(rounds)) for name in [*OFF, ALL]}
     for name, share in shares.items():
         print(f"{name}: {share:.1%}, of {size / MB:,.0f} MB")
-    return int(shares[ALL] > MOST)
+    return int(not 0 <= shares[ALL] <= MOST)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from benchmarks.rounds import MB, Entry, Plan, environment
 from tests.corpus import chats, docstrings, questions
 
 REPEATS = 5
+ALONE_ROUNDS = 3
+"Rounds of the tokenizer alone. The texts are read once, which takes most of the time."
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def _compare_with_tokenizer(setup: Setup, entries: list[Entry]) -> Iterator[Figu
         kind = entry.contender.kind
         if entry.contender.name == OURS and kind != "chats" and not entry.fault:
             fields = ["prompt", "response"] if kind == "pairs" else ["text"]
-            argv: list[str | Path] = [sys.executable, HERE / "bare.py", entry.source]
+            argv = [sys.executable, HERE / "bare.py", str(ALONE_ROUNDS), entry.source]
             alone = _run_script(setup, [*argv, setup.tokenizer / "tokenizer.json", *fields])
             what = f"{kind}: seconds over those of the tokenizer alone"
             yield Figure(what, entry.wall / alone, f"({entry.bytes / MB / alone:.0f} MB/s)", 2)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import os
 import random
 import re
@@ -32,7 +33,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import Run, measure
+from benchmarks.start_up import STARTS, find_start_up_fault, subtract_start_up
 
 ROOT = Path(__file__).parents[1]
 MDSMIX = Path(sys.executable).with_name("mdsmix")
@@ -199,13 +200,14 @@ def loops(into: Path, count: int, rounds: int = 1) -> Iterator[str]:
         "mdsmix, decode: header": lambda n: _ours(into, paths[:n], decode="header"),
         "mdsmix, decode: full": lambda n: _ours(into, paths[:n]),
     }
-    yield from _net_of_start_up(ways, paths, rounds)
+    yield from subtract_few_images(ways, paths, rounds)
 
 
-def _net_of_start_up(
+def subtract_few_images(
     ways: Mapping[str, Callable[[int], Run]], paths: Sequence[Path], rounds: int
 ) -> Iterator[str]:
-    """Run the ways in turn, and yield a row for each: the costs of all images minus those of eight.
+    """Run the ways in turn, and yield a row for each: the costs of all images minus those of eight,
+    the median of at least `STARTS` runs. A row whose start-up takes too much says so.
 
     Args:
         ways: name -> runs a tool on the first images.
@@ -215,15 +217,18 @@ def _net_of_start_up(
     count = len(paths)
     size = sum(path.stat().st_size for path in paths)
     runs_of: dict[str, list[Run]] = {name: [] for name in ways}
+    starts_of: dict[str, list[Run]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, run in ways.items():
-            start = run(8)
-            whole = run(count)
-            net = replace(whole, wall=whole.wall - start.wall, cpu=whole.cpu - start.cpu)
-            runs_of[name].append(net)
+            starts_of[name] += [run(8) for _ in range(math.ceil(STARTS / rounds))]
+            runs_of[name].append(run(count))
     yield HEAD
     for name, runs in runs_of.items():
-        yield row(name, sorted(runs, key=lambda run: run.cpu)[len(runs) // 2], size, count)
+        if fault := find_start_up_fault(runs, starts_of[name]):
+            yield f"| {name} | {count:,} | {fault} |"
+            continue
+        net = subtract_start_up(runs, starts_of[name])
+        yield row(name, sorted(net, key=lambda run: run.cpu)[len(net) // 2], size, count)
 
 
 IN_TWO_PROCESSES = """
@@ -292,7 +297,7 @@ def tools(into: Path, count: int, rounds: int = 1) -> Iterator[str]:
         ),
         "litData optimize": lambda n: _script(into, bench, LITDATA, paths[:n]),
     }
-    yield from _net_of_start_up(ways, paths, rounds)
+    yield from subtract_few_images(ways, paths, rounds)
 
 
 LENGTH = 2048

@@ -7,15 +7,18 @@ import platform
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
+from statistics import median
 
 from benchmarks import words
 from benchmarks.contenders import Contender, Setup
 from benchmarks.corpus import VOCABULARY
 from benchmarks.drawing import OURS
 from benchmarks.figures import Figure
-from benchmarks.measure import CORES
+from benchmarks.measure import CORES, Run
 from benchmarks.rounds import MB, Entry
+from benchmarks.start_up import MOST_START_UP, STARTS
 
 TITLES = {
     "documents": "Pretraining: documents to rows of 2,048 tokens",
@@ -35,6 +38,7 @@ GOALS = [
 ]
 "(corpus, contender, factor): mdsmix with 2 processes must be this many times as fast."
 MOST_MEMORY = 1200 * MB
+NOT_MEASURED = "**not measured**"
 QUIET = 0.1
 "Share of the machine that other processes may take before a run counts as disturbed."
 
@@ -50,8 +54,8 @@ def text(
     parts = ["# Results", _heading(setup, entries, command)]
     for kind, title in TITLES.items():
         if chosen := [entry for entry in entries if entry.contender.kind == kind]:
-            parts += [f"## {title}", _table(chosen)]
-    parts += ["## Goals", _goals(entries, figures)]
+            parts += [f"## {title}", make_tools_table(chosen)]
+    parts += ["## Goals", make_goals_table(entries, figures)]
     parts += [f"Not run: {c.name} (its environment is not installed)." for c in missing]
     return "\n\n".join(parts) + "\n"
 
@@ -59,7 +63,8 @@ def text(
 def _heading(setup: Setup, entries: list[Entry], command: str) -> str:
     today = datetime.datetime.now(datetime.timezone.utc).date()
     memory = int(Path("/proc/meminfo").read_text().split()[1]) / 1e6
-    disturbed = max(run.foreign_share for entry in entries for run in entry.runs)
+    runs = chain.from_iterable([*entry.runs, *entry.starts] for entry in entries)
+    disturbed = max(run.foreign_share for run in runs)
     quiet = "The machine was quiet" if disturbed <= QUIET else "**The machine was not quiet**"
     return "\n".join(
         [
@@ -72,7 +77,8 @@ def _heading(setup: Setup, entries: list[Entry], command: str) -> str:
             f"Medians of {len(entries[0].runs)} runs in turn, with the shortest and longest of "
             "several. Whole process trees are measured from outside. No output is compressed.",
             "MB are bytes of JSONL / 10^6. Times of the slow tools (\\*) do not include their "
-            "start-up, which favours them.",
+            f"start-up, the median of at least {STARTS} runs on a few records, which favours them. "
+            f"If it takes more than {MOST_START_UP:.0%} of a run, no figure is given.",
             f"{quiet}: other processes took up to {disturbed:.0%} of it during a run, which hardly "
             "affects CPU seconds.",
         ]
@@ -99,11 +105,11 @@ def _versions(setup: Setup) -> Iterator[str]:
             yield from subprocess.check_output([python, "-c", code], text=True).splitlines()
 
 
-def _table(entries: list[Entry]) -> str:
+def make_tools_table(entries: list[Entry]) -> str:
     ours = _ours(entries)
     head = [
         *("tool", "MB", "s", "MB/s", "M tokens/s", "CPU s/GB", "peak MB"),
-        *("times slower", "times the CPU", "output"),
+        *("times slower", "times the CPU", "start-up s", "output"),
     ]
     return _markdown(head, [_cells(entry, ours) for entry in entries])
 
@@ -112,7 +118,7 @@ def _cells(entry: Entry, ours: Entry | None) -> list[str]:
     size = entry.bytes / MB
     name = entry.contender.name + ("" if entry.contender.is_fast else " \\*")
     if entry.fault:
-        return [name, f"{size:,.0f}", *"-" * 7, entry.fault]
+        return [name, f"{size:,.0f}", *"-" * 7, _spread(entry.starts), entry.fault]
     wall = entry.wall
     spread = ""
     if len(entry.walls) > 1:
@@ -127,8 +133,17 @@ def _cells(entry: Entry, ours: Entry | None) -> list[str]:
         f"{entry.peak / MB:,.0f}",
         f"{_times(ours, entry):.2f}" if ours else "-",
         f"{_cpu(entry) / _cpu(ours):.2f}" if ours else "-",
+        _spread(entry.starts),
         entry.contender.holds,
     ]
+
+
+def _spread(starts: Sequence[Run]) -> str:
+    """Return the median of start-ups, and the shortest and the longest."""
+    if not starts:
+        return "-"
+    walls = [start.wall for start in starts]
+    return f"{median(walls):.1f} ({min(walls):.1f}-{max(walls):.1f})"
 
 
 def _ours(entries: list[Entry]) -> Entry | None:
@@ -146,15 +161,18 @@ def _cpu(entry: Entry) -> float:
     return entry.cpu / entry.bytes * 1e9
 
 
-def _goals(entries: list[Entry], figures: Iterable[Figure]) -> str:
+def make_goals_table(entries: list[Entry], figures: Iterable[Figure]) -> str:
     rows = []
     for kind, name, least in GOALS:
-        chosen = [e for e in entries if e.contender.kind == kind and not e.fault]
+        chosen = [e for e in entries if e.contender.kind == kind]
         ours = _ours(chosen)
         for entry in chosen if ours else []:
             if name in entry.contender.name and ours:
-                times = _times(ours, entry)
                 what = f"{kind}: times the speed of {entry.contender.name}"
+                if entry.fault:
+                    rows.append([what, f">= {least}", "-", NOT_MEASURED])
+                    continue
+                times = _times(ours, entry)
                 rows.append([what, f">= {least}", f"{times:.2f}", _verdict(times >= least)])
     peaks = [e.peak for e in entries if e.contender.name.startswith("mdsmix")]
     if peaks:
@@ -163,7 +181,8 @@ def _goals(entries: list[Entry], figures: Iterable[Figure]) -> str:
         verdict = _verdict(peak < MOST_MEMORY)
         rows.append(["peak memory of mdsmix's tree", goal, f"{peak / MB:,.0f} MB", verdict])
     for f in figures:
-        verdict = _verdict(f.value <= f.goal)
+        # A figure below zero is not measured: something larger was subtracted, or divided by.
+        verdict = _verdict(f.value <= f.goal) if f.value >= 0 else NOT_MEASURED
         rows.append([f.what, f"<= {f.goal} {f.unit}", f"{f.value:.2f} {f.unit}", verdict])
     return _markdown(["measurement", "goal", "measured", "reached"], rows)
 

@@ -126,7 +126,7 @@ def _convert(
 
 def _encode_alone(setup: Setup, name: str, source: Path) -> float:
     """Return the seconds that fastokens alone takes."""
-    script: list[str | Path] = [sys.executable, HERE / "bare.py", source]
+    script: list[str | Path] = [sys.executable, HERE / "bare.py", "1", source]
     log = setup.work / "log"
     measure([*script, _folder(name) / "tokenizer.json", "text"], environment(setup), log)
     return float(log.read_text())
