@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from tests.converting import Project, chats, mdsmix, pairs, read_samples, run_ok
 from tests.pictures import drawing, seeing_tokenizer
-from tests.styles import train_style
+from tests.styles import FORGETS, train_style
 from tests.test_conversion_chats import configure_chats, talk
 from tests.test_encode_chat import render_by_transformers
 from tests.tool_styles import QWEN_2_5, TOOLS
@@ -58,6 +58,7 @@ def styles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "glm": GLM_4,
         "no system": NO_SYSTEM,
         "first system": FIRST_SYSTEM,
+        "forgets": FORGETS,
     }
     return {name: train_style(folder / name, "plain", text) for name, text in templates.items()}
 
@@ -121,7 +122,11 @@ def test_variables_of_a_record_override_the_recipe_and_unread_ones_are_reported(
     """This is how arguments of apply_chat_template override a tokenizer's own. Records without
     variables use the recipe's.
     """
-    variables = [{"reasoning_effort": "low"}, {}, {"effort": "low", "enable_thinking": False}]
+    variables = [
+        {"reasoning_effort": "low", "effort": "", "python_tools": [], "none": {}},
+        {},
+        {"effort": "low", "enable_thinking": False},
+    ]
     project.write_source(
         talk("user", "assistant") | {"chat_template_kwargs": values} for values in variables
     )
@@ -141,6 +146,63 @@ def test_variables_of_a_record_override_the_recipe_and_unread_ones_are_reported(
     output = project.convert_ok("--reencode").out
     assert "WARNING: the field chat_template_kwargs.effort of 1 record is not read" in output
     assert "/no_think" in run_ok("inspect", project.train).out
+
+
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Oslo"}}}],
+}
+CALL_IN_TEXT = {"role": "assistant", "content": "<think>hm</think><tool_call>{}</tool_call>"}
+RESULT = {"role": "tool", "content": "rain"}
+
+
+def read_trained_calls(project: Project, last: bool) -> list[bool]:
+    """Return for each row whether a response that is trained has a call."""
+    from tokenizers import Tokenizer
+
+    decode = Tokenizer.from_file(str(project.tokenizer / "tokenizer.json")).decode
+    rows = [[turn["labels"] for turn in row["turns"]] for row in read_samples(project.train)]
+    trained = [row[-1:] if last else row for row in rows]
+    return ["<tool_call>" in "".join(map(decode, row)) for row in trained]
+
+
+@pytest.mark.parametrize("responses", ["last", "all"])
+def test_records_whose_calls_are_not_trained_are_counted(
+    project: Project, styles: dict[str, Path], responses: str
+) -> None:
+    """Under the default, the answer after the results of tools is the only one that is trained."""
+    question, answer = talk("user", "assistant")["messages"]
+    records = [
+        [question, CALL, RESULT, answer],
+        [question, answer, question, CALL],  # the last answer calls
+        [question, answer],
+        [question, CALL_IN_TEXT, RESULT, answer],
+        [question, CALL | {"weight": 0}, RESULT, answer],  # its record leaves it out
+    ]
+    project.write_source({"messages": messages, "tools": TOOLS} for messages in records)
+    configure_chats(project, styles["tools"], shape="openai")
+    answers = project.convert_ok(f"target_responses={responses}").out
+    is_last = responses == "last"
+    trained = {"last": [False, True, False, False, False], "all": [True, True, False, True, False]}
+    assert read_trained_calls(project, is_last) == trained[responses]
+    assert project.manifest.totals.untrained_calls == (2 if is_last else 0)
+    note = "WARNING: 2 records call tools in answers that are not trained, since target_responses"
+    assert (note in " ".join(answers.split())) == is_last
+
+
+@pytest.mark.parametrize(("rule", "lost"), [("last", 1), ("each", 0)])
+def test_calls_that_a_rewritten_history_leaves_untrained_are_counted(
+    project: Project, styles: dict[str, Path], rule: str, lost: int
+) -> None:
+    question, answer = talk("user", "assistant")["messages"]
+    records = [[question, CALL_IN_TEXT, question, answer], [question, answer] * 2]
+    project.write_source({"messages": messages} for messages in records)
+    configure_chats(project, styles["forgets"])
+    answers = project.convert_ok(f"streams.web.rewritten_history={rule}").out
+    assert read_trained_calls(project, last=False).count(True) == 1 - lost
+    assert project.manifest.totals.untrained_calls == lost
+    assert ("set rewritten_history: each to train" in " ".join(answers.split())) == bool(lost)
 
 
 def test_a_special_token_in_a_variable_makes_a_bad_record(

@@ -15,10 +15,12 @@ from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
 from tests.converting import Answer, manifest_of, mdsmix, run_ok, write_jsonl
 from tests.editor import list_marks
-from tests.styles import train_style
+from tests.styles import FORGETS, train_style
 from tests.tool_styles import QWEN_2_5
 
 MESSAGES = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
+
+THOUGHT = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nYes."}
 
 
 @pytest.fixture
@@ -314,12 +316,11 @@ def test_records_of_anthropic_become_a_recipe(home: Path, tmp_path: Path) -> Non
 
 def test_reasoning_and_calls_can_be_left_untrained(home: Path, tokenizer_folder: Path) -> None:
     """A comment counts the records that have them, and shows the key that `convert` takes."""
-    thought = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nYes."}
-    records = [{"messages": [MESSAGES[0], thought]}] * 2 + [{"messages": MESSAGES}] * 7
+    records = [{"messages": [MESSAGES[0], THOUGHT]}] * 2 + [{"messages": MESSAGES}] * 7
     write_jsonl(home / "thoughts.jsonl", records)
     _, text = write_recipe(tokenizer_folder, "thoughts.jsonl")
     comment = (
-        "    # 2 records with reasoning in the answers, which are trained; to leave them untrained: "
+        "    # 2 records with reasoning in the answers; to leave these parts untrained: "
         "`train_parts: {reasoning: false}`\n"
     )
     assert comment in text
@@ -330,3 +331,54 @@ def test_reasoning_and_calls_can_be_left_untrained(home: Path, tokenizer_folder:
     assert totals.answer_parts["reasoning"] > 0
     write_jsonl(home / "plain.jsonl", [{"messages": MESSAGES}])
     assert "train_parts" not in init(tokenizer_folder, "plain.jsonl").out
+
+
+def test_calls_of_tools_are_trained_as_their_records_have_them(home: Path, tmp_path: Path) -> None:
+    """Calls come before the last answer, and parquet fills nulls into their arguments."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    def call(**arguments: str) -> list[dict[str, Any]]:
+        return [
+            MESSAGES[0],
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+            },
+            {"role": "tool", "content": "5"},
+            {"role": "assistant", "content": "It is 5."},
+        ]
+
+    tools = json.dumps([{"name": "f", "parameters": {"type": "object"}}])
+    records = [{"messages": call(**{name: "x"}), "tools": tools} for name in ("a", "b")]
+    tokenizer = train_style(tmp_path / "tools", "plain", QWEN_2_5)
+    for form in ("parquet", "jsonl"):
+        table = pa.Table.from_pylist(records)
+        if form == "parquet":
+            parquet.write_table(table, home / "calls.parquet")
+        else:  # nulls of JSON Lines stay, since their author wrote them
+            write_jsonl(home / "calls.jsonl", table.to_pylist())
+        _, text = write_recipe(tokenizer, f"calls.{form}", "--replace")
+        assert "\ntarget_responses: all    # calls of tools come before the last answer" in text
+        assert ("      nulls: drop    #" in text) == (form == "parquet")
+        shown = run_ok("convert", "recipe.yaml", f"local=mix-{form}").out
+        assert ("null entries" in shown) == (form == "jsonl")
+        assert "not trained" not in shown
+        samples = run_ok("inspect", f"mix-{form}/calls/train").out
+        arguments = {"parquet": '{"b": "x"}', "jsonl": '{"a": null, "b": "x"}'}[form]
+        assert f'⟦<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>' in samples
+
+
+def test_calls_before_a_rewritten_history_get_rows_of_their_own(home: Path, tmp_path: Path) -> None:
+    called = {"role": "assistant", "content": "<think>hm</think><tool_call>{}</tool_call>"}
+    write_jsonl(home / "a.jsonl", [{"messages": [MESSAGES[0], called, *MESSAGES]}])
+    write_jsonl(home / "b.jsonl", [{"messages": [MESSAGES[0], THOUGHT, *MESSAGES]}])
+    tokenizer = train_style(tmp_path / "forgets", "plain", FORGETS)
+    _, text = write_recipe(tokenizer, "a.jsonl")
+    assert "    rewritten_history: each    # the chat template rewrites earlier turns" in text
+    run_ok("convert", "recipe.yaml")
+    assert manifest_of("mix/a/train").totals.samples == 2
+    _, text = write_recipe(tokenizer, "b.jsonl", "--replace")
+    assert "    rewritten_history: last    #" in text
+    assert "\ntarget_responses" not in text

@@ -114,6 +114,7 @@ def test_the_paths_of_files_find_them_and_no_other_file(names: list[str], n: int
 
 MESSAGES = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
 SHARED = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+BY_USERS = [{"from": "user", "value": "a"}, {"from": "assistant", "value": "b"}]
 WEIGHED = [MESSAGES[0], {**MESSAGES[1], "weight": 1}]
 CALLED = [
     MESSAGES[0],
@@ -175,6 +176,31 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         {"conversation": MESSAGES, "text": "a summary"},
         "messages",
         {"messages": "conversation"},
+    ),
+    "messages that were made of the other fields": (
+        {"problem": "a", "solution": "b", "messages": MESSAGES, "uuid": "c"},
+        "messages",
+        {"messages": "messages"},
+    ),
+    "openmathinstruct": (
+        {"problem": "a", "generated_solution": "b", "expected_answer": "4"},
+        "prompt_response",
+        {"prompt": "problem", "response": "generated_solution"},
+    ),
+    "aya": (
+        {"inputs": "a", "targets": "b", "language": "Dutch"},
+        "prompt_response",
+        {"prompt": "inputs", "response": "targets"},
+    ),
+    "s1": (
+        {"question": "a", "solution": "b", "attempt": "c"},
+        "prompt_response",
+        {"prompt": "question", "response": "solution"},
+    ),
+    "openthoughts": (
+        {"system": "s", "conversations": BY_USERS},
+        "sharegpt",
+        {"conversations": "conversations", "system": "system"},
     ),
     "messages with weights": ({"messages": WEIGHED}, "openai", {"messages": "messages"}),
     "messages and tools": (

@@ -40,6 +40,10 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 THINK = "<think>"
 THINK_END = "</think>"
 "The tags around reasoning inside a content."
+CALL = "<tool_call>"
+"""The tag before a call that is text inside a content, as models of Qwen and Hermes print it. Such
+a call is no part of its own.
+"""
 ANALYSIS = "<|channel|>analysis<|message|>"
 "The text that gpt-oss' template prints before reasoning."
 PARTS_REASONS = {
@@ -390,6 +394,22 @@ def list_parts(conversation: Conversation) -> set[str]:
         if has_key or THINK_END in _join_texts(message.get("content")):
             parts.add("reasoning")
     return parts
+
+
+def has_earlier_call(conversation: Conversation) -> bool:
+    """Check whether an answer before the last one calls tools, by `tool_calls` or in its text.
+    Answers that are marked as not trained do not count, neither as earlier ones nor as the last.
+    """
+    trained = conversation.trained or [True] * len(conversation.messages)
+    answers = [
+        message
+        for message, is_trained in zip(conversation.messages, trained, strict=True)
+        if is_trained and message["role"] == "assistant"
+    ]
+    return any(
+        message.get("tool_calls") or CALL in _join_texts(message.get("content"))
+        for message in answers[:-1]
+    )
 
 
 def require_findable_parts(template: ChatTemplate) -> None:

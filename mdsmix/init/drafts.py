@@ -350,6 +350,7 @@ WHY = {
     "of a conversation is then trained",
     "format": "by its first bytes",
     "split_by": "what is a document: file, line or paragraph",
+    "nulls": "nulls inside objects are removed: Arrow adds them for keys that an object lacks",
     "where": "answers that this field marks as false are not trained",
 }
 "Key -> the comment after the key, for any value."

@@ -35,6 +35,10 @@ MIN_ROWS = 8
 """A source whose joined text would fill fewer rows gets one row for each document. If its documents
 were joined, too much text would be lost after the last full row.
 """
+CALLS_WHY = (
+    "calls of tools come before the last answer, and are only trained so; by default only the last "
+    "answer is, as in LLM-Foundry"
+)
 TAR_NAME = "__key__"
 "The field with the name of a sample in a tar. It is not content for training."
 
@@ -127,8 +131,12 @@ def write_first_recipe(
         keys["tokenizer"] = {"name": keys["tokenizer"], "kwargs": {"padding_side": "left"}}
     if budget:
         keys |= {"budget": budget, "absolute": True}
+    why = WHY | {"max_seq_len": f"tokens of a row; {length.why}"}
     if any(draft.guess.with_spans for draft in drafts):
         keys["target_responses"] = "all"
+    elif any(draft.guess.with_earlier_calls for draft in drafts):
+        keys["target_responses"] = "all"
+        why["target_responses"] = CALLS_WHY
     _fit_short_texts(drafts, length.tokens, opened)
     try_all(keys, drafts, opened, folder)
     # Collect the messages and write the text.
@@ -137,7 +145,7 @@ def write_first_recipe(
     has_template = opened.chat_template is not None or opened.named_templates
     if not has_template and any(draft.guess.kind.has_template for draft in drafts):
         notices.append(f"WARNING: {NO_TEMPLATE}")
-    text = format_recipe(keys, drafts, WHY | {"max_seq_len": f"tokens of a row; {length.why}"})
+    text = format_recipe(keys, drafts, why)
     unique_notices = list(dict.fromkeys(map(str, notices)))
     return FirstRecipe(text=text, drafts=drafts, tokenizer=opened, notices=unique_notices)
 

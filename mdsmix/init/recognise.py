@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 from typing import Any
 
-from mdsmix.encode.answer_parts import list_parts
+from mdsmix.encode.answer_parts import has_earlier_call, list_parts
 from mdsmix.frozen import frozen
 from mdsmix.init.data_files import FirstRecords
 from mdsmix.init.foreign_forms import find_foreign_form
 from mdsmix.kinds import KINDS, Kind
 from mdsmix.messages import format_field, join_counts, join_names
 from mdsmix.recipe import SourceSpec
-from mdsmix.record import Conversation
+from mdsmix.record import Conversation, Document, Pair
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import make_deriver, parse_field
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
@@ -76,6 +76,8 @@ class Guess:
     "Records that mark characters of answers (`train_detail`)."
     parts: Mapping[str, int] = field(default_factory=dict)
     "`reasoning` and `calls` -> records whose answers have that part."
+    with_earlier_calls: int = 0
+    "Records that call tools in an answer before the last one."
 
     @property
     def is_right(self) -> bool:
@@ -120,6 +122,8 @@ def guess_shapes(head: FirstRecords) -> list[Guess]:
     guesses += _guess_question(head)
     guesses += _guess_nested_answer(head)
     guesses = [guess for guess in guesses if not _is_doubtful(guess)]
+    lists = _find_read_lists(guesses)
+    guesses = [guess for guess in guesses if not _ignores_a_list(guess, lists)]
     image_fields = _find_image_fields(head)
     for shape in SHAPES.values():
         if shape.gives is Conversation or shape.name in PREFERENCES_WITH_IMAGES:
@@ -196,11 +200,39 @@ def _guess_nested_answer(head: FirstRecords) -> Iterator[Guess]:
             return
 
 
-def _is_doubtful(guess: Guess) -> bool:
-    """Check whether a guess says that records are prompts alone, and they may be something else:
-    they have no verified answer, and other fields with texts or lists, such as an answer under an
-    unusual name.
+def _find_read_lists(guesses: Sequence[Guess]) -> set[str]:
+    """Return the fields with lists of messages that a guess reads as conversations."""
+    names = set[str]()
+    for guess in guesses:
+        if guess.is_right and guess.shape.gives is Conversation:
+            for key in guess.shape.fields:
+                if key in guess.shape.structured:
+                    names.add(guess.fields[key])
+    return names
+
+
+def _ignores_a_list(guess: Guess, lists: Set[str]) -> bool:
+    """Check whether a guess reads single texts of records that also have a list of messages. The
+    list is what was prepared for training: in OpenR1's records `problem` and `solution` lack the
+    reasoning that `messages` has.
+
+    Args:
+        lists: the fields with lists of messages (`_find_read_lists`).
     """
+    has_messages = any(key in guess.shape.structured for key in guess.shape.fields)
+    is_of_texts = guess.shape.gives in (Document, Pair, Conversation) and not has_messages
+    return is_of_texts and not lists.isdisjoint(guess.unread)
+
+
+def _is_doubtful(guess: Guess) -> bool:
+    """Check whether the records of a guess may be something else:
+
+    - Records of a shape whose images are in the texts (Qwen-VL) have none in them.
+    - Prompts alone have no verified answer, and other fields with texts or lists, such as an answer
+      under an unusual name.
+    """
+    if guess.shape.has_images == "inside" and guess.is_right and not guess.pictures:
+        return True
     if guess.shape.gives is not Prompt or ANSWER in guess.fields:
         return False
     for record in guess.head.objects:
@@ -260,10 +292,10 @@ def try_shape(
     for result in results:
         pictures += getattr(result, "images", ())
     marked = [result for result in results if getattr(result, "trained", None) is not None]
+    conversations = [result for result in results if isinstance(result, Conversation)]
     parts = Counter[str]()
-    for result in results:
-        if isinstance(result, Conversation):
-            parts.update(list_parts(result))
+    for conversation in conversations:
+        parts.update(list_parts(conversation))
     return Guess(
         head=head,
         shape=shape,
@@ -275,6 +307,7 @@ def try_shape(
         marked=len(marked),
         with_spans=len([result for result in results if getattr(result, "losses", None)]),
         parts=parts,
+        with_earlier_calls=len([*filter(has_earlier_call, conversations)]),
     )
 
 

@@ -40,12 +40,21 @@ from mdsmix.shards.counts import Records
 from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.sources import estimate_size
+from mdsmix.sources.formats import format_of
 from mdsmix.storage import Location
 from mdsmix.tokenizer.card import Tokenizer
 
-REWRITTEN = (
-    "the chat template rewrites earlier turns: a row for the last answer of each conversation"
-)
+REWRITTEN = {
+    "last": (
+        "the chat template rewrites earlier turns: a row for the last answer of each conversation"
+    ),
+    "each": "the chat template rewrites earlier turns: a row for each answer of a conversation",
+}
+"Value of `rewritten_history` -> the comment after it."
+FILLED_IN = ("format.parquet", "format.arrow")
+"""The rules of the formats in which all objects of a list have the same keys, so that nulls are
+filled in. In other formats a null is what its author wrote.
+"""
 LIMIT = "convert publishes nothing if more than a tenth of the records is bad"
 FIX = "correct the records, or set max_bad in the recipe"
 TOOLS_NOT_PRINTED = "tools_not_printed"
@@ -70,7 +79,10 @@ def try_all(
 
     Some templates print earlier messages differently when more follow (they rewrite history), and
     such records are bad. If more than a tenth of a stream's records are bad for this reason, it is
-    tried again with `rewritten_history: last`.
+    tried again with `rewritten_history`: `each` if all answers are trained, otherwise `last`.
+
+    If parquet or Arrow filled nulls into messages or tools, which the template would print, it is
+    tried again with `nulls: drop`.
 
     Args:
         keys: keys at the top of the recipe.
@@ -80,8 +92,12 @@ def try_all(
     """
     for draft in drafts:
         template_error = _try_draft(_open_drafts(keys, drafts, folder), draft, tokenizer)
+        if draft.tried.nulls and format_of(draft.files[0]).rule in FILLED_IN:
+            draft.source["nulls"] = "drop"
+            template_error = _try_draft(_open_drafts(keys, drafts, folder), draft, tokenizer)
         if _is_too_many(draft.tried.quarantined.get("not_prefix_stable", 0), draft):
-            draft.set("rewritten_history", "last", REWRITTEN)
+            rule = "each" if keys.get("target_responses") == "all" else "last"
+            draft.set("rewritten_history", rule, REWRITTEN[rule])
             template_error = _try_draft(_open_drafts(keys, drafts, folder), draft, tokenizer)
         _note_trial(draft, template_error)
 
@@ -125,6 +141,7 @@ def _try_draft(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
         quarantined=head.bad + (reasons - filtered),
         unread=reader.diagnostics.counts.get("unread", {}),
         placeholders=reader.diagnostics.counts.get("placeholders", {}),
+        nulls=reader.diagnostics.counts.get("nulls", {}),
     )
     # Note messages on the ends of answers, and the first row.
     draft.ends = _describe_ends(stream.kind, draft.name, tokenizer)
@@ -193,7 +210,7 @@ def _note_trial(draft: Draft, template_error: str) -> None:
             counted.append(f"{plural(count, 'record')} with {name}")
             untrained.append(f"{name}: false")
         draft.notes.append(
-            f"{' and '.join(counted)} in the answers, which are trained; to leave them untrained: "
+            f"{' and '.join(counted)} in the answers; to leave these parts untrained: "
             f"`train_parts: {{{', '.join(untrained)}}}`"
         )
     if draft.guess.options.get(WEIGHTS):

@@ -151,7 +151,10 @@ class Finetuning(Kind):
                 truncated_rows=int(np.count_nonzero(shortened_by)),
                 truncated_tokens=int(shortened_by.sum()) + encoded.totals.truncated_tokens,
             )
-        # Count the loss weights, the records with marked characters, and the turns left out.
+        # Count untrained calls, loss weights, records with marked characters, and turns left out.
+        if rows.with_untrained_calls:
+            written = {*positions[keep].tolist()}
+            totals = replace(totals, untrained_calls=len(rows.with_untrained_calls & written))
         if self.has_weights:
             totals = replace(totals, loss_weights=self._count_weights(encoded, labels))
         if rows.has_spans is not None:

@@ -17,7 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from mdsmix.encode import forms
-from mdsmix.encode.answer_parts import PARTS, PARTS_REASONS, PartRange, find_parts
+from mdsmix.encode.answer_parts import (
+    CALL,
+    PARTS,
+    PARTS_REASONS,
+    PartRange,
+    find_parts,
+    has_earlier_call,
+)
 from mdsmix.encode.answer_spans import match_answers, weigh_responses
 from mdsmix.encode.backends import Backend, make_token_search
 from mdsmix.encode.chat import (
@@ -187,6 +194,9 @@ class TurnRenderer:
             with_specials=with_specials,
             placeholders=count_placeholders([suspicious], whole_texts),
             unread=rendered.unread,
+            with_untrained_calls=self._find_untrained_calls(
+                conversations, plain, rendered, has_call_texts=CALL in suspicious
+            ),
             images=[conversations[position].images for position in rendered.positions],
             has_spans=with_spans,
         )
@@ -351,6 +361,37 @@ class TurnRenderer:
                 counts.update(self.find_unprinted(conversation))
         return counts
 
+    def _find_untrained_calls(
+        self,
+        conversations: Sequence[Conversation],
+        plain: PlainPart,
+        rendered: RenderedRows,
+        has_call_texts: bool,
+    ) -> set[int]:
+        """Return the positions of the conversations with a row that call tools in an answer which
+        is not trained: only their last answer is, by `target_responses: last`, or since
+        `rewritten_history: last` made one turn of them.
+
+        Args:
+            conversations: the records.
+            plain: the plain ones among them. Their calls can only be texts.
+            rendered: their rows.
+            has_call_texts: whether a text of the conversations may be a call.
+        """
+        leaves_out_calls = not self.encoding.train_parts.get("calls", True)
+        if leaves_out_calls or self.encoding.target_prompts != "none":
+            return set()
+        trains_last = self.encoding.target_responses == "last"
+        makes_one_turn = self.encoding.rewritten_history == "last"
+        skipped = set[int]() if has_call_texts else {*plain.positions}
+        return {
+            position
+            for position, row in zip(rendered.positions, rendered.rows, strict=True)
+            if (trains_last or (makes_one_turn and len(row) == 1))
+            and position not in skipped
+            and has_earlier_call(conversations[position])
+        }
+
     def _prints_roles(self, roles: Sequence[str]) -> bool:
         """Check whether the template prints the messages of conversations with these roles and
         without tools.
@@ -444,11 +485,12 @@ class TurnRenderer:
         return MarkedRange(answer_part.start, answer_part.stop, number, weight)
 
     def unread_variables(self, conversation: Conversation) -> Iterator[str]:
-        """Yield the variables of the conversation that the chat template does not read, such as
-        `chat_template_kwargs.enable_thinking`.
+        """Yield the variables of the conversation that the chat template does not read, except
+        those that are empty, such as `chat_template_kwargs.enable_thinking`.
         """
-        for name in conversation.variables or ():
-            if name not in self.chat.reads:
+        for name, value in (conversation.variables or {}).items():
+            is_empty = not value and not isinstance(value, (int, float))  # as "", [] and {}
+            if name not in self.chat.reads and not is_empty:
                 yield f"{VARIABLES}.{name}"
 
 

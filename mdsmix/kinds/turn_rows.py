@@ -72,6 +72,10 @@ class TurnRows:
     "Placeholder, such as `<image>` -> number of records that contain it."
     unread: Mapping[str, int] = field(default_factory=dict)
     "Field that the chat template does not print -> number of records that have it."
+    with_untrained_calls: Set[int] = frozenset()
+    """Positions of the records that call tools in an answer which is not trained, since only the
+    last answer of the record is.
+    """
     images: Sequence[Sequence[Any]] = ()
     "The images of each row's record."
     has_spans: Flags | None = None

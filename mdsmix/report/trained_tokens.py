@@ -59,6 +59,15 @@ def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
             f"{plural(totals.untrained_ends, 'token')} after the last trained token of a row left "
             "out (train_parts): they give no loss"
         )
+    if totals.untrained_calls:
+        setting, remedy = "rewritten_history: last", "rewritten_history: each"
+        if encoding.target_responses == "last":
+            setting, remedy = "target_responses: last", "target_responses: all in the recipe"
+        yield (
+            f"WARNING: {plural(totals.untrained_calls, 'record')} call tools in answers that are "
+            f"not trained, since {setting} trains only the last answer: set {remedy} to train "
+            "these calls too"
+        )
     dropped = totals.lost_tokens - totals.truncated_tokens - totals.untrained_ends
     if dropped:
         yield f"{plural(dropped, 'token')} dropped ({_drop_reason(manifest)})"

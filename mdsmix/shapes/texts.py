@@ -127,8 +127,8 @@ TEXT = _shape_of_texts("text", Document, text=("raw_content", "txt"))
 PROMPT_RESPONSE = _shape_of_texts(
     "prompt_response",
     Pair,
-    prompt=("instruction", "input"),
-    response=("output", "summary", "completion"),
+    prompt=("instruction", "input", "inputs", "problem"),
+    response=("output", "summary", "completion", "targets", "solution", "generated_solution"),
 )
 ALPACA = Shape(
     name="alpaca",

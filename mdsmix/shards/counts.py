@@ -142,6 +142,8 @@ class Totals(Counts):
     """Tokens after the last trained token of samples. They give no loss, and are not stored. Only
     with train_parts.
     """
+    untrained_calls: int = 0
+    "Records that call tools in an answer which is not trained, since only their last answer is."
     span_records: int = 0
     "Records that mark characters of an answer (`train_detail`)."
     span_untrained: int = 0
