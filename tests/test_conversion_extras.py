@@ -385,6 +385,27 @@ def test_unprinted_messages_are_counted_only_of_trained_records(
     assert project.manifest.records.unread == {"messages.content of system messages": 2}
 
 
+@pytest.mark.parametrize("style", ["modes", "tools", "no system", "first system"])
+def test_messages_of_developers_are_warned_of_if_the_row_lacks_them(
+    project: Project, styles: dict[str, Path], style: str
+) -> None:
+    """No template of these knows the role, so it gets system messages."""
+    question, answer = talk("user", "assistant")["messages"]
+    developer = {"role": "developer", "content": "Be brief."}
+    records = [
+        [developer, question, answer],
+        [question, answer, developer | {"content": "Be long."}, question, answer],
+    ]
+    project.write_source({"messages": messages} for messages in records)
+    configure_chats(project, styles[style], shape="openai").run()
+    first, second = read_texts(project)
+    lost = [text for text, row in (("Be brief.", first), ("Be long.", second)) if text not in row]
+    assert len(lost) == {"modes": 0, "tools": 1, "no system": 2, "first system": 1}[style]
+    unread = project.manifest.records.unread
+    assert sum(unread.values()) == len(lost)
+    assert all("developer messages" in name for name in unread)
+
+
 @pytest.mark.parametrize("shape", ["openai", "sharegpt"])
 def test_a_system_field_next_to_another_system_message_is_warned_of(
     project: Project, styles: dict[str, Path], shape: str

@@ -324,8 +324,9 @@ def prints_system_roles(template: ChatTemplate) -> bool:
 
 @lru_cache(maxsize=256)
 def prints_role(template: ChatTemplate, role: str, is_later: bool) -> bool:
-    """Return whether the template prints the content of a message of this role. Return True also if
-    the template refuses such a message, since these records are quarantined anyway.
+    """Return whether the template prints the content of a message of this role, as `fit_tools`
+    hands it over. Return True also if the template refuses such a message, since these records are
+    quarantined anyway.
 
     The message is rendered before a question, as in the prompt of an answer, and before a question
     with its answer. Mistral-Nemo's template prints a system message only before a last question.
@@ -335,7 +336,7 @@ def prints_role(template: ChatTemplate, role: str, is_later: bool) -> bool:
         role: the role, such as `system`.
         is_later: whether the message comes after an answer; otherwise it is the first message.
     """
-    message = {"role": role, "content": "probe_text"}
+    message = {"role": _fit_role(role, template), "content": "probe_text"}
     earlier = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     before = earlier if is_later else []
     prompt = [*before, message, _QUESTION]
@@ -401,9 +402,7 @@ def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
         role: the role of the messages that have the key.
         key: the key.
     """
-    # A template that does not know the role `developer` gets system messages (`_fit_message`).
-    if role == "developer" and role not in template.source:
-        role = "system"
+    role = _fit_role(role, template)
     system = list[Message]()
     if role in SYSTEM_ROLES:
         system = [{"role": role, "content": "probe_text"}]
@@ -474,6 +473,14 @@ def _refuse(problem: str, reason: str = "tools_not_printed") -> NoReturn:
     raise RecordRefused(reason, template=problem)
 
 
+def _fit_role(role: str, template: ChatTemplate) -> str:
+    """Return the role that the template gets: `system` for `developer` if the template does not
+    know that word.
+    """
+    is_unknown = role == "developer" and role not in template.source
+    return "system" if is_unknown else role
+
+
 def _fit_message(message: Message, template: ChatTemplate, forms: Forms) -> Message:
     """Return a message in a form that the template takes.
 
@@ -484,9 +491,9 @@ def _fit_message(message: Message, template: ChatTemplate, forms: Forms) -> Mess
         template: the template.
         forms: the forms that the template takes, by `find_forms`.
     """
-    # A template that does not know the role `developer` gets a system message.
-    if message["role"] == "developer" and "developer" not in template.source:
-        return message | {"role": "system"}
+    role = _fit_role(message["role"], template)
+    if role != message["role"]:
+        return message | {"role": role}
     if message["role"] == "tool" and not forms.prints_results:
         _refuse(forms.problem or "it prints no results of tools")
     calls = message.get("tool_calls")

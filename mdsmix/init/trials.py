@@ -92,7 +92,9 @@ def try_all(
     """
     for draft in drafts:
         template_error = _try_draft(_open_drafts(keys, drafts, folder), draft, tokenizer)
-        if draft.tried.nulls and format_of(draft.files[0]).rule in FILLED_IN:
+        can_drop_nulls = "nulls" in draft.guess.shape.options
+        is_filled_in = format_of(draft.files[0]).rule in FILLED_IN
+        if draft.tried.nulls and is_filled_in and can_drop_nulls:
             draft.source["nulls"] = "drop"
             template_error = _try_draft(_open_drafts(keys, drafts, folder), draft, tokenizer)
         if _is_too_many(draft.tried.quarantined.get("not_prefix_stable", 0), draft):
