@@ -43,6 +43,7 @@ NO_SYSTEM = MODES.replace("in messages %}", "in messages if m.role != 'system' %
 FIRST_SYSTEM = MODES.replace(
     "in messages %}", "in messages %}{% if m.role != 'system' or loop.first %}"
 ).replace("<|im_end|>\n{% endfor %}", "<|im_end|>\n{% endif %}{% endfor %}")
+REASONS = MODES.replace("{{ m.content }}", "{{ m.reasoning }}{{ m.content }}")
 VARIABLES: list[Any] = [
     *({"enable_thinking": False}, {"reasoning_effort": "low"}, {}, None),
     {"enable_thinking": True, "reasoning_effort": "high"},
@@ -59,6 +60,7 @@ def styles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "no system": NO_SYSTEM,
         "first system": FIRST_SYSTEM,
         "forgets": FORGETS,
+        "reasons": REASONS,
     }
     return {name: train_style(folder / name, "plain", text) for name, text in templates.items()}
 
@@ -404,6 +406,33 @@ def test_messages_of_developers_are_warned_of_if_the_row_lacks_them(
     unread = project.manifest.records.unread
     assert sum(unread.values()) == len(lost)
     assert all("developer messages" in name for name in unread)
+
+
+@pytest.mark.parametrize("style", ["modes", "reasons"])
+def test_thoughts_that_are_open_or_printed_twice_are_counted(
+    project: Project, styles: dict[str, Path], style: str
+) -> None:
+    """The row has the fault, also under a template that prints no key for reasoning."""
+    question, answer = talk("user", "assistant")["messages"]
+    contents = ["<think>\ncut off", "<think>hm</think>so", "so", "write <think> there"]
+    records = [[question, answer | {"content": content}] for content in contents]
+    records.append([question, answer | {"content": "<think>hm</think>so", "reasoning": "hm"}])
+    records.append([question, answer | {"content": "so", "reasoning": "hm"}])
+    project.write_source({"messages": messages} for messages in records)
+    configure_chats(project, styles[style], shape="openai")
+    answers = " ".join(project.convert_ok().out.split())
+    texts = read_texts(project)
+    is_open = [text.count("<think>\n") > text.count("</think>") for text in texts]
+    is_twice = [text.count("hm") > 1 for text in texts]
+    counts = {
+        "<think> without </think>": is_open.count(True),
+        "<think> next to a key for reasoning": is_twice.count(True),
+    }
+    assert counts["<think> without </think>"] == 1
+    assert is_twice.count(True) == (style == "reasons")
+    assert project.manifest.records.placeholders == {k: n for k, n in counts.items() if n}
+    assert "WARNING: 1 record has an answer that begins with <think> and has no" in answers
+    assert ("WARNING: 1 record has an answer with reasoning both" in answers) == any(is_twice)
 
 
 @pytest.mark.parametrize("shape", ["openai", "sharegpt"])

@@ -333,6 +333,17 @@ def test_reasoning_and_calls_can_be_left_untrained(home: Path, tokenizer_folder:
     assert "train_parts" not in init(tokenizer_folder, "plain.jsonl").out
 
 
+def test_a_thought_that_is_cut_off_is_warned_of(home: Path, tokenizer_folder: Path) -> None:
+    cut = {"role": "assistant", "content": "<think>\nHm."}
+    write_jsonl(
+        home / "cut.jsonl", [{"messages": [MESSAGES[0], answer]} for answer in (cut, THOUGHT)]
+    )
+    warning = (
+        "WARNING: of the first 2 records of cut, 1 record has an answer that begins with <think>"
+    )
+    assert warning in init(tokenizer_folder, "cut.jsonl").err
+
+
 def test_calls_of_tools_are_trained_as_their_records_have_them(home: Path, tmp_path: Path) -> None:
     """Calls come before the last answer, and parquet fills nulls into their arguments."""
     import pyarrow as pa

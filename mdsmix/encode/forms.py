@@ -284,7 +284,7 @@ def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> 
         for key, value in message.items():
             # "", [] and null are empty; 0 and false are not, since they may be marks.
             is_empty = not value and type(value) not in (bool, int, float)
-            if not is_empty and key not in read_keys and not _prints_key(template, role, key):
+            if not is_empty and key not in read_keys and not prints_key(template, role, key):
                 unread.setdefault(key, []).append((role, value))
         has_both = message.get("tool_calls") and message.get("content")
         if has_both and not find_forms(template).prints_text_of_calls:
@@ -371,7 +371,7 @@ def describe_possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
 
 
 @lru_cache(maxsize=256)
-def _prints_key(template: ChatTemplate, role: str, key: str) -> bool:
+def prints_key(template: ChatTemplate, role: str, key: str) -> bool:
     """Return whether the template prints the text under a key of messages. The `name` in the result
     of a tool counts as printed.
 

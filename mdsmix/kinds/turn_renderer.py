@@ -21,6 +21,7 @@ from mdsmix.encode.answer_parts import (
     CALL,
     PARTS,
     PARTS_REASONS,
+    THINK,
     PartRange,
     find_parts,
     has_earlier_call,
@@ -41,6 +42,7 @@ from mdsmix.encode.chat import (
 from mdsmix.encode.control_words import ControlWords, open_control_words
 from mdsmix.encode.labels import Turns
 from mdsmix.encode.trained_ranges import MarkedRange, mark_tokens, multiply_weights
+from mdsmix.kinds.thought_faults import count_thought_faults
 from mdsmix.kinds.turn_rows import PLACEHOLDERS, TurnRows, count_placeholders
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.extras import VARIABLES
@@ -187,12 +189,16 @@ class TurnRenderer:
             flags = [names_characters(conversations[position]) for position in rendered.positions]
             with_spans = np.array(flags, bool)
         whole_texts = (conversation.all_text for conversation in conversations)
+        placeholders = count_placeholders([suspicious], whole_texts)
+        if THINK in suspicious:
+            written = [conversations[position] for position in {*rendered.positions}]
+            placeholders |= count_thought_faults(written, self.chat)
         return TurnRows(
             turns=turns,
             positions=rendered.positions,
             rejected=rendered.rejected,
             with_specials=with_specials,
-            placeholders=count_placeholders([suspicious], whole_texts),
+            placeholders=placeholders,
             unread=rendered.unread,
             with_untrained_calls=self._find_untrained_calls(
                 conversations, plain, rendered, has_call_texts=CALL in suspicious

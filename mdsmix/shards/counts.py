@@ -72,8 +72,8 @@ class Records(Counts):
     records. The column was not read, so it is unknown which records have an empty value.
     """
     placeholders: dict[str, int] = field(default_factory=dict)
-    """Placeholder of a medium, such as <image>, or `[{"role": ...}]` for a list of messages as text
-    -> records that contain it.
+    """Placeholder of a medium, such as <image>, `[{"role": ...}]` for a list of messages as text,
+    or `<think> without </think>` for an open thought -> records that contain it.
     """
     nulls: dict[str, int] = field(default_factory=dict)
     "Field of messages or tools -> records with null entries inside, which the template may print."
