@@ -97,7 +97,7 @@ def contenders() -> list[Contender]:
         _mdsmix("words", 2),
         replace(_mdsmix("parquet", 2), kind="words", reads=corpus.parquet),
         _ceiling("words"),
-        # A goal depends on it. On 27 MB the start-up is 10 of 24 s, on 107 MB a sixth.
+        # A goal depends on it. On 27 MB the start-up is 10 of 24 s, on 102 MB a sixth.
         replace(_foundry_json(), kind="words", enlarged=4),
         _mdsmix("short", 2),
         _ceiling("short"),
