@@ -37,7 +37,7 @@ def is_in_cache(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise _refuse_cache("read", path, error) from None
+        raise refuse_cache("read", path, error) from None
     return True
 
 
@@ -59,11 +59,18 @@ def keep_in_cache(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        raise _refuse_cache("write", path, error) from None
+        raise refuse_cache("write", path, error) from None
 
 
-def _refuse_cache(verb: str, path: Path, error: OSError) -> Unreachable:
-    return Unreachable(
-        f"cannot {verb} the file {path} of mdsmix's cache ({error.strerror}): set the "
-        "environment variable MDSMIX_CACHE to a folder that mdsmix can write to."
-    )
+def refuse_cache(verb: str, path: Path, error: OSError) -> Unreachable:
+    """Return the error on a file of the cache that cannot be read or written.
+
+    Args:
+        verb: `read` or `write`.
+        path: the file.
+        error: the error of the file system.
+    """
+    fix = "set the environment variable MDSMIX_CACHE to a folder that mdsmix can write to."
+    if path.is_dir():
+        fix = f"delete the folder of that name, or {fix}"
+    return Unreachable(f"cannot {verb} the file {path} of mdsmix's cache ({error.strerror}): {fix}")

@@ -138,6 +138,11 @@ def test_a_machine_without_the_snapshot_fetches_it_once(project: Project) -> Non
     fetched = fetch_tokenizer(job)
     assert Path(fetched.path).is_relative_to(cache)
     assert fetched == replace(job.tokenizer, path=fetched.path)
+    # A damaged copy in the cache is fetched again.
+    for content in (b"{}", intact[:-1], b"\0" * len(intact)):
+        Path(fetched.path).write_bytes(content)
+        assert fetch_tokenizer(job) == fetched
+        assert Path(fetched.path).read_bytes() == intact
     (tokenizer_home(project) / "tokenizer.json").unlink()
     assert fetch_tokenizer(job) == fetched
 

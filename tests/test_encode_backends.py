@@ -26,7 +26,7 @@ from tokenizers.pre_tokenizers import Whitespace, WhitespaceSplit
 from mdsmix.conversion import unit
 from mdsmix.encode import backend_files, backends
 from mdsmix.encode.backends import CheckedBackend, Fastokens, Reference, Unequal, open_backend
-from mdsmix.errors import RecipeError
+from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
@@ -312,6 +312,20 @@ def test_a_difference_on_a_hard_string_is_found_and_stored_with_its_text(
     backends.store_difference(tokenizer, Unequal("fastokens 1", "a\ud800"))
     stored = [mark.read_text() for mark in (tmp_path / "backends").iterdir()]
     assert sorted(stored) == ["a\\ud800", WRONG]
+    # A mark whose text is damaged is still a mark.
+    for mark in (tmp_path / "backends").iterdir():
+        mark.write_bytes(b"\xff")
+    assert isinstance(open_backend(tokenizer), Reference)
+
+
+def test_a_damaged_tokenizer_of_the_cache_is_refused_in_one_sentence(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Its size is that of the intact file, as after a power cut, so it is not made again."""
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(b"\0" * 100)
+    with pytest.raises(Unreachable, match=r"cannot open the file .*: if the file is damaged"):
+        open_backend(replace(tokenizer, path=str(file), hash="damaged"))
 
 
 @pytest.fixture

@@ -78,11 +78,17 @@ def run_three_tasks() -> list[tuple[int, int]]:
     raise AssertionError
 
 
-def run_until_interrupted(line: Line) -> None:
-    """Run tasks until this line is reached. Some lines are run only if a worker is late."""
-    for _ in range(50):
-        with Interrupter(local_engine, at=line):
-            run_three_tasks()
+def run_until_interrupted(line: Line) -> bool:
+    """Run tasks until this line is reached, and return whether it was. Some lines are run only if
+    a worker is late.
+    """
+    try:
+        for _ in range(50):
+            with Interrupter(local_engine, at=line):
+                run_three_tasks()
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def lines_to_interrupt() -> Iterator[Line]:
@@ -94,11 +100,12 @@ def lines_to_interrupt() -> Iterator[Line]:
 def test_an_interrupt_at_any_line_of_the_engine_leaves_no_worker() -> None:
     children = list_children()
     lines = list(lines_to_interrupt())
-    assert len(lines) > 50
+    interrupted = 0
     for line in lines:
-        with pytest.raises(KeyboardInterrupt):
-            run_until_interrupted(line)
+        interrupted += run_until_interrupted(line)
         assert list_children() == children, line
+    # A line that was run under load, since a worker was late, may not be reached again.
+    assert interrupted > max(50, 0.9 * len(lines))
     assert run_three_tasks() == [(0, 0), (1, 2), (2, 4)]
 
 

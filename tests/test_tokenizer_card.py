@@ -384,3 +384,44 @@ def test_ctrl_c_ends_the_process_that_describes(
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(KeyboardInterrupt):
         run_describe("{}", Mock(begin=Mock(side_effect=KeyboardInterrupt)))
+
+
+def damage(file: Path, how: str) -> None:
+    """Damage a file of the cache as a full disk, an editor or a program that copies caches does."""
+    content = file.read_bytes()
+    if how == "a folder of that name":
+        file.unlink()
+        file.mkdir()
+    elif how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes({"cut": content[:-9], "empty": b"", "other": b"[1]"}[how])
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "other", "gone", "a folder of that name"])
+def test_a_damaged_snapshot_is_made_again_or_refused(
+    tokenizer_folder: Path, cache: Path, ask: Mock, how: str
+) -> None:
+    """Each of its files is damaged in turn."""
+    whole = open_by_name(tokenizer_folder)
+    folder = Path(whole.path).parent
+    contents = {file: file.read_bytes() for file in folder.iterdir()}
+    assert {"card.json", "tokenizer.json", "tokenizer.joined.json"} <= {f.name for f in contents}
+    for file in contents:
+        damage(file, how)
+        if file.name == "card.json":
+            assert find_decoder(None, whole.hash) is None
+        notes = list[str]()
+        calls = ask.call_count
+        spec = TokenizerSpec(name=str(tokenizer_folder))
+        if how == "a folder of that name":
+            with pytest.raises(Unreachable, match=r"cannot write .*: delete the folder of that"):
+                open_tokenizer(spec, notes.append)
+            file.rmdir()
+        assert open_tokenizer(spec, notes.append) == whole
+        assert ask.call_count > calls, file.name
+        if how == "gone" and file.name == "card.json":
+            assert "once" in notes[0]
+        else:
+            assert "again, since its copy in the cache is damaged" in notes[0]
+        assert {file: file.read_bytes() for file in folder.iterdir()} == contents

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Model
 
+from mdsmix.cache import cache_folder
 from mdsmix.conversion.planning import Options, plan_streams
 from mdsmix.encode.backend_files import name_fastokens
 from mdsmix.encode.backends import Unequal, store_difference
@@ -202,6 +203,12 @@ def test_streams_of_the_earlier_hash_are_up_to_date(published: tuple[Project, st
     assert hash_today(project) != old
     shards = project.files
     assert "up to date" in project.convert_ok().out
+    # Today's hash is kept in the cache; if that file is damaged, it is computed again.
+    [kept] = cache_folder().glob("tokenizer_hashes/*")
+    for content in (b"", b"other", b"\xff"):
+        kept.write_bytes(content)
+        assert "up to date" in project.convert_ok().out
+        assert kept.read_text() == hash_today(project)
     assert project.files == shards
     assert project.manifest.tokenizer.hash == old
     # A new stream of the mix takes the hash that its neighbours have.

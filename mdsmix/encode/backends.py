@@ -47,7 +47,7 @@ from mdsmix.encode.backend_files import (
 from mdsmix.encode.fast_model import open_model
 from mdsmix.encode.token_spelling import TokenSpans, TokenSpelling
 from mdsmix.encode.word_form import CharacterParts, FirstSpace
-from mdsmix.errors import RecipeError
+from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.freed_memory import release_freed_memory
 from mdsmix.messages import flatten_error
 from mdsmix.ragged import Ragged
@@ -130,12 +130,22 @@ class Reference(Backend):
     """The backend whose ids count as right: Hugging Face `tokenizers`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Read the tokenizer.json of the tokenizer's snapshot."""
+        """Read the tokenizer.json of the tokenizer's snapshot.
+
+        Raises Unreachable if the library cannot open it.
+        """
         from tokenizers import Tokenizer as Model
 
         self.label = f"tokenizers {package_version('tokenizers')}"
         self._path = find_joined(tokenizer.path)
-        self._model = Model.from_file(self._path)
+        try:
+            self._model = Model.from_file(self._path)
+        except Exception as error:  # the library raises no other class
+            raise Unreachable(
+                f"{self.label} cannot open the file {self._path} of mdsmix's cache "
+                f"({flatten_error(error)[:160]}): if the file is damaged, delete its folder, and "
+                "the same command makes it again."
+            ) from None
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         self._model.encode_special_tokens = not match_special
@@ -225,7 +235,7 @@ class Fastokens(Backend):
     def _open_word_form(self, tokenizer: Tokenizer) -> Any:
         """Return fastokens' model of the tokenizer's word form, or None if it has none."""
         path = str(locate_word_form(tokenizer))
-        with suppress(ValueError):  # the file is missing, or damaged
+        with suppress(Exception):  # the file is missing, or damaged
             return open_model(path, self)
         return open_model(path, self) if _keep_word_form(tokenizer) else None
 
@@ -483,7 +493,12 @@ def find_known_difference(tokenizer: Tokenizer, label: str | None = None) -> Une
     if label is None:
         label = name_fastokens()
     file = locate_difference(tokenizer, label)
-    return Unequal(label, file.read_text("utf-8")) if file.exists() else None
+    if not file.exists():
+        return None
+    text = ""
+    with suppress(OSError):  # the file itself shows the difference, also if its text is damaged
+        text = file.read_text("utf-8", "replace")
+    return Unequal(label, text)
 
 
 def make_hard_strings(tokenizer: Tokenizer) -> list[str]:

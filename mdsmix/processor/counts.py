@@ -39,7 +39,7 @@ def count_image_tokens(processor: str, sizes: Iterable[Size]) -> dict[Size, int 
     requested = set(sizes)
     path = cache_folder() / "processors" / f"{processor}-{COUNTS_VERSION}.counts"
     if not requested <= counts.keys():
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError):  # it is missing or damaged
             stored = orjson.loads(path.read_bytes())
             counts = counts | {(height, width): count for height, width, count in stored}
     missing = sorted(requested - counts.keys())

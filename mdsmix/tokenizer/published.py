@@ -25,7 +25,7 @@ import orjson
 import xxhash
 
 from mdsmix import schema
-from mdsmix.cache import cache_folder, is_in_cache, keep_in_cache
+from mdsmix.cache import cache_folder, keep_in_cache, refuse_cache
 from mdsmix.errors import MdsmixError, Unreachable
 from mdsmix.frozen import frozen
 from mdsmix.messages import join_names
@@ -122,7 +122,7 @@ def _hash_files(files: Mapping[str, bytes]) -> str:
 
 def fetch_folder(home: Location) -> Path | None:
     """Return a copy in the cache of the folder that was published at `home`. The folder is fetched
-    if the cache does not have it yet. Return None if `home` has no card.
+    if the cache does not have it yet, or only a damaged copy. Return None if `home` has no card.
 
     Raises Unreachable if the files at `home` have changed since they were published.
     """
@@ -132,7 +132,7 @@ def fetch_folder(home: Location) -> Path | None:
     card_name = card_file_name(home.name)
     card_bytes = orjson.dumps(card)
     folder = cache_folder() / "fetched" / xxhash.xxh128_hexdigest(card_bytes) / home.name
-    if is_in_cache(folder / card_name):
+    if _is_whole_copy(folder, card):
         return folder
     contents = map_threads(lambda file: (home / file).read(), card.files)
     files = dict(zip(card.files, contents, strict=True))
@@ -146,6 +146,18 @@ def fetch_folder(home: Location) -> Path | None:
         keep_in_cache(folder / file, content)
     keep_in_cache(folder / card_name, card_bytes)  # last: a folder with a card is complete
     return folder
+
+
+def _is_whole_copy(folder: Path, card: FolderCard) -> bool:
+    """Return whether a folder of the cache has the files of a published folder, with the content
+    that its card names. Reading and hashing the 33 MB of Gemma 3 takes 10 ms.
+    """
+    with suppress(OSError):
+        contents = {file: (folder / file).read_bytes() for file in card.files}
+        return (folder / card_file_name(folder.name)).is_file() and (
+            _hash_files(contents) == card.content
+        )
+    return False
 
 
 HASH = re.compile("[0-9a-f]{32}")
@@ -193,8 +205,10 @@ def find_current_hash(published: PublishedTokenizer) -> str:
     if not HASH.fullmatch(card.hash):  # the manifest is damaged
         return card.hash
     stored = cache_folder() / "tokenizer_hashes" / f"{card.hash}-1"
-    if stored.is_file():
-        return stored.read_text()
+    with suppress(OSError, UnicodeDecodeError):
+        stored_hash = stored.read_text()
+        if HASH.fullmatch(stored_hash):  # otherwise the file is damaged
+            return stored_hash
     ids = {key: getattr(card, key) for key in ("bos_id", "eos_id", "pad_id")}
     with suppress(MdsmixError):
         folder = fetch_folder(published.root / card.folder_name)
@@ -264,8 +278,12 @@ def with_tokenizer_fetched(config: dict[str, Any]) -> dict[str, Any]:
         return config
     streams = _list_remotes(config)
     lock = cache_folder() / "fetched" / ".lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as lock_file:
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock_file = lock.open("w")
+    except OSError as error:
+        raise refuse_cache("write", lock, error) from None
+    with lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         folder = localize_name(name, streams)
     if folder == name:

@@ -35,10 +35,12 @@ from mdsmix.tokenizer.bpe_json import JOINED, join_merges
 from mdsmix.tokenizer.transformers_five import NEW_CLASS, TOKENIZER_JSON
 
 Pretrained = Literal["tokenizer", "processor"]
-FORMAT = 13
+FORMAT = 14
 "Version of the card. It is raised when all snapshots must be made again."
 CARD = "card.json"
 "The file in a snapshot with the description of the tokenizer or processor."
+SIZES = "sizes"
+"The key of a card with the name and size of each other file of the snapshot, in bytes."
 Card = TypeVar("Card")
 WEIGHT_SUFFIXES = {
     *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".mds"),
@@ -106,8 +108,10 @@ def open_snapshot(
     if _is_complete(folder_before):
         return folder_before
     if say:
+        is_damaged = (folder_before / CARD).exists()
+        why = "again, since its copy in the cache is damaged" if is_damaged else "once"
         say(
-            f"reading the {pretrained} {name} with transformers, once: a few seconds, longer if "
+            f"reading the {pretrained} {name} with transformers, {why}: a few seconds, longer if "
             "it is downloaded"
         )
     description = ask_transformers(pretrained, name, kwargs, opener)
@@ -119,13 +123,14 @@ def open_snapshot(
             f"the {pretrained} {name} was changed while transformers read it: run the same command "
             "again."
         )
-    for file, text in description["files"].items():
-        content = text.encode()
+    contents = {file: text.encode() for file, text in description["files"].items()}
+    joined = join_merges(contents.get(TOKENIZER_JSON, b""))
+    if joined:
+        contents[JOINED] = joined
+    for file, content in contents.items():
         keep_in_cache(folder / file, content)
-        joined = join_merges(content) if file == TOKENIZER_JSON else None
-        if joined:
-            keep_in_cache(folder / JOINED, joined)
-    card = description | {"files": [*description["files"]]}
+    sizes = {file: len(content) for file, content in contents.items()}
+    card = description | {"files": [*description["files"]], SIZES: sizes}
     keep_in_cache(folder / CARD, json.dumps(card).encode())
     if opener and is_as_file:
         opener.adopt(str(folder / TOKENIZER_JSON))
@@ -147,8 +152,34 @@ def find_cached_snapshot(
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether the folder of a snapshot has its description, which is written last."""
-    return is_in_cache(folder / CARD)
+    """Return whether the folder of a snapshot has its description, which is written last, and all
+    files with the sizes that the description names.
+    """
+    if not is_in_cache(folder / CARD):
+        return False
+    card = _read_card(folder / CARD)
+    return card is not None and SIZES in card and _has_whole_files(folder, card)
+
+
+def _has_whole_files(folder: Path, card: dict[str, Any]) -> bool:
+    """Return whether all files of a snapshot have the sizes that its card names. Cards of earlier
+    versions name none.
+    """
+    sizes: dict[str, int] = card.get(SIZES, {})
+    return all(_has_size(folder / file, size) for file, size in sizes.items())
+
+
+def _has_size(file: Path, size: int) -> bool:
+    """Return whether `file` is a regular file of this size that can be read."""
+    return file.is_file() and file.stat().st_size == size and os.access(file, os.R_OK)
+
+
+def _read_card(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object of a card; None if it is damaged or cannot be read."""
+    with suppress(OSError, ValueError):
+        card = json.loads(file.read_bytes())
+        return card if isinstance(card, dict) else None
+    return None
 
 
 def load_card(type_of_card: type[Card], folder: Path, **fields: str) -> Card:
@@ -161,12 +192,14 @@ def load_card(type_of_card: type[Card], folder: Path, **fields: str) -> Card:
         fields: values that are added to the stored card or replace its values, such as `path`.
     """
     card = json.loads((folder / CARD).read_bytes()) | fields
+    card.pop(SIZES, None)  # cards of earlier versions, and of fetched folders, lack it
     return schema.parse_mapping(type_of_card, card, str(folder))
 
 
 def find_snapshot(digest: str | None, *patterns: str) -> Path | None:
     """Return the folder in the cache of a tokenizer or processor with this hash: the first whose
-    card (the JSON that describes it) has the hash. None if no card has it.
+    card (the JSON that describes it) has the hash. None if no card has it. Damaged ones are left
+    out.
 
     Args:
         digest: the hash of the tokenizer or processor.
@@ -174,7 +207,10 @@ def find_snapshot(digest: str | None, *patterns: str) -> Path | None:
     """
     for pattern in patterns:
         for card in cache_folder().glob(pattern):
-            if json.loads(card.read_bytes()).get("hash") == digest:
+            content = _read_card(card)
+            if content is None or content.get("hash") != digest:
+                continue
+            if _has_whole_files(card.parent, content):
                 return card.parent
     return None
 
