@@ -165,11 +165,6 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "gone.jsonl": ("", 2, "gone.jsonl is not a file, and not a folder or pattern with files"),
     "empty.jsonl": ("", 2, "empty.jsonl is empty"),
     "blank.jsonl": ("\n \n", 2, "blank.jsonl has no record that is an object (nothing)."),
-    "inside.json": (
-        '{"version": 1, "data": [{"text": "a"}]}',
-        2,
-        "inside.json has no known shape; its records have the fields version, data",
-    ),
     "binary": (
         "\x7fELF\x00\x01",
         2,
@@ -228,6 +223,30 @@ REFUSED: dict[str, tuple[str, int, str]] = {
         2,
         "ast.literal_eval if its quotes are single, or read the records with a function",
     ),
+    "nemotron.jsonl": (
+        '{"input": [{"role": "user", "content": "a"}], "output": "b", "system_prompt": "s"}\n',
+        2,
+        "append the output to the messages of input",
+    ),
+    "sequence.jsonl": (
+        '{"messages": {"role": ["user", "assistant"], "content": ["a", "b"]}}\n',
+        2,
+        "the form of a Sequence of datasets",
+    ),
+    "lima.jsonl": ('{"conversations": ["a", "b"]}\n', 2, "write each text as a message"),
+    "steps.jsonl": (
+        '{"prompt": "a", "completions": ["b", "c"], "labels": [true, false]}\n',
+        2,
+        "mdsmix makes no data for models that reward single steps",
+    ),
+    "around.json": ('{"version": 1, "data": [{"text": "a"}]}', 2, "jq -c '.data[]'"),
+    "columns.json": ('{"text": {"0": "a"}, "id": {"0": 1}}', 2, 'orient="records", lines=True'),
+    "turns.jsonl": (
+        '{"turns": [{"speaker": "x", "said": "a"}]}\n' * 2,
+        2,
+        "turns.jsonl has no known shape; its records have the fields turns",
+    ),
+    "unknown.jsonl": ('{"html": "a"}\n', 2, "If your fields have other names, write the recipe"),
     "bad.jsonl": ("bad\n", 2, "bad.jsonl has no record that is an object (1 not_json)."),
     "array.jsonl": ('[{"text": "a"}]\n', 2, "(other values); its first bytes are those of json"),
     "shards.jsonl": ("PAR1", 2, "its first bytes are those of parquet."),

@@ -153,7 +153,8 @@ def test_a_wrong_setting_is_refused_by_name(tmp_path: Path) -> None:
 def test_other_files_are_refused_in_a_short_sentence(tmp_path: Path) -> None:
     for text in ("a: [", "[]", "- 1", "", "a: 1\na: 2", "\x00", "x" * 5000 + ": 1"):
         assert_refused("", lambda text=text: load(tmp_path, text=text))
-    assert_refused("streams is empty", lambda: load_mix(tmp_path, streams={}))
+    for streams in ({}, None):
+        assert_refused("streams is empty", lambda: load_mix(tmp_path, streams=streams))  # noqa: B023
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(RecipeError, match=r"no such file|cannot be read: Is a"):
             open_recipe(path)

@@ -1,4 +1,4 @@
-"""Forms of conversations that no shape reads, recognised by their fields, so that `mdsmix init` can
+"""Forms of records that no shape reads, recognised by their fields, so that `mdsmix init` can
 name the form and what to do.
 """
 
@@ -19,7 +19,7 @@ CHANNELS = ("analysis", "commentary", "final")
 
 
 class ForeignForm(NamedTuple):
-    """A form of conversations that another program writes and no shape reads, such as Gemini's
+    """A form of records that another program or data set has and no shape reads, such as Gemini's
     `contents`.
     """
 
@@ -28,6 +28,8 @@ class ForeignForm(NamedTuple):
     "Record -> whether it has this form."
     advice: str
     "How a user can convert such records."
+    is_whole_file: bool = False
+    "Whether the record is all that is in the file."
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -66,6 +68,57 @@ def _is_undecoded(record: Mapping[str, Any]) -> bool:
     return any(isinstance(value, str) and is_message_text(value) for value in record.values())
 
 
+def _is_input_of_messages(record: Mapping[str, Any]) -> bool:
+    """Check whether a record has messages as its `input` and a text as its `output`, as in
+    Nemotron's post-training data.
+    """
+    has_messages = any("role" in message for message in _objects(record.get("input")))
+    return has_messages and isinstance(record.get("output"), str)
+
+
+def _is_columns_of_messages(record: Mapping[str, Any]) -> bool:
+    """Check whether a field has the roles and the contents of all messages as two lists, as
+    `datasets` stores a Sequence of objects: `{"messages": {"role": [...], "content": [...]}}`.
+    """
+    for value in record.values():
+        if isinstance(value, dict) and ("role" in value or "from" in value):
+            return all(isinstance(column, list) for column in value.values())
+    return False
+
+
+def _is_list_of_texts(record: Mapping[str, Any]) -> bool:
+    """Check whether the messages are only texts, as in LIMA: `{"conversations": ["a", "b"]}`."""
+    for name in ("conversations", "conversation", "messages", "dialogue", "dialog"):
+        value = record.get(name)
+        if isinstance(value, list) and value:
+            return all(isinstance(text, str) for text in value)
+    return False
+
+
+def _is_stepwise(record: Mapping[str, Any]) -> bool:
+    """Check whether a record has a label for each step, as TRL's stepwise supervision."""
+    return isinstance(record.get("completions"), list) and isinstance(record.get("labels"), list)
+
+
+def _is_wrapped(record: Mapping[str, Any]) -> bool:
+    """Check whether a record is a whole file: an object with its records in a list that has no
+    messages, `{"data": [{...}, ...]}`.
+    """
+    lists = [value for value in record.values() if isinstance(value, list)]
+    if len(lists) != 1 or not lists[0]:
+        return False
+    return all(isinstance(item, dict) and not {"role", "from"} & {*item} for item in lists[0])
+
+
+def _is_table_of_columns(record: Mapping[str, Any]) -> bool:
+    """Check whether a record is a whole table, column by column, as pandas' `to_json` writes it:
+    `{"text": {"0": "a", "1": "b"}}`.
+    """
+    return bool(record) and all(
+        isinstance(value, dict) and "0" in value for value in record.values()
+    )
+
+
 FORMS = (
     ForeignForm(
         "Gemini (contents of parts)",
@@ -91,12 +144,48 @@ FORMS = (
         "write the file again, as JSON Lines or parquet, with each string decoded: by json.loads, "
         f"or by ast.literal_eval if its quotes are single, {OR_READ}",
     ),
+    ForeignForm(
+        "Nemotron's post-training data (messages as input, a text as output)",
+        _is_input_of_messages,
+        f"append the output to the messages of input, as in {EXAMPLE}, with its system_prompt as "
+        f"the first message, {OR_READ}",
+    ),
+    ForeignForm(
+        "a Sequence of datasets (the roles and the contents of messages as two lists)",
+        _is_columns_of_messages,
+        f"write a list of messages, as in {EXAMPLE}, {OR_READ}",
+    ),
+    ForeignForm(
+        "LIMA (a list of texts in place of messages)",
+        _is_list_of_texts,
+        f"write each text as a message with its role, as in {EXAMPLE}, {OR_READ}",
+    ),
+    ForeignForm(
+        "stepwise supervision (completions with labels)",
+        _is_stepwise,
+        "mdsmix makes no data for models that reward single steps",
+    ),
+    ForeignForm(
+        "one object around all records",
+        _is_wrapped,
+        "write the records themselves, an object on each line, for example by `jq -c '.data[]'` if "
+        "they are in the field data",
+        is_whole_file=True,
+    ),
+    ForeignForm(
+        "a table of columns (pandas' to_json)",
+        _is_table_of_columns,
+        'write a record on each line: to_json(..., orient="records", lines=True)',
+        is_whole_file=True,
+    ),
 )
 
 
 def find_foreign_form(head: FirstRecords) -> ForeignForm | None:
     """Return the form that at least half of the first records have; None if none of FORMS fits."""
     for form in FORMS:
+        if form.is_whole_file and len(head) > 1:
+            continue
         fitting = [record for record in head.objects if form.fits(record)]
         if fitting and 2 * len(fitting) >= len(head.objects):
             return form

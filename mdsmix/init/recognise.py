@@ -19,7 +19,7 @@ from typing import Any
 from mdsmix.encode.answer_parts import has_earlier_call, list_parts
 from mdsmix.frozen import frozen
 from mdsmix.init.data_files import FirstRecords
-from mdsmix.init.foreign_forms import find_foreign_form
+from mdsmix.init.foreign_forms import OR_READ, find_foreign_form
 from mdsmix.kinds import KINDS, Kind
 from mdsmix.messages import format_field, join_counts, join_names
 from mdsmix.recipe import SourceSpec
@@ -443,6 +443,10 @@ def describe_unknown(head: FirstRecords, guesses: Sequence[Guess]) -> Iterator[s
             reasons = join_counts(guess.reasons)
             why = f"reads {guess.read} of {len(head)} records ({reasons})"
         yield f"  {guess.shape.name}: {why}"
+    yield (
+        "  If your fields have other names, write the recipe by hand and name them under source "
+        f"(docs/data.md of mdsmix), {OR_READ}"
+    )
 
 
 def _describe_no_objects(head: FirstRecords) -> str:

@@ -385,7 +385,8 @@ class TurnRenderer:
             has_call_texts: whether a text of the conversations may be a call.
         """
         leaves_out_calls = not self.encoding.train_parts.get("calls", True)
-        if leaves_out_calls or self.encoding.target_prompts != "none":
+        has_calls = has_call_texts or len(plain.positions) < len(conversations)
+        if leaves_out_calls or self.encoding.target_prompts != "none" or not has_calls:
             return set()
         trains_last = self.encoding.target_responses == "last"
         makes_one_turn = self.encoding.rewritten_history == "last"

@@ -135,6 +135,9 @@ def load_recipe(
                 f"{path} is a training YAML, which loads streams: name the recipe, which converts "
                 "them."
             )
+        if tree.get("streams", {}) is None:
+            # Only comments are below the key. The rule on empty streams has the better sentence.
+            tree["streams"] = {}
         loaded = _locate(schema.parse_mapping(Recipe, tree), folder)
     except schema.Misfit as misfit:
         raise RecipeError(f"{path}: {misfit}") from None
