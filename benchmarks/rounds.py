@@ -1,10 +1,10 @@
 """Runs contenders on their corpora in turn: A B C, A B C, ..., so that other load on the machine
 affects all of them alike.
 
-Before the rounds each contender runs once on a few records, to compile bytecode, and once on its
-corpus, to measure memory. In a round a slow tool runs on the few records, to measure its start-up
-(`STARTS` times at least in all rounds together), and then every tool on its corpus. The tokens of
-every output are counted, and the output is deleted.
+Before the rounds each contender runs once on its corpus, to measure memory; a fast one, whose peak
+is compared with a goal, first on a few records, to compile bytecode. In a round a slow tool runs on
+the few records, to measure its start-up (`STARTS` times at least in all rounds together), and then
+every tool on its corpus. The tokens of every output are counted, and the output is deleted.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def attempt(step: Callable[[Setup, Entry], None], setup: Setup, entry: Entry) ->
 
 def warm_up(setup: Setup, entry: Entry) -> None:
     """Measure memory, and let Python compile its bytecode."""
-    _run(setup, entry, corpus.head(setup.work, entry.source))
+    if entry.contender.is_fast:
+        _run(setup, entry, corpus.head(setup.work, entry.source))
     run, entry.tokens = _run(setup, entry, entry.source, memory=True)
     entry.peak = run.peak
 
