@@ -125,7 +125,8 @@ PROMPT_REASONS = {
 }
 "Reason codes of prompts -> their explanations."
 _ANSWER_SYNONYMS: dict[str, Any] = {
-    ANSWER: ("ground_truth", "solution", "answer", "expected_answer")
+    # Of records with both, `answer` is the final answer, and `solution` the whole derivation.
+    ANSWER: ("ground_truth", "answer", "expected_answer", "solution")
 }
 PROMPT = Shape(
     name="prompt",
