@@ -71,6 +71,6 @@ def refuse_cache(verb: str, path: Path, error: OSError) -> Unreachable:
         error: the error of the file system.
     """
     fix = "set the environment variable MDSMIX_CACHE to a folder that mdsmix can write to."
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises OSError, for example for a name that is too long
         fix = f"delete the folder of that name, or {fix}"
     return Unreachable(f"cannot {verb} the file {path} of mdsmix's cache ({error.strerror}): {fix}")
