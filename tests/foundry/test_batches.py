@@ -89,6 +89,7 @@ def cases(places: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[s
     for attributes in ({"pad_token": "<|endoftext|>"}, NO_PAD):
         yield case("text", "text", attributes=attributes)
     yield case("text", "text", eos_token_id=EOS)
+    yield case(mix, num_workers=2, prefetch_factor=2, target_responses="all")
 
 
 def test_batches_are_foundrys(foundry: Foundry, tokenizer_folder: Path, tmp_path: Path) -> None:
