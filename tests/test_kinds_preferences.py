@@ -238,6 +238,29 @@ def test_what_the_template_does_not_print_is_counted_once_for_a_record(
     assert "messages.mood" in output
 
 
+def test_preferences_that_teach_nothing_or_the_opposite_are_counted(
+    project: Project, styles: dict[str, Path]
+) -> None:
+    texts = {"prompt": "Why?", "chosen": " So.", "rejected": " No."}
+    long = " so" * 4096
+    records = [
+        texts | {"good": 2, "bad": 1},
+        texts | {"good": 1, "bad": 1},
+        texts | {"good": 0.5, "bad": 1},
+        texts | {"chosen": " No.", "good": 0.5, "bad": 1},
+        # Equal after both are truncated to max_seq_len.
+        texts | {"chosen": long, "rejected": long + " No.", "good": 1, "bad": 1},
+    ]
+    project.write_source(records)
+    fields = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+    rewards = {"chosen_reward": "good", "rejected_reward": "bad"}
+    output = configure(project, styles["qwen_2_5"], **fields, **rewards).convert_ok().out
+    totals = project.manifest.totals
+    assert (totals.samples, totals.equal_answers, totals.reversed_rewards) == (5, 2, 2)
+    assert "2 preferences have two answers of the same tokens" in " ".join(output.split())
+    assert "2 preferences have a chosen answer with a lower reward" in " ".join(output.split())
+
+
 def test_nulls_inside_tools_and_answers_are_counted(
     project: Project, styles: dict[str, Path]
 ) -> None:

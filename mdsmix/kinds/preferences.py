@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -218,7 +219,7 @@ class Preferences(JudgedAnswers):
             for number, key in enumerate(REWARDS):
                 rewards = [[preferences[position].rewards[number]] for position in trainable]
                 columns[key] = Ragged.from_rows(rewards, np.float64)
-        return make_encoded(
+        encoded = make_encoded(
             columns,
             [prompts, prompts, chosen, rejected],
             [*trainable],
@@ -232,6 +233,13 @@ class Preferences(JudgedAnswers):
             rejected=faults,
             images=self.images_of([preferences[position] for position in trainable]),
         )
+        # Count the preferences that teach nothing, or the opposite.
+        totals = replace(
+            encoded.totals,
+            equal_answers=_count_equal_rows(chosen, rejected),
+            reversed_rewards=_count_reversed(preferences[position] for position in trainable),
+        )
+        return replace(encoded, totals=totals)
 
     def _tokenize_halves(self, preferences: Sequence[Preference]) -> TokenizedHalves:
         """Tokenize both halves of each preference."""
@@ -400,6 +408,18 @@ class Preferences(JudgedAnswers):
         yield prompt.tolist(), False
         for answer in answers:
             yield answer.tolist(), True
+
+
+def _count_equal_rows(chosen: Ragged, rejected: Ragged) -> int:
+    """Return how many rows have the same token ids in both Raggeds."""
+    of_equal_length = np.flatnonzero(chosen.lengths == rejected.lengths).tolist()
+    return sum(np.array_equal(chosen[i], rejected[i]) for i in of_equal_length)
+
+
+def _count_reversed(preferences: Iterable[Preference]) -> int:
+    """Return how many preferences have a lower reward for the chosen answer than for the other."""
+    rewards = [preference.rewards for preference in preferences if preference.rewards]
+    return sum(chosen < rejected for chosen, rejected in rewards)
 
 
 def _has_several_messages(chosen: Any, rejected: Any) -> bool:

@@ -68,6 +68,17 @@ def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
             f"not trained, since {setting} trains only the last answer: set {remedy} to train "
             "these calls too"
         )
+    if totals.equal_answers:
+        yield (
+            f"WARNING: {plural(totals.equal_answers, 'preference')} have two answers of the same "
+            "tokens: a loss that compares answers, such as that of DPO, learns nothing from them; "
+            "remove these records"
+        )
+    if totals.reversed_rewards:
+        yield (
+            f"WARNING: {plural(totals.reversed_rewards, 'preference')} have a chosen answer with a "
+            "lower reward than the rejected answer: look whether the two fields are exchanged"
+        )
     dropped = totals.lost_tokens - totals.truncated_tokens - totals.untrained_ends
     if dropped:
         yield f"{plural(dropped, 'token')} dropped ({_drop_reason(manifest)})"

@@ -144,6 +144,12 @@ class Totals(Counts):
     """
     untrained_calls: int = 0
     "Records that call tools in an answer which is not trained, since only their last answer is."
+    equal_answers: int = 0
+    """Preferences whose two answers have the same token ids. Losses that compare two answers, such
+    as that of DPO, learn nothing from them.
+    """
+    reversed_rewards: int = 0
+    "Preferences whose chosen answer has a lower reward than the rejected answer."
     span_records: int = 0
     "Records that mark characters of an answer (`train_detail`)."
     span_untrained: int = 0
