@@ -211,7 +211,7 @@ def find_types(records: Sequence[Any]) -> set[type]:
 @frozen
 class PlainConversations(Sequence[Any]):
     """Conversations that were read at once, and are plain: each message has only a role and a
-    content, and the conversation has nothing else.
+    content, and the conversation has nothing else but `trained`.
 
     The shape, the search for special tokens and the rendering all use the roles and contents of
     all messages. They are collected here once: when each of the three collected them again, that

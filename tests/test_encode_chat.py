@@ -6,7 +6,7 @@ template that inspects contents is rendered for each conversation.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -154,17 +154,21 @@ def test_rendering_equals_transformers() -> None:
     assert tried > 600
 
 
-def turns_or_reason(render: Any, messages: list[dict[str, str]]) -> list[tuple[str, str]] | str:
+def turns_or_reason(
+    render: Any, messages: list[dict[str, str]], trained: Sequence[bool] | None = None
+) -> list[tuple[str, str]] | str:
     try:
-        return list(render(Conversation(messages)))
+        return list(render(Conversation(messages, trained)))
     except RecordRefused as fault:
         return fault.why
 
 
 def find_layouts(source: str) -> set[bool]:
     """Return whether the template has a layout for the roles of conversations, over many of them.
-    Check that turns from a layout are those of rendering each prefix.
+    Check that turns from a layout are those of rendering each prefix, also if some answers are not
+    trained.
     """
+    rng = random.Random(0)
     template, has_layout = open_template(source, VARIABLES, "2026-01-01"), set[bool]()
     marked = f"a{PLACEHOLDER_PATTERN.replace('[0-9]+', '1')}b"
     swapped, with_key = (
@@ -174,10 +178,18 @@ def find_layouts(source: str) -> set[bool]:
     for messages in (*draw_plain_conversations(25), swapped, with_key):
         turns = turns_or_reason(template.turns, messages)
         assert turns == turns_or_reason(template.turns_by_prefix, messages), (source, messages)
+        flags = rng.choices([True, False], k=len(messages))
+        in_part = turns_or_reason(template.turns, messages, flags)
+        by_prefix = turns_or_reason(template.turns_by_prefix, messages, flags)
+        assert in_part == by_prefix, (source, messages, flags)
         roles = tuple(message["role"] for message in messages)
         if isinstance(turns, list) or roles[0] == "user":
             has_layout.add(bool(layout_for_roles(template, roles)))
     conversations = [Conversation(messages) for messages in draw_plain_conversations(25)]
+    conversations += [
+        Conversation(messages, rng.choices([True, False], k=len(messages)))
+        for messages in draw_plain_conversations(25)
+    ]
     alike = render_alike(template, find_plain(conversations), NO_WORDS)
     for position, turns in alike.items():
         assert list(turns) == template.turns_by_prefix(conversations[position])
@@ -208,7 +220,6 @@ def test_only_plain_conversations_are_rendered_together() -> None:
     named[0]["name"] = "b"
     others = [
         *map(Conversation, [*blank, named]),
-        Conversation(plain[0], trained=[False, True]),
         Conversation(plain[0], tools=[]),
         Conversation(plain[0], variables={"bos_token": ""}),
         RichConversation(plain[0]),

@@ -5,6 +5,7 @@ give the same results as one by one.
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from itertools import product
 from typing import Any
 
@@ -367,3 +368,37 @@ def test_what_other_shapes_read_at_once_is_as_read_one_by_one() -> None:
         assert {("user", "assistant"), ("system", "user", "assistant")} < {*orders}
         assert ("system", "assistant", "user", "assistant") not in orders
         assert ("system", "assistant") in orders
+
+
+def test_prompts_and_completions_read_at_once_are_as_read_one_by_one() -> None:
+    """Every order of up to four roles, split at every place into a prompt and a completion: also
+    with marks and other fields. Answers in the prompt are not trained.
+    """
+    shape = SHAPES["prompt_completion"]
+    fields = shape.own_fields
+    flags = set[Any]()
+    for count in range(5):
+        for roles in product(("user", "assistant", "system", "tool", "bot"), repeat=count):
+            messages = [{"role": role, "content": f"a{role}"} for role in roles]
+            marked = [message | {"train": True} for message in messages]
+            for end in range(count + 1):
+                record = {"prompt": messages[:end], "completion": messages[end:]}
+                for raw in (
+                    *(record, record | {"score": 1}, record | {"system": "s"}),
+                    *(record | {"prompt": marked[:end]}, record | {"completion": marked[end:]}),
+                    *(record | {"loss_mask": [1] * count}, record | {"prompt": "a"}),
+                ):
+                    before = deepcopy(raw)
+                    together = shape.read_plain([raw], fields)
+                    if together is not None:
+                        one_by_one = shape.read(raw, fields)
+                        assert [*together] == [one_by_one]
+                        assert type(one_by_one) is Conversation
+                        flags.add(one_by_one.trained and tuple(one_by_one.trained))
+                    assert raw == before
+    assert None in flags
+    assert (True, False, True, True) in flags  # user, assistant | user, assistant
+    assert (True, False, True, False) in flags  # the completion is empty
+    odd = [{"prompt": {"role": "user", "content": "a"}, "completion": GOOD_MESSAGES[0]}, {}, None]
+    for record in odd:
+        assert shape.read_plain([record], fields) is None

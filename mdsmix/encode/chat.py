@@ -120,7 +120,7 @@ class ChatTemplate:
             contents = [message["content"] for message in messages]
             if layout and not _has_blank(contents):
                 (turns,) = layout.fill([contents])
-                return list(turns)
+                return list(join_untrained(turns, conversation))
         return self.turns_by_prefix(conversation)
 
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
@@ -178,13 +178,13 @@ class ChatTemplate:
 
 
 def _is_plain(conversation: Conversation) -> bool:
-    """Check whether each message has only a role and a content, and the conversation nothing else.
+    """Check whether each message has only a role and a content, and the conversation has no tools.
     The text of such a conversation is made from the layout that all conversations with the same
     roles share, without a rendering.
     """
     if type(conversation) is not Conversation or {*map(len, conversation.messages)} != {2}:
         return False
-    return conversation.trained is None and conversation.tools is None
+    return conversation.tools is None
 
 
 def _has_blank(contents: Sequence[str]) -> bool:
@@ -211,8 +211,9 @@ def find_plain(conversations: Sequence[Conversation]) -> PlainPart:
         for position, conversation in enumerate(conversations)
         if _is_plain(conversation) and not conversation.variables
     ]
-    lists = [conversations[position].messages for position in positions]
-    return PlainPart(positions, PlainConversations.of(lists))
+    chosen = [conversations[position] for position in positions]
+    plain = PlainConversations.of([conversation.messages for conversation in chosen])
+    return PlainPart(positions, replace(plain, conversations=chosen))
 
 
 def render_alike(
@@ -246,10 +247,39 @@ def render_alike(
         filled = layout.fill([contents[number] for number in numbers])
         may_split = layout.may_split(words)
         for number, turns in zip(numbers, filled, strict=True):
-            if may_split and words.are_split([*chain.from_iterable(turns)]):
+            joined = join_untrained(turns, conversations[number])
+            if may_split and words.are_split([*chain.from_iterable(joined)]):
                 continue
-            turns_of[plain.positions[number]] = turns
+            turns_of[plain.positions[number]] = joined
     return turns_of
+
+
+def join_untrained(turns: Sequence[Turn], conversation: Conversation) -> Sequence[Turn]:
+    """Return the turns of the answers that are trained: an answer that is not trained becomes a
+    part of the prompt after it, together with its own prompt. Text after the last trained answer is
+    left out.
+
+    `turns_by_prefix` would return the same turns. Each text that it renders begins with the one
+    before, whichever answers are trained.
+
+    Args:
+        turns: the turns of all answers, as the template prints them if all are trained.
+        conversation: the conversation.
+    """
+    if conversation.trained is None:
+        return turns
+    trained = {*find_trained_answers(conversation)}
+    answers = find_trained_answers(conversation._replace(trained=None))
+    joined = list[Turn]()
+    text_before = ""
+    for answer, (prompt, response) in zip(answers, turns, strict=True):
+        prompt = text_before + prompt
+        if answer in trained:
+            joined.append((prompt, response))
+            text_before = ""
+        else:
+            text_before = prompt + response
+    return joined
 
 
 def _require_prefix(printed: str, later: str) -> None:

@@ -279,7 +279,14 @@ class TurnRenderer:
         # A subclass that overrides `rows_of` makes other rows.
         if type(self).rows_of is not TurnRenderer.rows_of:
             return {}
-        return render_alike(self.chat, plain, self.words)
+        turns_of = render_alike(self.chat, plain, self.words)
+        if self.encoding.target_prompts == "none":
+            return turns_of
+        # If prompts are trained, `rows_of` refuses some conversations with untrained answers.
+        for position, conversation in zip(plain.positions, plain.conversations, strict=True):
+            if conversation.trained is not None:
+                turns_of.pop(position, None)
+        return turns_of
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """Return the rows of a conversation, each a list of turns: `[[("Hi", "Hello")]]`.

@@ -276,6 +276,10 @@ def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) ->
     trained = list[bool]()
     losses = list[AnswerLoss | None]()
     for position, message in enumerate(messages):
+        if not listed_marks and flags.isdisjoint(message):
+            trained.append(True)
+            losses.append(None)
+            continue
         marks = [message[key] for key in keys if message.get(key) is not None]
         if listed_marks and listed_marks[position] is not None:
             marks.append(listed_marks[position])
