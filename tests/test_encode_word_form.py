@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Model
 
-from mdsmix.encode import backend_files, backends, word_form
+from mdsmix.encode import backend_files, backends, fast_model, word_form
 from mdsmix.encode.backends import Fastokens, Reference, make_hard_strings, open_backend
+from mdsmix.encode.fast_model import OpeningWhileDescribed, forget_openings, wait_for_openings
 from mdsmix.encode.word_form import MARK, CharacterParts, make_word_form
 from mdsmix.ragged import Ragged
 from mdsmix.tokenizer.card import Tokenizer
@@ -342,3 +343,67 @@ def test_a_word_form_is_made_before_a_backend_is_opened(
     other = replace(tokenizer, hash="another")
     assert open_backend(other).label.startswith("tokenizers")
     assert kept_when_opened == [True, True]
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_the_word_form_of_a_small_file_is_made_while_the_tokenizer_is_described(
+    size: str,
+    open_setting: Callable[[str], Tokenizer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both together need too much memory if the file is large."""
+    monkeypatch.setattr(backend_files, "cache_folder", lambda: tmp_path)
+    tokenizer = open_setting("words")
+    content = Path(tokenizer.path).read_bytes()
+    if size == "large":
+        monkeypatch.setattr(fast_model, "SMALL_FILE", len(content) - 1)
+    described = tmp_path / "described.json"
+    described.write_bytes(content)
+    opener = OpeningWhileDescribed("auto")
+    opener.begin(str(described))
+    wait_for_openings()
+    described.unlink()
+    opener.adopt(tokenizer.path)
+    made = list[bytes]()
+
+    def record(content: bytes) -> bytes | None:
+        made.append(content)
+        return make_word_form(content)
+
+    monkeypatch.setattr(word_form, "make_word_form", record)
+    opened = list[str]()
+    open_now = fast_model._open_now
+
+    def record_path(path: str) -> Any:
+        opened.append(path)
+        return open_now(path)
+
+    monkeypatch.setattr(fast_model, "_open_now", record_path)
+    try:
+        backend = open_backend(tokenizer)
+    finally:
+        forget_openings()
+    assert made == ([] if size == "small" else [content])
+    is_opened_when_needed = str(backend_files.locate_word_form(tokenizer)) in opened
+    assert is_opened_when_needed == (size == "large")
+    (kept,) = (tmp_path / "backends").iterdir()
+    assert kept.read_bytes() == make_word_form(content)
+    assert backend.label.startswith("fastokens")
+    expected = to_lists(Reference(tokenizer).encode(LINES, True))
+    assert to_lists(backend.encode(LINES, True)) == expected
+
+
+def test_a_word_form_that_was_not_adopted_is_not_used(
+    open_setting: Callable[[str], Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_files, "cache_folder", lambda: tmp_path)
+    tokenizer = open_setting("words")
+    opener = OpeningWhileDescribed("auto")
+    opener.begin(tokenizer.path)
+    wait_for_openings()
+    assert fast_model.take_word_form(tokenizer) is None
+    opener.adopt(tokenizer.path)
+    assert fast_model.take_word_form(tokenizer) == make_word_form(Path(tokenizer.path).read_bytes())
+    assert fast_model.take_word_form(tokenizer) is None  # it is taken once
+    forget_openings()

@@ -5,11 +5,15 @@ threads meanwhile. So a conversion that certainly has work first begins to open 
 (`begin_opening`). Then it imports its modules, plans, and publishes the tokenizer's files, on
 another processor. `open_model` waits for the thread. This module imports neither numpy nor a
 library of tokenizers, since these imports are a third of what is done meanwhile.
+
+A tokenizer that is new to this machine is opened while transformers describes it. Of a small
+SentencePiece tokenizer the word form (word_form.py) is made and opened.
 """
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -22,6 +26,12 @@ from mdsmix.encode.backend_files import (
 )
 from mdsmix.tokenizer.bpe_json import find_joined
 from mdsmix.tokenizer.card import Tokenizer
+
+SMALL_FILE = 8_000_000
+"""Bytes of a tokenizer.json whose word form is made while transformers describes the tokenizer.
+That of Llama 2 has 1.8 MB, and of Mistral 7B 2.0 MB. Gemma 3's has 33 MB: both together would take
+far more than 500 MB of memory.
+"""
 
 
 class _Opening(threading.Thread):
@@ -44,9 +54,13 @@ class _Opening(threading.Thread):
     def run(self) -> None:
         """Open the model, or keep the error. A panic in a Rust library is not an Exception."""
         try:
-            self._model = _open_now(self._path)
+            self._model = self._open()
         except BaseException as error:
             self._error = error
+
+    def _open(self) -> Any:
+        """Return the model of the file."""
+        return _open_now(self._path)
 
     def wait(self) -> Any:
         """Wait for the end of the thread, and return the model. If the model could not be opened,
@@ -56,6 +70,26 @@ class _Opening(threading.Thread):
         if self._error and not self._may_fail:
             raise self._error
         return self._model
+
+
+class _WordFormOpening(_Opening):
+    """A thread that makes the word form of a tokenizer.json, and opens it."""
+
+    content: bytes | None = None
+    "The word form; None if it is not made yet, or if the tokenizer has none."
+
+    def _open(self) -> Any:
+        """Make the word form, and return its model; None if there is no word form."""
+        from fastokens import Tokenizer as Model
+
+        from mdsmix.encode.word_form import make_word_form
+
+        content = make_word_form(Path(self._path).read_bytes())
+        if content is None:
+            return None
+        model = Model.from_json_str(content.decode())
+        self.content = content
+        return model
 
 
 class OpeningWhileDescribed:
@@ -69,22 +103,34 @@ class OpeningWhileDescribed:
         self._opening: _Opening | None = None
 
     def begin(self, file: str) -> None:
-        """Begin to open the file in a thread. Do nothing if the backend is the reference, or if the
-        tokenizer may have a word form (word_form.py), which must be made first.
+        """Begin to open the file in a thread. If the tokenizer may have a word form
+        (word_form.py), the thread makes and opens that. Do nothing if the backend is the reference,
+        or if making the word form would take much memory.
         """
-        if self._backend == "reference" or encodes_bytes(file):
+        if self._backend == "reference":
             return
-        self._opening = _Opening(file, may_fail=True)
+        if not encodes_bytes(file):
+            self._opening = _Opening(file, may_fail=True)
+        elif Path(file).stat().st_size <= SMALL_FILE:
+            self._opening = _WordFormOpening(file, may_fail=True)
+        else:
+            return
         self._opening.start()
 
     def adopt(self, path: str) -> None:
-        """Let `open_model` take the model for a snapshot's tokenizer.json."""
-        if self._opening:
+        """Let `open_model` take the model for a snapshot's tokenizer.json, or
+        `take_word_form` its word form.
+        """
+        if isinstance(self._opening, _WordFormOpening):
+            _word_forms[path] = self._opening
+        elif self._opening:
             _openings[find_joined(path)] = self._opening
 
 
 _openings: dict[str, _Opening] = {}
 "Path of a file -> the thread that opens it, as long as nobody has taken the model."
+_word_forms: dict[str, _WordFormOpening] = {}
+"Path of a snapshot's tokenizer.json -> the thread that makes its word form, until it is taken."
 _backends = WeakValueDictionary[str, Any]()
 "Path of a file -> the last backend with its model, as long as the backend exists."
 
@@ -132,6 +178,20 @@ def open_model(path: str, backend: Any) -> Any:
     return model
 
 
+def take_word_form(tokenizer: Tokenizer) -> bytes | None:
+    """Return the word form of a tokenizer if a thread has made it, or makes it now; otherwise None.
+    `open_model` then takes its model for the word form's file in the cache.
+
+    Args:
+        tokenizer: the tokenizer.
+    """
+    opening = _word_forms.pop(tokenizer.path, None)
+    if opening is None or opening.wait() is None:
+        return None
+    _openings[str(locate_word_form(tokenizer))] = opening
+    return opening.content
+
+
 def _open_now(path: str) -> Any:
     from fastokens import Tokenizer as Model
 
@@ -150,3 +210,4 @@ def wait_for_openings() -> None:
 def forget_openings() -> None:
     """Forget the models that nobody has taken. Threads that still open one end by themselves."""
     _openings.clear()
+    _word_forms.clear()
