@@ -123,6 +123,19 @@ def test_a_store_that_stays_away_is_given_up_in_bounded_time(clock: Waiting) -> 
         assert clock.ask_in_vain(SLOW_DOWN)[0] < 4
 
 
+def test_a_header_that_cannot_be_sent_is_not_retried(trusted: Waiting) -> None:
+    """The error's text quotes the header. If no variable has the line break, the credentials come
+    from elsewhere. Another error of the same class is a broken connection.
+    """
+    cause = ValueError("Invalid header value b'KEY\\n/20261130'")
+    error = botocore.exceptions.HTTPClientError(error=cause)
+    seconds, message = trusted.ask_in_vain(error)
+    assert (seconds, "KEY" in message) == (0, False)
+    assert "the access key, the session token or the region contains a line break" in message
+    other = botocore.exceptions.HTTPClientError(error=OSError("broken"))
+    assert trusted.ask(4, other) == "done"
+
+
 def test_a_notice_is_shown_once_and_again_after_the_store_has_answered(trusted: Waiting) -> None:
     """A wait of less than five seconds is not shown: many servers restart faster."""
     sentences = list[str]()

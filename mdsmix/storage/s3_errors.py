@@ -37,6 +37,14 @@ _SETTING_CLASSES = (
     "UnsupportedS3ConfigurationError",
 )
 "Errors of botocore about a setting."
+_BROKEN_VARIABLES = {
+    name: f"{name} contains a line break; set it without one"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION")
+}
+"""Environment variable -> the sentence if its value contains a line break. These values are sent in
+headers, which cannot contain one.
+"""
+_BROKEN_HEADER = "InvalidHeader"
 _SENTENCES = {
     "NoSuchBucket": "the bucket does not exist; create it or correct its name",
     "InvalidBucketName": "this is not a valid bucket name (at least 3 letters); correct it",
@@ -88,6 +96,9 @@ _SENTENCES = {
     **dict.fromkeys(_SETTING_CLASSES, _SETTING),
     "InvalidRegionError": "the region's name is not valid; correct AWS_DEFAULT_REGION, or the "
     "region in ~/.aws/config",
+    **_BROKEN_VARIABLES,
+    _BROKEN_HEADER: "the access key, the session token or the region contains a line break; "
+    "correct ~/.aws/config and ~/.aws/credentials, or the program that prints the credentials",
     "EndpointResolutionError": f"the endpoint is not the address of a store; {_ADDRESS}",
     "ProfileNotFound": "the profile that AWS_PROFILE names does not exist; correct it",
     "SSLError": "the TLS connection failed; check AWS_CA_BUNDLE, and whether the endpoint begins "
@@ -101,7 +112,8 @@ _SENTENCES = {
     "IncompleteReadError": f"the connection broke in the middle; {_AGAIN}",
     "ResponseParserError": f"the store's answer was cut off, or is not an answer of S3; {_AGAIN}",
     "FlexibleChecksumError": f"the bytes that arrived differ from the stored bytes; {_AGAIN}",
-    "ValueError": f"the endpoint does not start with http:// or https://; {_ADDRESS}",
+    "ValueError": "the endpoint does not start with http:// or https://, or contains a line break; "
+    f"{_ADDRESS}",
     "ParamValidationError": "this is not a valid bucket or object name; correct it",
 }
 
@@ -181,6 +193,8 @@ class S3Errors(StoreErrors):
         return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
     def find_code(self, error: Exception) -> str:
+        if _is_about_header(error):
+            return _find_broken_variable() or _BROKEN_HEADER
         return error_code(error) or type(error).__name__
 
     def is_temporary(self, error: Exception) -> bool:
@@ -196,6 +210,8 @@ class S3Errors(StoreErrors):
         if isinstance(error, ClientError):
             has_temporary_code = error_code(error) in _TEMPORARY_CODES
             return has_temporary_code or is_temporary_status(self.find_status(error))
+        if _is_about_header(error):
+            return False
         # An error that does not derive from BotoCoreError (`classes`) is a broken connection too.
         connection_errors = (ConnectionError, HTTPClientError, IncompleteReadError)
         is_broken = isinstance(error, connection_errors) or not isinstance(error, BotoCoreError)
@@ -210,6 +226,29 @@ def error_code(error: Exception) -> str:
     so the code is then the status: `404`. "" if the store sent no code, as for a broken connection.
     """
     return str(_answer(error).get("Error", {}).get("Code", ""))
+
+
+def _is_about_header(error: Exception) -> bool:
+    """Return whether the request was not sent, because one of its headers would contain a line
+    break. The error quotes the header, which may contain a key.
+    """
+    from botocore.exceptions import HTTPClientError
+
+    if not isinstance(error, HTTPClientError):
+        return False
+    cause = error.kwargs.get("error")
+    return isinstance(cause, ValueError) and str(cause).startswith("Invalid header value")
+
+
+def _find_broken_variable() -> str:
+    """Return the first variable of _BROKEN_VARIABLES whose value contains a line break; "" if none
+    does.
+    """
+    for name in _BROKEN_VARIABLES:
+        value = os.environ.get(name, "")
+        if "\n" in value or "\r" in value:
+            return name
+    return ""
 
 
 def _answer(error: Exception) -> Answer:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import ClassVar
 
 from mdsmix.errors import Denied, NoSuchPlace, Unreachable
+from mdsmix.messages import make_printable
 
 _TEMPORARY_STATUS = (408, 425, 429)
 _PERMANENT_STATUS = (501, 507)  # not implemented; full
@@ -26,9 +27,10 @@ def is_temporary_status(status: int) -> bool:
 
 def hide_password(endpoint: str) -> str:
     """Return an endpoint without user and password: `http://host:9000` for
-    `http://user:password@host:9000`.
+    `http://user:password@host:9000`. Line breaks and other unprintable characters are written as
+    Python writes them.
     """
-    return re.sub(r"^(\w+://)?.*@", r"\1", endpoint)
+    return re.sub(r"^(\w+://)?.*@", r"\1", make_printable(endpoint))
 
 
 def _renew_nothing() -> None:

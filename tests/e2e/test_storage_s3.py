@@ -108,6 +108,10 @@ REFUSALS: list[tuple[dict[str, str | None], str, str]] = [
     ({"AWS_ACCESS_KEY_ID": "UNKNOWN-KEY"}, "", "does not know this access key"),
     ({"S3_ENDPOINT_URL": "127.0.0.1:9000"}, "", "does not start with http://"),
     ({"S3_ENDPOINT_URL": "http://user:PASSWORD@127.0.0.1:1"}, "", "nothing answers there"),
+    ({"AWS_ACCESS_KEY_ID": "BROKEN-KEY\n"}, "", "AWS_ACCESS_KEY_ID contains a line break"),
+    ({"AWS_SESSION_TOKEN": "BROKEN\rTOKEN"}, "", "AWS_SESSION_TOKEN contains a line break"),
+    ({"AWS_DEFAULT_REGION": "us-east-1\n"}, "", "AWS_DEFAULT_REGION contains a line break"),
+    ({"S3_ENDPOINT_URL": "http://user:PASSWORD\n@127.0.0.1:1"}, "", "or contains a line break"),
     ({"AWS_PROFILE": "nobody"}, "", "the profile that AWS_PROFILE names"),
     (WITHOUT, "", "no credentials were found; set AWS_ACCESS_KEY_ID"),
 ]
@@ -117,7 +121,7 @@ REFUSALS: list[tuple[dict[str, str | None], str, str]] = [
 def test_a_refusal_is_a_sentence_without_keys(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "_FIRST_SECONDS", 0)
     secrets = [os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
-    secrets += ["WRONG-SECRET", "UNKNOWN-KEY", "PASSWORD"]
+    secrets += ["WRONG-SECRET", "UNKNOWN-KEY", "PASSWORD", "BROKEN"]
     for settings, other_bucket, expected in REFUSALS:
         place = locate(f"s3://{other_bucket or bucket}/x")
         # A HEAD does not tell a missing bucket from a missing object.
@@ -128,6 +132,7 @@ def test_a_refusal_is_a_sentence_without_keys(bucket: str, monkeypatch: pytest.M
             for request in requests[: 3 if other_bucket == "no-such-bucket" else 4]:
                 with pytest.raises(Unreachable) as refusal:
                     request()
+                assert "\n" not in str(refusal.value)
                 message = str(refusal.value)
                 assert (expected in message, place.url in message) == (True, True), message
                 assert not [secret for secret in secrets if secret in message]
