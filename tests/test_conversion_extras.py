@@ -181,13 +181,17 @@ def test_records_whose_calls_are_not_trained_are_counted(
         [question, answer],
         [question, CALL_IN_TEXT, RESULT, answer],
         [question, CALL | {"weight": 0}, RESULT, answer],  # its record leaves it out
+        [question, answer | {"content": "It writes <tool_call> before it."}, question, answer],
     ]
     project.write_source({"messages": messages, "tools": TOOLS} for messages in records)
     configure_chats(project, styles["tools"], shape="openai")
     answers = project.convert_ok(f"target_responses={responses}").out
     is_last = responses == "last"
-    trained = {"last": [False, True, False, False, False], "all": [True, True, False, True, False]}
-    assert read_trained_calls(project, is_last) == trained[responses]
+    with_calls = {
+        "last": [False, True, False, False, False],
+        "all": [True, True, False, True, False],
+    }
+    assert read_trained_calls(project, is_last)[:5] == with_calls[responses]
     assert project.manifest.totals.untrained_calls == (2 if is_last else 0)
     note = "WARNING: 2 records call tools in answers that are not trained, since target_responses"
     assert (note in " ".join(answers.split())) == is_last
@@ -433,6 +437,21 @@ def test_thoughts_that_are_open_or_printed_twice_are_counted(
     assert project.manifest.records.placeholders == {k: n for k, n in counts.items() if n}
     assert "WARNING: 1 record has an answer that begins with <think> and has no" in answers
     assert ("WARNING: 1 record has an answer with reasoning both" in answers) == any(is_twice)
+
+
+@pytest.mark.parametrize("responses", ["last", "all"])
+def test_an_open_thought_in_an_answer_that_is_not_trained_is_not_counted(
+    project: Project, styles: dict[str, Path], responses: str
+) -> None:
+    question, answer = talk("user", "assistant")["messages"]
+    cut_off = answer | {"content": "<think>\ncut off"}
+    records = [[question, cut_off | {"weight": 0}, question, answer]]
+    records.append([question, cut_off, question, answer])
+    project.write_source({"messages": messages} for messages in records)
+    configure_chats(project, styles["modes"], shape="openai")
+    project.convert_ok(f"target_responses={responses}")
+    expected = {"last": {}, "all": {"<think> without </think>": 1}}
+    assert project.manifest.records.placeholders == expected[responses]
 
 
 @pytest.mark.parametrize("shape", ["openai", "sharegpt"])

@@ -239,6 +239,11 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "prompt",
         {"prompt": "prompt", "verified_answer": "solution"},
     ),
+    "trl's prompts for GRPO": (
+        {"prompt": "What is 3 + 4?", "solution": "7"},
+        "prompt",
+        {"prompt": "prompt", "verified_answer": "solution"},
+    ),
     "prompts with a derivation and its answer": (
         {"prompt": MESSAGES[:1], "solution": "6 + 1 = 7", "answer": "7"},
         "prompt",

@@ -44,6 +44,10 @@ CALL = "<tool_call>"
 """The tag before a call that is text inside a content, as models of Qwen and Hermes print it. Such
 a call is no part of its own.
 """
+_CALL_TEXT = re.compile(rf"{CALL}\s*[{{<]|^{CALL}\s*\w", re.MULTILINE)
+"""A call in a text: JSON (Hermes, Qwen 3), a tag (Qwen 3 Coder), or at the beginning of a line a
+name (GLM 4.5). A sentence that only mentions `<tool_call>` is no call.
+"""
 ANALYSIS = "<|channel|>analysis<|message|>"
 "The text that gpt-oss' template prints before reasoning."
 PARTS_REASONS = {
@@ -407,7 +411,7 @@ def has_earlier_call(conversation: Conversation) -> bool:
         if is_trained and message["role"] == "assistant"
     ]
     return any(
-        message.get("tool_calls") or CALL in _join_texts(message.get("content"))
+        message.get("tool_calls") or _CALL_TEXT.search(_join_texts(message.get("content")))
         for message in answers[:-1]
     )
 

@@ -114,13 +114,13 @@ class ChatTemplate:
         Raises RecordRefused if the template fails on the conversation (template_error), or prints
         the first messages differently when more follow (not_prefix_stable).
         """
-        if _is_plain(conversation):
+        if _is_plain(conversation) and conversation.trained is None:
             messages = conversation.messages
             layout = layout_for_roles(self, tuple([message["role"] for message in messages]))
             contents = [message["content"] for message in messages]
             if layout and not _has_blank(contents):
                 (turns,) = layout.fill([contents])
-                return list(join_untrained(turns, conversation))
+                return list(turns)
         return self.turns_by_prefix(conversation)
 
     def turns_by_prefix(self, conversation: Conversation) -> list[Turn]:
@@ -239,6 +239,12 @@ def render_alike(
         numbers_by_roles[roles].append(number)
     has_any_blank = _has_blank(conversations.all_contents)
     for roles, numbers in numbers_by_roles.items():
+        # A layout takes two renderings for each answer, `turns_by_prefix` two for each answer that
+        # is trained. For a single long conversation of which only the last answer is trained, the
+        # layout takes 100 times as long.
+        renders_all = any(conversations[number].trained is None for number in numbers)
+        if not renders_all and len(numbers) < roles.count("assistant"):
+            continue
         layout = layout_for_roles(template, roles)
         if layout is None:
             continue

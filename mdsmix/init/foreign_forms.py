@@ -14,6 +14,8 @@ EXAMPLE = (
     '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 )
 OR_READ = "or read the records with a function of your own (source.shape: my_shapes.py:read)"
+WRAPPERS = ("data", "dataset", "examples", "instances", "items", "records", "rows", "test", "train")
+"Usual names of a list with all records of a file."
 CHANNELS = ("analysis", "commentary", "final")
 "Channels of gpt-oss's answers."
 
@@ -101,13 +103,16 @@ def _is_stepwise(record: Mapping[str, Any]) -> bool:
 
 
 def _is_wrapped(record: Mapping[str, Any]) -> bool:
-    """Check whether a record is a whole file: an object with its records in a list that has no
-    messages, `{"data": [{...}, ...]}`.
+    """Check whether a record is a whole file: an object with its records in a list (WRAPPERS)
+    that has no messages, `{"data": [{...}, ...]}`.
     """
-    lists = [value for value in record.values() if isinstance(value, list)]
-    if len(lists) != 1 or not lists[0]:
+    lists = {name: value for name, value in record.items() if isinstance(value, list)}
+    if len(lists) != 1:
         return False
-    return all(isinstance(item, dict) and not {"role", "from"} & {*item} for item in lists[0])
+    [(name, items)] = lists.items()
+    if name not in WRAPPERS or not items:
+        return False
+    return all(isinstance(item, dict) and not {"role", "from"} & {*item} for item in items)
 
 
 def _is_table_of_columns(record: Mapping[str, Any]) -> bool:

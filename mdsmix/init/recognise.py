@@ -228,10 +228,14 @@ def _is_doubtful(guess: Guess) -> bool:
     """Check whether the records of a guess may be something else:
 
     - Records of a shape whose images are in the texts (Qwen-VL) have none in them.
+    - A `solution` is the response to a `problem` (NuminaMath) or `question` (s1K). Next to `prompt`
+      it is the verified answer, as in TRL's records for GRPO.
     - Prompts alone have no verified answer, and other fields with texts or lists, such as an answer
       under an unusual name.
     """
     if guess.shape.has_images == "inside" and guess.is_right and not guess.pictures:
+        return True
+    if guess.fields.get("response") == "solution" and guess.fields.get("prompt") == "prompt":
         return True
     if guess.shape.gives is not Prompt or ANSWER in guess.fields:
         return False

@@ -53,6 +53,8 @@ class PromptRenderer(TurnRenderer):
     with which the template asks the model to answer.
     """
 
+    trains_answers = False
+
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[chat.Turn]]:
         """Return one row with one turn, whose response is empty.
 

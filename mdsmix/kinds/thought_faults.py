@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from mdsmix.encode.answer_parts import REASONING_KEYS, THINK, THINK_END
-from mdsmix.encode.chat import ChatTemplate
+from mdsmix.encode.chat import ChatTemplate, find_trained_answers
 from mdsmix.encode.forms import prints_key
 from mdsmix.messages import plural
 from mdsmix.record import Conversation, Message
@@ -29,15 +29,24 @@ THOUGHT_FAULTS = {
 
 
 def count_thought_faults(
-    conversations: Iterable[Conversation], template: ChatTemplate
+    conversations: Iterable[Conversation], template: ChatTemplate, trains_last: bool
 ) -> Counter[str]:
-    """Return name of a fault (THOUGHT_FAULTS) -> number of conversations that have it."""
+    """Return name of a fault (THOUGHT_FAULTS) -> number of conversations that have it in an
+    answer that is trained.
+
+    Args:
+        conversations: the records.
+        template: the chat template.
+        trains_last: whether only the last answer of a record is trained.
+    """
     counts = Counter[str]()
     for conversation in conversations:
         faults = set[str]()
-        for message in conversation.messages:
+        answers = find_trained_answers(conversation)
+        for answer in answers[-1:] if trains_last else answers:
+            message = conversation.messages[answer]
             content = message.get("content")
-            if message["role"] == "assistant" and type(content) is str and THINK in content:
+            if type(content) is str and THINK in content:
                 faults |= _find_faults(message, content, template)
         counts.update(faults)
     return counts

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, repeat
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -113,6 +113,9 @@ class TurnRenderer:
     response to it. Subclasses that make other rows of a conversation override `rows_of`.
     """
 
+    trains_answers: ClassVar[bool] = True
+    "Whether answers in the conversations are trained; False for prompts."
+
     def __init__(self, encoding: Encoding, tokenizer: Tokenizer, backend: Backend) -> None:
         self.encoding = encoding
         self.tokenizer = tokenizer
@@ -190,9 +193,10 @@ class TurnRenderer:
             with_spans = np.array(flags, bool)
         whole_texts = (conversation.all_text for conversation in conversations)
         placeholders = count_placeholders([suspicious], whole_texts)
-        if THINK in suspicious:
+        if self.trains_answers and THINK in suspicious:
             written = [conversations[position] for position in {*rendered.positions}]
-            placeholders |= count_thought_faults(written, self.chat)
+            trains_last = self.encoding.target_responses == "last"
+            placeholders |= count_thought_faults(written, self.chat, trains_last)
         return TurnRows(
             turns=turns,
             positions=rendered.positions,

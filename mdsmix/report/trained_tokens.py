@@ -72,7 +72,7 @@ def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
         yield (
             f"WARNING: {plural(totals.equal_answers, 'preference')} have two answers of the same "
             "tokens: a loss that compares answers, such as that of DPO, learns nothing from them; "
-            "remove these records"
+            "remove these records, or raise max_seq_len if the answers differ after it"
         )
     if totals.reversed_rewards:
         yield (
