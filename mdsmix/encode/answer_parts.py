@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdsmix.encode import forms
-from mdsmix.encode.chat import ChatTemplate, slice_around_difference
+from mdsmix.encode.chat import ChatTemplate, find_trained_answers, slice_around_difference
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
 
@@ -404,15 +404,10 @@ def has_earlier_call(conversation: Conversation) -> bool:
     """Check whether an answer before the last one calls tools, by `tool_calls` or in its text.
     Answers that are marked as not trained do not count, neither as earlier ones nor as the last.
     """
-    trained = conversation.trained or [True] * len(conversation.messages)
-    answers = [
-        message
-        for message, is_trained in zip(conversation.messages, trained, strict=True)
-        if is_trained and message["role"] == "assistant"
-    ]
+    earlier_answers = find_trained_answers(conversation)[:-1]
     return any(
         message.get("tool_calls") or _CALL_TEXT.search(_join_texts(message.get("content")))
-        for message in answers[:-1]
+        for message in [conversation.messages[position] for position in earlier_answers]
     )
 
 

@@ -150,7 +150,7 @@ def fetch_folder(home: Location) -> Path | None:
 
 def _is_whole_copy(folder: Path, card: FolderCard) -> bool:
     """Return whether a folder of the cache has the files of a published folder, with the content
-    that its card names. Reading and hashing the 33 MB of Gemma 3 takes 10 ms.
+    that its card names.
     """
     with suppress(OSError):
         contents = {file: (folder / file).read_bytes() for file in card.files}
