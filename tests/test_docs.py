@@ -214,6 +214,7 @@ rounds    source.conversation=chat
 openai    source.nulls=drop
 llava     images.field=picture | images.root=pictures | images.decode=header | images.max_pixels=1000
 llava     images.max_images=2 | images.resize={longest: 100} | images.http=fetch | images.outside=refuse
+llava     images.unplaced=first
 llava     images.reencode={format: jpeg, quality: 90}
 """
 "The same of keys of the stream."
@@ -259,5 +260,5 @@ def test_what_is_marked_converts_a_stream_again_and_nothing_else_does(
             place = prefix.format(name) + key
             again[key] = shaping(name, f"{place}={value}") != before[name]
     marked = said()
-    assert len(again) == 43
+    assert len(again) == 44
     assert {key: marked.get(key) for key in again} == again

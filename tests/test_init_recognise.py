@@ -372,6 +372,13 @@ RECORDS: dict[str, list[Any]] = {
     "swift": [{"messages": TALK, "images": ["0.jpg"]}],
     "parts": [{"messages": [{"role": "user", "content": PARTS}, TALK[1]]}],
     "named": [{"messages": TALK, "picture": "1.png"}],
+    "trl": [
+        {
+            "prompt": [{"role": "user", "content": "What?"}],
+            "completion": [TALK[1]],
+            "images": [{"bytes": None, "path": "0.jpg"}, {"bytes": None, "path": "1.png"}],
+        }
+    ],
     "talk": [{"messages": [{"role": "user", "content": "Who?"}, TALK[1]]}],
 }
 
@@ -403,7 +410,7 @@ def test_records_with_images_become_streams_that_convert(data: Path, seeing: Pat
     manifests = {
         stream.name: manifest_of(data / "mix" / stream.name / "train") for stream in streams
     }
-    counts = {"llava": 3, "archive": 2, "talk": 0}
+    counts = {"llava": 3, "archive": 2, "trl": 2, "talk": 0}
     counts |= dict.fromkeys(("qwen", "pairs", "swift", "parts", "named", "table"), 1)
     assert {name: manifest.totals.images for name, manifest in manifests.items()} == counts
     assert all(m.records.written == m.records.read for m in manifests.values())
@@ -412,6 +419,7 @@ def test_records_with_images_become_streams_that_convert(data: Path, seeing: Pat
     assert text.count("images: {root: pictures}    # where the paths were found") == 4
     assert "images: {field: picture, root: pictures}" in text
     assert "images: {field: [jpg, png]}" in text
+    assert "images: {unplaced: first, root: pictures}    # texts without a placeholder" in text
     assert "messages: json.messages" in text
     assert "# images of these records: 3; 3 by a path, 0 of these not found" in text
     assert "# images of these records: 1; 0 by a path" in text

@@ -189,6 +189,34 @@ def test_every_form_of_an_image_is_read_at_its_place() -> None:
             assert image in (path, PNG)
 
 
+def test_images_without_a_placeholder_come_first_if_the_recipe_says_so() -> None:
+    """The places are those of TRL's `prepare_multimodal_messages`. A record with placeholders keeps
+    them, and fewer placeholders than images stay bad, as in TRL.
+    """
+    system = {"role": "system", "content": "See."}
+    two = [FIRST, "img/1.png"]
+    question: list[dict[str, Any]] = [user("What?")]
+    for name, fields in (
+        ("messages", {"messages": [system, *question, ANSWER, user("And?"), ANSWER]}),
+        ("openai", {"messages": [system, *question, ANSWER]}),
+        ("prompt_completion", {"prompt": [system, *question], "completion": [ANSWER]}),
+        ("sharegpt", sharegpt("What?") | {"system": "See."}),
+    ):
+        data = fields | {"images": two}
+        shape = SHAPES[name]
+        assert with_images(shape, ()).read(data, shape.own_fields) == "image_count"
+        conversation = with_images(shape, (), comes_first=True).read(data, shape.own_fields)
+        contents = [message["content"] for message in conversation.messages]
+        parts = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "What?"}]
+        assert contents[:2] == ["See.", parts], name
+        assert all(isinstance(content, str) for content in contents[2:])
+        assert [*conversation.images] == two
+    read = with_images(SHAPES["messages"], (), comes_first=True).read
+    placed = read(openai("a <image> b") | {"images": [FIRST]}, {"messages": "messages"})
+    assert [part.get("text") for part in placed.messages[0]["content"]] == ["a ", None, " b"]
+    assert read(openai("<image>") | {"images": two}, {"messages": "messages"}) == "image_count"
+
+
 def test_a_part_with_the_number_of_an_image_gets_that_image() -> None:
     """The next image of the record would silently be another one."""
     read = with_images(SHAPES["messages"], ()).read

@@ -285,7 +285,8 @@ FIXES = {
     "trust.",
     "too_many_images": "Raise `images.max_images`.",
     "image_refused": "`images: {resize: {longest: N}}`, or another processor.",
-    "image_count": "Correct the placeholders; `images.token` if they are written in another way.",
+    "image_count": "Correct the placeholders; `images.token` if they are written in another way; "
+    "`images: {unplaced: first}` if the texts have none.",
     "image_not_printed": "Use a tokenizer whose template prints images, or set `images.token`.",
     "no_prompt": "Name the field by `source.prompt`.",
     "last_not_user": "Remove the answer from the prompt, and name its own field by "

@@ -289,7 +289,8 @@ ADVICE = {
         "shape: openai accepts a greeting as first message, and makes it part of the first prompt."
     ),
     "image_count": (
-        "Each image needs one <image> in the text; images.field names the field with the images."
+        "Each image needs one <image> in the text; if no text has one, images.unplaced: first puts "
+        "the images before the first question. images.field names the field with the images."
     ),
     "image_not_found": (
         "Image paths are relative to images.root or, if it is not set, to the folder of the file "

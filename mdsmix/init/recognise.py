@@ -46,6 +46,10 @@ VERL_ANSWER = "reward_model.ground_truth"
 "The path of the verified answer in verl's records."
 PREFERENCES_WITH_IMAGES = ("preference_openai", "preference_alpaca", "preference_sharegpt")
 "The shapes of preferences whose answers are always messages, so that prompts may have images."
+IMAGES_FIRST = ("messages", "openai", "prompt_completion", "sharegpt")
+"""The shapes of conversations that are also tried with `images: {unplaced: first}`: TRL and
+ms-swift write such records without a placeholder.
+"""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
@@ -109,6 +113,7 @@ class Guess:
             repr(sorted(self.fields.items())),
             repr(self.options),
             self.shape.image_fields,
+            self.shape.images_first,
         )
 
 
@@ -128,6 +133,12 @@ def guess_shapes(head: FirstRecords) -> list[Guess]:
     for shape in SHAPES.values():
         if shape.gives is Conversation or shape.name in PREFERENCES_WITH_IMAGES:
             for guess in _guess_images(with_images(shape, image_fields), head):
+                if guess.pictures:
+                    guesses.append(guess)
+    # After the guesses without `unplaced: first`, since the first of equally good guesses is used.
+    for shape in SHAPES.values():
+        if shape.name in IMAGES_FIRST:
+            for guess in _guess_shape(with_images(shape, image_fields, comes_first=True), head):
                 if guess.pictures:
                     guesses.append(guess)
     return sorted(guesses, key=_rank, reverse=True)

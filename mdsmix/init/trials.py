@@ -34,6 +34,7 @@ from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import join_counts, make_printable, plural
 from mdsmix.recipe import ImagesSpec, Recipe
 from mdsmix.record import FILTERED, detail_of
+from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shapes.spans import WEIGHTS
 from mdsmix.shards.counts import Records
@@ -255,6 +256,9 @@ def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, notices: Notice
     fields = draft.guess.shape.image_fields
     if fields and fields != FIELDS:
         keys["field"] = fields[0] if len(fields) == 1 else list(fields)
+    if draft.guess.shape.images_first and not SHAPES[draft.guess.shape.name].images_first:
+        keys["unplaced"] = "first"
+        why.append("texts without a placeholder: images come before the first question")
     # The token of an image.
     if not choose_image_token(ImagesSpec(), tokenizer):
         known_tokens = [token for token in IMAGE_TOKENS if token in tokenizer.special_tokens]

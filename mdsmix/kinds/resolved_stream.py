@@ -158,7 +158,10 @@ def read_images_too(shape: Shape, encoding: Encoding) -> Shape:
     """Return a shape (which reads a stream's raw records) that also reads images if the stream has
     any. Without images, return the shape unchanged.
     """
-    return with_images(shape, find_image_fields(encoding)) if encoding.images else shape
+    if not encoding.images:
+        return shape
+    comes_first = encoding.images.get("unplaced") == "first"
+    return with_images(shape, find_image_fields(encoding), comes_first)
 
 
 def resolve_encoding(encoding: Encoding) -> ResolvedStream:

@@ -226,6 +226,10 @@ class ImagesSpec:
     "`{longest: 1344}`: larger images are made smaller, and are no longer the original bytes."
     reencode: ReencodeSpec | None = None
     "`{format: jpeg, quality: 90}` (`jpeg`, `png`, `webp`): all images are encoded again."
+    unplaced: Literal["refuse", "first"] = "refuse"
+    """What becomes of a record with images none of whose texts has a placeholder for one. `refuse`:
+    it is bad; `first`: its images come before its first question, as in TRL and ms-swift.
+    """
     http: Literal["refuse", "fetch"] = "refuse"
     """`refuse`: a record with an image at an http(s) URL is bad; `fetch`: it is fetched when
     converting.

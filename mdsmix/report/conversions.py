@@ -42,9 +42,10 @@ FILTERED_SHARE = 0.05
 CHOSEN_BY_RECIPE = (HELD_OUT, NOT_HELD_OUT, NOT_SAMPLED, DUPLICATE, NO_MATCH)
 "Reasons for which the recipe filters records on purpose, so without a warning."
 IMAGES_HINT = (
-    "set images: {} on the stream (shape: llava reads <image> and the fields of images.field, "
-    "shape: qwen_vl reads the path between <img> and </img>, the other shapes read the parts of "
-    "messages; video and sound are never read)"
+    "set images: {} on the stream, or images: {unplaced: first} if its texts have no placeholder "
+    "such as <image> (shape: llava reads <image> and the fields of images.field, shape: qwen_vl "
+    "reads the path between <img> and </img>, the other shapes read the parts of messages; video "
+    "and sound are never read)"
 )
 MOST_UNREAD = 8
 "Unread fields to name."

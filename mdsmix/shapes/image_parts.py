@@ -93,7 +93,7 @@ without a dot.
 _FROM_URL_ALPHABET = str.maketrans("-_", "+/")
 
 
-def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
+def with_images(shape: Shape, fields: Sequence[str], comes_first: bool = False) -> Shape:
     """Return a copy of a shape of conversations or preferences (how records are written) whose
     `parse` reads images too.
 
@@ -102,8 +102,11 @@ def with_images(shape: Shape, fields: Sequence[str]) -> Shape:
         fields: the names of the record's fields with images. An empty list means FIELDS: `images`
             is read, and `image` only if a record has nothing in `images`. Images in messages are
             read in any case.
+        comes_first: whether the images of a record without a placeholder come before its first
+            question. Some shapes read such records so anyway (`Shape.images_first`).
     """
     names = tuple(fields) or FIELDS
+    shape = replace(shape, images_first=shape.images_first or comes_first)
     parse: Callable[[RawRecord], Any] = partial(_parse, shape, names)
     reasons = {**shape.reasons, **PLACEHOLDER_REASONS}
     extras = shape.extras
