@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.conversion import run
+from mdsmix.conversion import early_opening, run
 from mdsmix.conversion.planning import Options
 from mdsmix.engines.tasks import Attempt, Engine, Reporter
 from mdsmix.tokenizer import snapshot
@@ -112,12 +112,13 @@ def describe_by_forks() -> Iterator[None]:
     environment = read_environment()
     python = PreloadedPython(IMPORTS, WITHOUT_FRAMEWORKS | {"TRANSFORMERS_VERBOSITY": "error"})
 
-    def run_fork(question: str, opener: Any) -> subprocess.CompletedProcess[str]:
+    def run_fork(question: str, opener: Any, begun: Any = None) -> subprocess.CompletedProcess[str]:
         if read_environment() != environment:
-            return run_describe(question, opener)
+            return run_describe(question, opener, begun)
         return python.start(DESCRIBE, stdin=question).wait()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(snapshot, "run_describe", run_fork)
+        patch.setattr(early_opening, "begin_description", lambda *_: None)
         yield
     python.close()

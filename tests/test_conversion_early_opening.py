@@ -17,9 +17,10 @@ from weakref import WeakValueDictionary
 import pytest
 
 from mdsmix.cli import main
-from mdsmix.conversion import unit
+from mdsmix.conversion import early_opening, unit
 from mdsmix.encode import fast_model
 from mdsmix.engines import local_engine
+from mdsmix.tokenizer import snapshot
 from tests.converting import Answer, Project, assert_refused, chats, documents, read_public_files
 
 TEXTS = [f"Document {n}: the quick brown fox" for n in range(24)]
@@ -35,12 +36,24 @@ def print_modules(path):
     return open_now(path)
 
 fast_model._open_now = print_modules
+
+from mdsmix.tokenizer import snapshot
+
+start_describe = snapshot._start_describe
+
+def print_start(question):
+    print("described", "mdsmix.conversion.run" in sys.modules, flush=True)
+    return start_describe(question)
+
+snapshot._start_describe = print_start
 from mdsmix.cli.main import run
 
 sys.argv = ["mdsmix", "convert", *sys.argv[1:]]
 run()
 """
-"A program that converts, and prints what is imported when fastokens begins to open a file."
+"""A program that converts, and prints what is imported when fastokens begins to open a file, and
+when a process begins to describe the tokenizer.
+"""
 
 
 @pytest.fixture
@@ -99,10 +112,30 @@ def test_a_new_tokenizer_is_opened_while_transformers_describes_it(
             text=True,
             check=True,
         )
-        (line,) = (line for line in done.stdout.splitlines() if line.startswith("opened"))
+        lines = done.stdout.splitlines()
+        (line,) = (line for line in lines if line.startswith("opened"))
         assert ("/empty cache/" in line) == (name == "second")
+        described = [line for line in lines if line.startswith("described")]
+        assert described == (["described False"] if name == "first" else [])
     files = [read_public_files(project.folder / name) for name in ("first", "second")]
     assert files[0] == files[1]
+
+
+def test_an_error_ends_the_process_that_describes(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[subprocess.Popen[str]]()
+    begin_description = snapshot.begin_description
+
+    def record(name: str, kwargs: dict[str, Any]) -> None:
+        begin_description(name, kwargs)
+        started.extend(begun.process for begun in snapshot._begun.values())
+
+    monkeypatch.setattr(early_opening, "begin_description", record)
+    monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "empty cache"))
+    assert_refused(project.convert("--engine", "none"), 2, "none")
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    assert snapshot._begun == {}
 
 
 def test_a_conversion_without_work_opens_nothing(project: Project, opened: list[bool]) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,11 @@ from mdsmix.tokenizer import snapshot
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
 from mdsmix.tokenizer.decoder import find_decoder
 from mdsmix.tokenizer.describe import describe_tokenizer
-from mdsmix.tokenizer.snapshot import run_describe  # not that of tests/in_process.py
+from mdsmix.tokenizer.snapshot import (
+    begin_description,
+    forget_descriptions,
+    run_describe,  # not that of tests/in_process.py
+)
 from tests.styles import IGNORED_BOS, copy_with_config, train_style
 from tests.versions import IS_TRANSFORMERS_4
 
@@ -49,7 +54,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Take snapshots in this process, since a process for each would take seconds to start."""
-    ask = Mock(side_effect=lambda what, name, kwargs, _: describe_tokenizer(name, dict(kwargs)))
+    ask = Mock(side_effect=lambda what, name, kwargs, *_: describe_tokenizer(name, dict(kwargs)))
     monkeypatch.setattr(snapshot, "ask_transformers", ask)
     return ask
 
@@ -384,6 +389,31 @@ def test_ctrl_c_ends_the_process_that_describes(
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(KeyboardInterrupt):
         run_describe("{}", Mock(begin=Mock(side_effect=KeyboardInterrupt)))
+
+
+def test_a_process_that_describes_other_files_is_not_asked(
+    tokenizer_folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have read the tokenizer before it changed."""
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(600)\n")
+    python.chmod(0o755)
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    begin_description("org/on-a-hub", {})
+    assert snapshot._begun == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(python))
+        for _ in range(2):  # asking twice starts one
+            begin_description(str(folder), {})
+    ((process, _),) = snapshot._begun.values()
+    try:
+        (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
+        assert open_by_name(folder).stop_ids == [7]
+    finally:
+        forget_descriptions()
+    assert process.returncode == -signal.SIGKILL
+    begin_description(str(folder), {})
+    assert snapshot._begun == {}  # it is described already
 
 
 def damage(file: Path, how: str) -> None:

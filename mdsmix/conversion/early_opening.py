@@ -1,8 +1,9 @@
 """Begins to open the tokenizer of a conversion as soon as its recipe is read.
 
 The libraries and modules of a conversion take 0.15 s to import. A thread opens the tokenizer
-meanwhile, on another processor (fast_model.py), if the run certainly has work. So this module
-imports no other module of its package, and no library but those that read a recipe.
+meanwhile, on another processor (fast_model.py), if the run certainly has work. A process describes
+a tokenizer that is new to this machine (snapshot.py). So this module imports no other module of its
+package, and no library but those that read a recipe.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mdsmix.recipe.read import RecipeInput
 from mdsmix.schema import Misfit
 from mdsmix.storage import is_url
 from mdsmix.tokenizer.card import find_tokenizer
+from mdsmix.tokenizer.snapshot import begin_description, forget_descriptions
 
 
 @contextmanager
@@ -28,10 +30,11 @@ def open_tokenizer_early(
     limit: int | None = None,
 ) -> Iterator[None]:
     """Begin to open the tokenizer of a conversion, in a thread, for the `with` block that converts.
-    At the end of the block a model that was not used is forgotten.
+    If its folder is new to this machine, begin to describe it, in a process. At the end of the
+    block a model or process that was not used is forgotten.
 
-    Nothing is begun if the tokenizer is new to this machine, if all streams may be up to date, or
-    if anything is wrong: the conversion then opens the tokenizer itself, or reports what is wrong.
+    Nothing is begun if all streams may be up to date, or if anything is wrong: the conversion then
+    opens the tokenizer itself, or reports what is wrong.
 
     Args:
         recipe: the recipe, as `open_recipe` takes it.
@@ -45,13 +48,14 @@ def open_tokenizer_early(
         yield
     finally:
         forget_openings()
+        forget_descriptions()
 
 
 def _begin_opening(
     recipe: RecipeInput, overrides: Sequence[str], only: Sequence[str], limit: int | None
 ) -> None:
-    """Begin to open the tokenizer if the run certainly has work. The arguments are those of
-    `open_tokenizer_early`.
+    """Begin to open or to describe the tokenizer if the run certainly has work. The arguments are
+    those of `open_tokenizer_early`.
     """
     # A pipe can be read only once: leave it to the conversion.
     if isinstance(recipe, (str, os.PathLike)) and not os.path.isfile(recipe):
@@ -63,6 +67,8 @@ def _begin_opening(
     tokenizer = find_tokenizer(recipe.tokenizer)
     if tokenizer:
         begin_opening(tokenizer, recipe.tokenizer.backend)
+    else:
+        begin_description(recipe.tokenizer.name, recipe.tokenizer.kwargs)
 
 
 def _has_new_stream(recipe: Recipe, only: Sequence[str], limit: int | None) -> bool:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from subprocess import PIPE
-from typing import IO, Any, Literal, Protocol, TypeVar
+from typing import IO, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import orjson
 import xxhash
@@ -28,6 +28,7 @@ import xxhash
 from mdsmix import schema
 from mdsmix.cache import cache_folder, is_in_cache, keep_in_cache
 from mdsmix.errors import UNUSABLE, RecipeError, Unreachable
+from mdsmix.interrupts import delay_signals
 from mdsmix.messages import Say
 from mdsmix.processor import server
 from mdsmix.storage import find_store, is_url, locate
@@ -114,7 +115,8 @@ def open_snapshot(
             f"reading the {pretrained} {name} with transformers, {why}: a few seconds, longer if "
             "it is downloaded"
         )
-    description = ask_transformers(pretrained, name, kwargs, opener)
+    begun = _begun.pop(folder_before, None)
+    description = ask_transformers(pretrained, name, kwargs, opener, begun)
     is_as_file = description.pop("is_as_file", False)
     # transformers may have downloaded the files of a hub name, so their commit is known now.
     folder = _snapshot_folder(pretrained, name, kwargs)
@@ -135,6 +137,37 @@ def open_snapshot(
     if opener and is_as_file:
         opener.adopt(str(folder / TOKENIZER_JSON))
     return folder
+
+
+def begin_description(name: str, kwargs: Mapping[str, Any]) -> None:
+    """Start the process that describes a tokenizer, if its snapshot must be made first.
+    `open_snapshot` then asks this process, unless the tokenizer's files have changed meanwhile.
+    `forget_descriptions` must be called later.
+
+    Nothing is started for a hub name: the process may download it, and a run that finds another
+    error downloads nothing.
+    Raises OSError if the process cannot be started.
+
+    Args:
+        name: the tokenizer's folder, file or hub name.
+        kwargs: the recipe's arguments for transformers.
+    """
+    if not os.path.exists(name):
+        return
+    folder = _snapshot_folder("tokenizer", name, kwargs)
+    if folder in _begun or _is_complete(folder):
+        return
+    with delay_signals():
+        _begun[folder] = _start_describe(_make_question(name, kwargs))
+
+
+def forget_descriptions() -> None:
+    """End the processes that `begin_description` has started and `open_snapshot` has not asked."""
+    with delay_signals():
+        while _begun:
+            _, (process, errors) = _begun.popitem()
+            with process, errors:
+                process.kill()
 
 
 def find_cached_snapshot(
@@ -269,7 +302,11 @@ def _hash_unchanged_file(file: Path, *stat: int) -> str:
 
 
 def ask_transformers(
-    pretrained: Pretrained, name: str, kwargs: Mapping[str, Any], opener: EarlyOpener | None
+    pretrained: Pretrained,
+    name: str,
+    kwargs: Mapping[str, Any],
+    opener: EarlyOpener | None,
+    begun: _Describing | None = None,
 ) -> dict[str, Any]:
     """Load a tokenizer or processor with transformers in another process. Return its description:
     the fields of its card, except that `files` is {name: text}. That of a tokenizer also has
@@ -283,12 +320,13 @@ def ask_transformers(
         name: its folder, file or hub name.
         kwargs: the recipe's arguments for transformers.
         opener: opens the tokenizer meanwhile; None: it is not opened.
+        begun: a process that describes the tokenizer already; None: start one.
     """
     description: dict[str, Any]
     if pretrained == "processor":
         description, error = server.try_to_ask(name, {})
     else:
-        done = run_describe(json.dumps({"name": name, "kwargs": dict(kwargs)}), opener)
+        done = run_describe(_make_question(name, kwargs), opener, begun)
         if done.returncode == 0:
             # The answer is the last line.
             description, error = json.loads(done.stdout.splitlines()[-1])
@@ -301,55 +339,74 @@ def ask_transformers(
     return description
 
 
-def run_describe(question: str, opener: EarlyOpener | None) -> subprocess.CompletedProcess[str]:
-    """Run `describe.py` in a subprocess, so that this process does not import transformers.
+def _make_question(name: str, kwargs: Mapping[str, Any]) -> str:
+    """Return the JSON that `describe.py` reads on stdin."""
+    return json.dumps({"name": name, "kwargs": dict(kwargs)})
+
+
+class _Describing(NamedTuple):
+    """A process that runs `describe.py`, and has got its question."""
+
+    process: subprocess.Popen[str]
+    errors: IO[str]
+    "Its stderr. It is a file, since nobody reads it while the process runs."
+
+
+_begun: dict[Path, _Describing] = {}
+"Folder of a missing snapshot -> the process of `begin_description`, until it is asked."
+
+
+def _list_command() -> list[str]:
+    """Return the command that runs `describe.py`."""
+    return [sys.executable, "-m", "mdsmix.tokenizer.describe"]
+
+
+def run_describe(
+    question: str, opener: EarlyOpener | None, begun: _Describing | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `describe.py` in a subprocess, so that this process does not import transformers. Begin
+    to open the file that its first line names, if that is not the answer.
 
     Args:
         question: the JSON for its stdin: {"name": ..., "kwargs": ...}.
         opener: opens the tokenizer meanwhile; None: it is not opened.
+        begun: a process that has got this question already; None: start one.
     """
-    command = [sys.executable, "-m", "mdsmix.tokenizer.describe"]
-    errors = None
-    if opener:
-        from tempfile import TemporaryFile  # 10 ms, and few commands describe a tokenizer
-
-        # A file for stderr, since nobody reads it while the process runs.
-        with suppress(OSError):  # no folder can be written: the process reports it
-            errors = TemporaryFile("w+")  # noqa: SIM115
-    if opener is None or errors is None:
-        return subprocess.run(command, input=question, capture_output=True, text=True)
-    with errors:
-        return _run_with_notice(command, question, opener, errors)
-
-
-def _run_with_notice(
-    command: list[str], question: str, opener: EarlyOpener, errors: IO[str]
-) -> subprocess.CompletedProcess[str]:
-    """Run `describe.py` in a subprocess, and begin to open the file that its first line names, if
-    that is not the answer.
-
-    Args:
-        command: the command.
-        question: the JSON for its stdin.
-        opener: opens the tokenizer meanwhile.
-        errors: an empty file for its stderr.
-    """
-    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=errors, text=True) as process:
+    if begun is None:
         try:
-            assert process.stdin, "it is a pipe"
+            begun = _start_describe(question)
+        except OSError:  # no folder can be written: the process reports it
+            return subprocess.run(_list_command(), input=question, capture_output=True, text=True)
+    errors = begun.errors
+    with begun.process as process, errors:
+        try:
             assert process.stdout, "it is a pipe"
-            with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(question)
             first_line = process.stdout.readline()
-            if first_line.startswith("{"):
+            if opener and first_line.startswith("{"):
                 with suppress(OSError):  # it is deleted if the description is ready already
                     opener.begin(json.loads(first_line)["file"])
             output = first_line + process.stdout.read()
         except BaseException:  # such as Ctrl-C
             process.kill()
             raise
-    errors.seek(0)
-    return subprocess.CompletedProcess(command, process.returncode, output, errors.read())
+        process.wait()
+        errors.seek(0)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors.read())
+
+
+def _start_describe(question: str) -> _Describing:
+    """Start `describe.py` in a subprocess, and give it the question.
+
+    Raises OSError if no folder for temporary files can be written.
+    """
+    from tempfile import TemporaryFile  # 10 ms, and few commands describe a tokenizer
+
+    errors = TemporaryFile("w+")  # noqa: SIM115
+    process = subprocess.Popen(_list_command(), stdin=PIPE, stdout=PIPE, stderr=errors, text=True)
+    assert process.stdin, "it is a pipe"
+    with suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(question)
+    return _Describing(process, errors)
 
 
 def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
