@@ -211,14 +211,18 @@ def find_types(records: Sequence[Any]) -> set[type]:
 @frozen
 class PlainConversations(Sequence[Any]):
     """Conversations that were read at once, and are plain: each message has only a role and a
-    content, and the conversation has nothing else but `trained`.
+    content, and the conversation has nothing else but `trained`. A conversation becomes an object
+    only when it is asked for.
 
     The shape, the search for special tokens and the rendering all use the roles and contents of
     all messages. They are collected here once: when each of the three collected them again, that
     took a tenth of a conversion of chats.
     """
 
-    conversations: Sequence[Conversation]
+    messages: Sequence[list[Message]]
+    "The messages of each conversation."
+    trained: Sequence[Sequence[bool] | None]
+    "The flags of each conversation's messages, as in `Conversation.trained`."
     roles: Sequence[tuple[str, ...]]
     "The roles of each conversation's messages."
     contents: Sequence[list[str]]
@@ -228,34 +232,38 @@ class PlainConversations(Sequence[Any]):
 
     @staticmethod
     def of(lists: Sequence[list[Message]]) -> PlainConversations:
-        """Return conversations with these messages. The caller checks that they are plain.
+        """Return conversations with these messages, all of which may be used for training. The
+        caller checks that they are plain.
 
         Raises LookupError or TypeError if a message is not a dict with a role and a content.
 
         Args:
             lists: for each conversation its messages.
         """
-        messages = [*chain.from_iterable(lists)]
-        all_contents = [message["content"] for message in messages]
-        all_roles = tuple([message["role"] for message in messages])
+        all_messages = [*chain.from_iterable(lists)]
+        all_contents = [message["content"] for message in all_messages]
+        all_roles = tuple([message["role"] for message in all_messages])
         # Split both at the ends of conversations.
         edges = [*accumulate(map(len, lists), initial=0)]
         ranges = [*map(slice, edges, edges[1:])]
         return PlainConversations(
-            conversations=[*map(Conversation, lists)],
+            messages=lists,
+            trained=[None] * len(lists),
             roles=[*map(all_roles.__getitem__, ranges)],
             contents=[*map(all_contents.__getitem__, ranges)],
             all_contents=all_contents,
         )
 
     def __len__(self) -> int:
-        return len(self.conversations)
+        return len(self.messages)
 
     def __iter__(self) -> Iterator[Conversation]:
-        return iter(self.conversations)
+        return map(Conversation, self.messages, self.trained)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.conversations[index]
+        if isinstance(index, slice):
+            return [*map(Conversation, self.messages[index], self.trained[index])]
+        return Conversation(self.messages[index], self.trained[index])
 
 
 def count_message_images(message: Message) -> int:
@@ -277,6 +285,15 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Iterable) and not isinstance(value, bytes):
         for inner in value:
             yield from _texts(inner)
+
+
+def canonical_forms(records: Sequence[Any]) -> Iterator[bytes]:
+    """Return the canonical bytes of each record, as `canonical` returns them."""
+    if not isinstance(records, PlainConversations):
+        return map(canonical, records)
+    # The third value is the tools: a plain conversation has none, and no further fields.
+    contents = zip(records.messages, records.trained, repeat(None))
+    return map(orjson.dumps, contents, repeat(None), repeat(orjson.OPT_SORT_KEYS))
 
 
 def canonical(record: Record) -> bytes:

@@ -9,6 +9,7 @@ from copy import deepcopy
 from itertools import product
 from typing import Any
 
+from mdsmix.kinds.membership import fingerprints
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.messages import MESSAGES, OPENAI
@@ -329,6 +330,7 @@ def test_records_read_all_at_once_are_as_read_one_by_one() -> None:
         assert len(records) == len(good)
         assert [records[position] for position in range(len(good))] == one_by_one
         assert [*records[1:]] == one_by_one[1:]
+        assert [*fingerprints(records)] == [*fingerprints(one_by_one)]
         for record in (None, 7, "my p", ["my p"], good[:1], {}, *odd):
             assert isinstance(shape.read(record, fields), str), record
             assert shape.read_plain([good[0], record, good[1]], fields) is None, record
@@ -394,6 +396,7 @@ def test_prompts_and_completions_read_at_once_are_as_read_one_by_one() -> None:
                         one_by_one = shape.read(raw, fields)
                         assert [*together] == [one_by_one]
                         assert type(one_by_one) is Conversation
+                        assert [*fingerprints(together)] == [*fingerprints([one_by_one])]
                         flags.add(one_by_one.trained and tuple(one_by_one.trained))
                     assert raw == before
     assert None in flags

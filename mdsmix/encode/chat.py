@@ -213,7 +213,8 @@ def find_plain(conversations: Sequence[Conversation]) -> PlainPart:
     ]
     chosen = [conversations[position] for position in positions]
     plain = PlainConversations.of([conversation.messages for conversation in chosen])
-    return PlainPart(positions, replace(plain, conversations=chosen))
+    trained = [conversation.trained for conversation in chosen]
+    return PlainPart(positions, replace(plain, trained=trained))
 
 
 def render_alike(
@@ -242,7 +243,7 @@ def render_alike(
         # A layout takes two renderings for each answer, `turns_by_prefix` two for each answer that
         # is trained. For a single long conversation of which only the last answer is trained, the
         # layout takes 100 times as long.
-        renders_all = any(conversations[number].trained is None for number in numbers)
+        renders_all = any(conversations.trained[number] is None for number in numbers)
         if not renders_all and len(numbers) < roles.count("assistant"):
             continue
         layout = layout_for_roles(template, roles)
@@ -253,7 +254,9 @@ def render_alike(
         filled = layout.fill([contents[number] for number in numbers])
         may_split = layout.may_split(words)
         for number, turns in zip(numbers, filled, strict=True):
-            joined = join_untrained(turns, conversations[number])
+            joined: Sequence[Turn] = turns
+            if conversations.trained[number] is not None:
+                joined = join_untrained(turns, conversations[number])
             if may_split and words.are_split([*chain.from_iterable(joined)]):
                 continue
             turns_of[plain.positions[number]] = joined
@@ -270,10 +273,8 @@ def join_untrained(turns: Sequence[Turn], conversation: Conversation) -> Sequenc
 
     Args:
         turns: the turns of all answers, as the template prints them if all are trained.
-        conversation: the conversation.
+        conversation: the conversation, with flags that say which messages are trained.
     """
-    if conversation.trained is None:
-        return turns
     trained = {*find_trained_answers(conversation)}
     answers = find_trained_answers(conversation._replace(trained=None))
     joined = list[Turn]()

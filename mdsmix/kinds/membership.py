@@ -25,7 +25,15 @@ import xxhash
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest as _hash
 
-from mdsmix.record import Document, Pair, Record, canonical, find_types, list_texts
+from mdsmix.record import (
+    Document,
+    Pair,
+    Record,
+    canonical,
+    canonical_forms,
+    find_types,
+    list_texts,
+)
 from mdsmix.shards.counts import NOT_SAMPLED
 from mdsmix.shards.manifest import Encoding
 
@@ -50,7 +58,7 @@ def fingerprints(records: Sequence[Any]) -> Iterator[bytes]:
     """
     types = find_types(records)
     if not types <= {Document, Pair}:
-        return map(_hash, map(canonical, records))
+        return map(_hash, canonical_forms(records))
     hashes = map(_hash, list_texts(records))
     if Pair not in types:
         return hashes

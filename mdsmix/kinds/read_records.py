@@ -17,7 +17,14 @@ from mdsmix.frozen import frozen
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.membership import Membership, split_rejected
 from mdsmix.kinds.resolved_stream import ResolvedStream
-from mdsmix.record import SYSTEM_ROLES, Conversation, NoRecord, RichConversation, detail_of
+from mdsmix.record import (
+    SYSTEM_ROLES,
+    Conversation,
+    NoRecord,
+    PlainConversations,
+    RichConversation,
+    detail_of,
+)
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
 from mdsmix.shapes.conversation_rules import contains_null
@@ -291,9 +298,10 @@ class RecordReader:
         such a null as `None`.
 
         A null that is directly under a key of a message counts only if the template may print this
-        key. Nothing is counted if the option `nulls` drops null entries.
+        key. Nothing is counted if the option `nulls` drops null entries, or if all conversations
+        are plain: these have no nulls.
         """
-        if "nulls" in self.options:
+        if "nulls" in self.options or isinstance(results, PlainConversations):
             return
         for key in self.shape.structured:
             if key not in self.fields:

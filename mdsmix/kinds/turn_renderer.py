@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, repeat
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from mdsmix.encode.labels import Turns
 from mdsmix.encode.trained_ranges import MarkedRange, mark_tokens, multiply_weights
 from mdsmix.kinds.thought_faults import count_thought_faults
 from mdsmix.kinds.turn_rows import PLACEHOLDERS, TurnRows, count_placeholders
-from mdsmix.record import Conversation, RecordRefused, RichConversation
+from mdsmix.record import Conversation, PlainConversations, RecordRefused, RichConversation
 from mdsmix.shapes.extras import VARIABLES
 from mdsmix.shards.manifest import Encoding
 from mdsmix.tokenizer.card import Tokenizer
@@ -175,7 +175,9 @@ class TurnRenderer:
                 if self.has_control(conversation.all_text)
             }
         # Render each conversation.
-        has_losses = any(conversation.losses for conversation in conversations)
+        has_losses = False
+        if not isinstance(conversations, PlainConversations):
+            has_losses = any(conversation.losses for conversation in conversations)
         has_marks = has_losses or bool(self.encoding.train_parts)
         turns_of = self.render_together(plain)
         rendered = self._render_rows(conversations, turns_of, with_specials, has_marks)
@@ -207,7 +209,7 @@ class TurnRenderer:
             with_untrained_calls=self._find_untrained_calls(
                 conversations, plain, rendered, has_call_texts=CALL in suspicious
             ),
-            images=[conversations[position].images for position in rendered.positions],
+            images=_list_images(conversations, rendered.positions),
             has_spans=with_spans,
         )
 
@@ -226,9 +228,9 @@ class TurnRenderer:
         """
         texts = [*plain.conversations.all_contents]
         plain_positions = {*plain.positions}
-        for position, conversation in enumerate(conversations):
+        for position in range(len(conversations)):
             if position not in plain_positions:
-                texts += conversation.texts
+                texts += conversations[position].texts
         suspicious_texts = dict[str, None]()  # an ordered set
         for character in self.suspicious_characters:
             suspicious_texts |= dict.fromkeys([text for text in texts if character in text])
@@ -253,7 +255,7 @@ class TurnRenderer:
         """
         rendered = RenderedRows([], [], [], {}, Counter())
         allows_specials = self.encoding.special_tokens_in_text == "allow"
-        for position, conversation in enumerate(conversations):
+        for position in range(len(conversations)):
             try:
                 if position in with_specials and not allows_specials:
                     raise RecordRefused("special_token_in_text")
@@ -262,11 +264,11 @@ class TurnRenderer:
                 if turns:
                     rows = [turns]
                 else:
-                    rows = self.rows_of(conversation, rendered.unread)
+                    rows = self.rows_of(conversations[position], rendered.unread)
                     # Refuse the conversation if a text of a row ends inside a control token.
                     for row in rows:
                         self.words.refuse_split([*chain.from_iterable(row)])
-                ranges = self.mark_rows(conversation, rows) if has_marks else []
+                ranges = self.mark_rows(conversations[position], rows) if has_marks else []
             except RecordRefused as refused:
                 rendered.rejected[position] = refused.why
             else:
@@ -287,8 +289,8 @@ class TurnRenderer:
         if self.encoding.target_prompts == "none":
             return turns_of
         # If prompts are trained, `rows_of` refuses some conversations with untrained answers.
-        for position, conversation in zip(plain.positions, plain.conversations, strict=True):
-            if conversation.trained is not None:
+        for position, trained in zip(plain.positions, plain.conversations.trained, strict=True):
+            if trained is not None:
                 turns_of.pop(position, None)
         return turns_of
 
@@ -373,9 +375,9 @@ class TurnRenderer:
         skipped = {*rejected}
         if all(map(self._prints_roles, {*plain.conversations.roles})):
             skipped.update(plain.positions)
-        for position, conversation in enumerate(conversations):
+        for position in range(len(conversations)):
             if position not in skipped:
-                counts.update(self.find_unprinted(conversation))
+                counts.update(self.find_unprinted(conversations[position]))
         return counts
 
     def _find_untrained_calls(
@@ -510,6 +512,15 @@ class TurnRenderer:
             is_empty = not value and not isinstance(value, (int, float))  # as "", [] and {}
             if name not in self.chat.reads and not is_empty:
                 yield f"{VARIABLES}.{name}"
+
+
+def _list_images(
+    conversations: Sequence[Conversation], positions: Sequence[int]
+) -> list[Sequence[Any]]:
+    """Return the images of the conversations at these positions."""
+    if isinstance(conversations, PlainConversations):
+        return [()] * len(positions)
+    return [conversations[position].images for position in positions]
 
 
 def names_characters(conversation: Conversation) -> bool:

@@ -155,14 +155,14 @@ def _parse_all_prompt_completion(
     if plain is None:
         return None
     # Answers in a prompt are not trained.
-    conversations = list[Conversation]()
-    for conversation, roles, prompt in zip(plain, plain.roles, prompts, strict=True):
+    trained = list[list[bool] | None]()
+    for roles, prompt in zip(plain.roles, prompts, strict=True):
+        flags = None
         if "assistant" in roles[: len(prompt)]:
             flags = [role != "assistant" for role in roles]
             flags[len(prompt) :] = repeat(True, len(roles) - len(prompt))
-            conversation = conversation._replace(trained=flags)
-        conversations.append(conversation)
-    return replace(plain, conversations=conversations)
+        trained.append(flags)
+    return replace(plain, trained=trained)
 
 
 def parse_openai_messages(raw: RawRecord, items: Sequence[Any]) -> Conversation:
