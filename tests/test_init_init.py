@@ -239,6 +239,49 @@ REFUSED: dict[str, tuple[str, int, str]] = {
         2,
         "mdsmix makes no data for models that reward single steps",
     ),
+    "bedrock.jsonl": (
+        '{"messages": [{"role": "user", "content": [{"text": "a"}]}, {"role": "assistant", '
+        '"content": [{"text": "b"}]}]}\n',
+        2,
+        "the form of Amazon Bedrock (contents of parts without a type)",
+    ),
+    "rated.jsonl": (
+        '{"instruction": "a", "completions": [{"response": "b", "overall_score": 8}]}\n',
+        2,
+        "the form of UltraFeedback (completions with scores)",
+    ),
+    "ranked.jsonl": (
+        '{"context": [{"role": "user", "content": "a"}], "response1": "b", "response2": "c", '
+        '"overall_preference": -2}\n',
+        2,
+        "response1 is the chosen one if overall_preference is below 0",
+    ),
+    "segments.jsonl": (
+        '{"segments": [{"label": true, "text": "a"}]}\n',
+        2,
+        'parts with marks, `{"type": "text", "text": "...", "train": false}`',
+    ),
+    "stack.jsonl": ('{"blob_id": "a", "path": "/a.py"}\n', 2, "the form of The Stack v2"),
+    "dialogue.jsonl": (
+        '{"system": "s", "chat": "USER: a\\n\\nASSISTANT: b"}\n',
+        2,
+        "the form of a dialogue in one text",
+    ),
+    "xlam.jsonl": ('{"query": "a", "tools": "[]", "answers": "[]"}\n', 2, "the form of xLAM"),
+    # A reason code is explained, with what the record has. Codes of shapes that write messages in
+    # another way are not.
+    "video.jsonl": (
+        '{"messages": [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}, '
+        '{"role": "assistant", "content": "b"}]}\n',
+        2,
+        "sharegpt: reads 0 of 1 records (1 bad_message_keys). content_not_text: A message's "
+        "content is not a string, and has no other form that its shape reads, here part: video. If",
+    ),
+    "roles.jsonl": (
+        '{"messages": [{"role": "critic", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
+        2,
+        "unknown_role: A message has a role that its shape does not know, here role: 'critic'.",
+    ),
     "around.json": ('{"version": 1, "data": [{"text": "a"}]}', 2, "jq -c '.data[]'"),
     "columns.json": ('{"text": {"0": "a"}, "id": {"0": 1}}', 2, 'orient="records", lines=True'),
     "turns.jsonl": (

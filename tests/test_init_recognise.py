@@ -260,6 +260,30 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "prompt",
         {"prompt": "prompt", "verified_answer": "reward_model.ground_truth"},
     ),
+    "openai's prompts": (
+        {"messages": MESSAGES[:1], "reference_answer": "7"},
+        "prompt",
+        {"prompt": "messages", "verified_answer": "reference_answer"},
+    ),
+    "openai's preferences": (
+        {
+            "input": {"messages": MESSAGES[:1], "tools": [], "parallel_tool_calls": True},
+            "preferred_output": MESSAGES[1:],
+            "non_preferred_output": [{"role": "assistant", "content": "c"}],
+        },
+        "preference_openai",
+        {
+            "prompt": "input.messages",
+            "chosen": "preferred_output",
+            "rejected": "non_preferred_output",
+            "tools": "input.tools",
+        },
+    ),
+    "vertex's older pairs": (
+        {"input_text": "a", "output_text": "b"},
+        "prompt_response",
+        {"prompt": "input_text", "response": "output_text"},
+    ),
     "trl's unpaired preferences": (
         {"prompt": "a", "completion": "b", "label": True},
         "unpaired_preference",
@@ -333,10 +357,17 @@ def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() 
         "user_tag": "prompter",
         "assistant_tag": "bot",
     }
+    # NeMo's messages have a label too, which is a text in some of them.
+    labelled = [
+        {"from": "User", "value": "a", "label": None},
+        {"from": "Assistant", "value": "b", "label": "quality:4"},
+    ]
+    nemo = {"user_tag": "User", "assistant_tag": "Assistant"}
     merged = {"consecutive_roles": "merge"}
     twice, once = {"messages": [MESSAGES[0], *MESSAGES]}, {"messages": MESSAGES}
     for records, shape, options in (
         ([{"dialog": messages}], "sharegpt", {"tags": words}),
+        ([{"conversations": labelled, "mask": "User"}], "sharegpt", {"tags": nemo}),
         ([twice, *[once] * 19], "messages", {}),
         ([*[twice] * 3, *[once] * 17], "messages", merged),
     ):

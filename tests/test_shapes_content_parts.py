@@ -11,7 +11,7 @@ import pytest
 
 from mdsmix.encode.chat import open_template, render_rows
 from mdsmix.encode.forms import fit_tools
-from mdsmix.record import Conversation, RichConversation
+from mdsmix.record import Conversation, RichConversation, detail_of
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import with_images
 from tests.test_encode_chat import VARIABLES, render_by_transformers
@@ -198,23 +198,43 @@ def test_results_of_sharegpt_may_be_objects() -> None:
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("messages", "part"),
     [
-        [USER, message_of("assistant", text("5", files=["a"]))],
-        [USER, message_of("assistant", {"type": "redacted_thinking", "data": "x"}, text("5"))],
-        [USER, message_of("assistant", TOOL_USE, text("So."))],
-        [USER, message_of("assistant", text("So."), THOUGHT)],
-        [USER, CALLING, RESULT | {"content": 5}, ANSWER],
-        [
-            USER,
-            CALLING,
-            message_of("user", TOOL_RESULT | {"content": [{"type": "image", "source": {}}]}),
-            ANSWER,
-        ],
+        ([USER, message_of("assistant", text("5", files=["a"]))], "text with the key files"),
+        (
+            [USER, message_of("assistant", {"type": "redacted_thinking", "data": "x"}, text("5"))],
+            "redacted_thinking",
+        ),
+        ([USER, message_of("assistant", TOOL_USE, text("So."))], "text after a call"),
+        ([USER, message_of("assistant", text("So."), THOUGHT)], "thinking after a text"),
+        (
+            [USER, message_of("assistant", TOOL_USE | {"caller": {"type": "direct"}})],
+            "tool_use with the key caller",
+        ),
+        (
+            [message_of("user", {"type": "video", "video": "a.mp4"}, text("What?")), ANSWER],
+            "video",
+        ),
+        ([message_of("user", {"text": "Hi"}), ANSWER], "without a type, with the keys text"),
+        ([message_of("user", 5), ANSWER], "5, which is not an object"),
+        ([USER, CALLING, RESULT | {"content": 5}, ANSWER], None),
+        (
+            [
+                USER,
+                CALLING,
+                message_of("user", TOOL_RESULT | {"content": [{"type": "image", "source": {}}]}),
+                ANSWER,
+            ],
+            "image",
+        ),
     ],
 )
-def test_parts_that_no_template_prints_make_a_bad_record(messages: list[Any]) -> None:
-    assert openai(messages) == "content_not_text"
+def test_parts_that_no_template_prints_make_a_bad_record(
+    messages: list[Any], part: str | None
+) -> None:
+    reason = openai(messages)
+    assert reason == "content_not_text"
+    assert detail_of(reason).get("part") == part
 
 
 def test_a_greeting_belongs_to_the_first_prompt() -> None:

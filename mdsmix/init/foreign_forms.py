@@ -16,6 +16,8 @@ EXAMPLE = (
 OR_READ = "or read the records with a function of your own (source.shape: my_shapes.py:read)"
 WRAPPERS = ("data", "dataset", "examples", "instances", "items", "records", "rows", "test", "train")
 "Usual names of a list with all records of a file."
+BEDROCK_PARTS = frozenset({"text", "toolUse", "toolResult", "image"})
+"Keys of a part of a content at Amazon Bedrock."
 CHANNELS = ("analysis", "commentary", "final")
 "Channels of gpt-oss's answers."
 
@@ -102,6 +104,56 @@ def _is_stepwise(record: Mapping[str, Any]) -> bool:
     return isinstance(record.get("completions"), list) and isinstance(record.get("labels"), list)
 
 
+def _is_bedrock(record: Mapping[str, Any]) -> bool:
+    """Check whether a message has the form of Amazon Bedrock: `{"content": [{"text": ...}]}`."""
+    for message in _objects(record.get("messages")):
+        parts = [*_objects(message.get("content"))]
+        if parts and all("type" not in part for part in parts):
+            return any(BEDROCK_PARTS & part.keys() for part in parts)
+    return False
+
+
+def _is_rated(record: Mapping[str, Any]) -> bool:
+    """Check whether a record has several answers of models, each with its own scores, as in
+    UltraFeedback: `{"instruction": ..., "completions": [{"response": ..., "overall_score": ...}]}`.
+    """
+    answers = [*_objects(record.get("completions"))]
+    return bool(answers) and all("response" in answer for answer in answers)
+
+
+def _is_ranked(record: Mapping[str, Any]) -> bool:
+    """Check whether a record has two answers and a number for the better one, as in HelpSteer3."""
+    return {"response1", "response2", "overall_preference"} <= record.keys()
+
+
+def _is_segments(record: Mapping[str, Any]) -> bool:
+    """Check whether a record has the form of axolotl's input_output: `{"segments": [{"label": true,
+    "text": "..."}]}`.
+    """
+    segments = [*_objects(record.get("segments"))]
+    return bool(segments) and all(segment.keys() >= {"label", "text"} for segment in segments)
+
+
+def _is_without_content(record: Mapping[str, Any]) -> bool:
+    """Check whether a record names a file of The Stack v2 without its content."""
+    return "blob_id" in record and not {"content", "text"} & record.keys()
+
+
+def _is_dialogue_text(record: Mapping[str, Any]) -> bool:
+    """Check whether a field has a conversation as one text, as in Glaive's data of functions:
+    `{"chat": "USER: Hi\\n\\nASSISTANT: Hello <|endoftext|>"}`.
+    """
+    chat = record.get("chat")
+    return isinstance(chat, str) and "USER:" in chat and "ASSISTANT:" in chat
+
+
+def _is_calls_as_answers(record: Mapping[str, Any]) -> bool:
+    """Check whether a record has calls of tools as its answers, as in xLAM: `{"query": ...,
+    "tools": "[...]", "answers": "[...]"}`.
+    """
+    return {"query", "tools", "answers"} <= record.keys()
+
+
 def _is_wrapped(record: Mapping[str, Any]) -> bool:
     """Check whether a record is a whole file: an object with its records in a list (WRAPPERS)
     that has no messages, `{"data": [{...}, ...]}`.
@@ -169,6 +221,47 @@ FORMS = (
         "stepwise supervision (completions with labels)",
         _is_stepwise,
         "mdsmix makes no data for models that reward single steps",
+    ),
+    ForeignForm(
+        "Amazon Bedrock (contents of parts without a type)",
+        _is_bedrock,
+        f"write each content as a string, as in {EXAMPLE}, or each part with its type, as in "
+        '`{"type": "text", "text": "..."}`, ' + OR_READ,
+    ),
+    ForeignForm(
+        "UltraFeedback (completions with scores)",
+        _is_rated,
+        "write the best and a worse response of each record as `chosen` and `rejected`, next to "
+        f"the instruction as `prompt`, {OR_READ}",
+    ),
+    ForeignForm(
+        "HelpSteer3 (two responses with a preference)",
+        _is_ranked,
+        "write `context` as `prompt`, and the two responses as `chosen` and `rejected`: response1 "
+        f"is the chosen one if overall_preference is below 0, {OR_READ}",
+    ),
+    ForeignForm(
+        "axolotl's input_output (segments of text with labels)",
+        _is_segments,
+        'write each record as messages whose contents are parts with marks, `{"type": "text", '
+        f'"text": "...", "train": false}}`, {OR_READ}',
+    ),
+    ForeignForm(
+        "The Stack v2 (names of files without their contents)",
+        _is_without_content,
+        "download the content of each blob_id as the data set's page describes, and write it as "
+        "the field `content`",
+    ),
+    ForeignForm(
+        "a dialogue in one text (USER: and ASSISTANT: in a field chat)",
+        _is_dialogue_text,
+        f"write each turn as a message, as in {EXAMPLE}, {OR_READ}",
+    ),
+    ForeignForm(
+        "xLAM (calls of tools as answers)",
+        _is_calls_as_answers,
+        f"write each record as messages, as in {EXAMPLE}, with the answers as the `tool_calls` of "
+        f"the assistant, and the tools as `tools`, {OR_READ}",
     ),
     ForeignForm(
         "one object around all records",

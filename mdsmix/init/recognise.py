@@ -21,9 +21,10 @@ from mdsmix.frozen import frozen
 from mdsmix.init.data_files import FirstRecords
 from mdsmix.init.foreign_forms import OR_READ, find_foreign_form
 from mdsmix.kinds import KINDS, Kind
-from mdsmix.messages import format_field, join_counts, join_names
+from mdsmix.kinds.reasons import list_bad_reasons
+from mdsmix.messages import format_field, join_counts, join_names, make_printable
 from mdsmix.recipe import SourceSpec
-from mdsmix.record import Conversation, Document, Pair
+from mdsmix.record import Conversation, Document, Pair, detail_of
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.fields import make_deriver, parse_field
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
@@ -42,8 +43,16 @@ BAD_ANSWER_MARKS = frozenset({"label", "labels", "chosen", "is_good", "desirable
 """Names of fields that may mark bad answers by false. LLaMA-Factory's records for KTO have the last
 one.
 """
+OTHER_MESSAGES = frozenset({"bad_message_keys", "unknown_role", "messages_not_a_list"})
+"Reason codes of records whose messages a shape does not know."
 VERL_ANSWER = "reward_model.ground_truth"
 "The path of the verified answer in verl's records."
+OPENAI_PREFERENCE = {
+    "prompt": "input.messages",
+    "chosen": "preferred_output",
+    "rejected": "non_preferred_output",
+}
+"Key of `source:` -> its path in the preferences of OpenAI's fine-tuning."
 PREFERENCES_WITH_IMAGES = ("preference_openai", "preference_alpaca", "preference_sharegpt")
 "The shapes of preferences whose answers are always messages, so that prompts may have images."
 IMAGES_FIRST = ("messages", "openai", "prompt_completion", "sharegpt")
@@ -126,6 +135,7 @@ def guess_shapes(head: FirstRecords) -> list[Guess]:
         guesses += _guess_shape(shape, head)
     guesses += _guess_question(head)
     guesses += _guess_nested_answer(head)
+    guesses += _guess_openai_preference(head)
     guesses = [guess for guess in guesses if not _is_doubtful(guess)]
     lists = _find_read_lists(guesses)
     guesses = [guess for guess in guesses if not _ignores_a_list(guess, lists)]
@@ -209,6 +219,18 @@ def _guess_nested_answer(head: FirstRecords) -> Iterator[Guess]:
         if name in paths and VERL_ANSWER in paths:
             yield try_shape(shape, {"prompt": name, ANSWER: VERL_ANSWER}, {}, head)
             return
+
+
+def _guess_openai_preference(head: FirstRecords) -> Iterator[Guess]:
+    """Yield a guess for the preferences of OpenAI's fine-tuning: `{"input": {"messages": [...],
+    "tools": [...]}, "preferred_output": [...], "non_preferred_output": [...]}`.
+    """
+    paths = {*_list_paths(head)}
+    if paths >= {*OPENAI_PREFERENCE.values()}:
+        fields = dict(OPENAI_PREFERENCE)
+        if "input.tools" in paths:
+            fields["tools"] = "input.tools"
+        yield try_shape(SHAPES["preference_openai"], fields, {}, head)
 
 
 def _find_read_lists(guesses: Sequence[Guess]) -> set[str]:
@@ -458,10 +480,29 @@ def describe_unknown(head: FirstRecords, guesses: Sequence[Guess]) -> Iterator[s
             reasons = join_counts(guess.reasons)
             why = f"reads {guess.read} of {len(head)} records ({reasons})"
         yield f"  {guess.shape.name}: {why}"
+    yield from _explain_reasons(nearest_guesses(guesses))
     yield (
         "  If your fields have other names, write the recipe by hand and name them under source "
         f"(docs/data.md of mdsmix), {OR_READ}"
     )
+
+
+def _explain_reasons(guesses: Sequence[Guess]) -> Iterator[str]:
+    """Yield a line for each reason why these guesses do not read the records: `content_not_text: a
+    message's content is ..., here the part: video`. The reasons that only say that messages have
+    other keys or roles are left out if there are others, since they come from shapes that write
+    messages in another way.
+    """
+    details = dict[str, Mapping[str, str | int]]()  # reason -> detail of its first record with one
+    for guess in guesses:
+        for reason in guess.reasons if not guess.missing else ():
+            details[str(reason)] = details.get(reason) or detail_of(reason)
+    telling = [reason for reason in details if reason not in OTHER_MESSAGES]
+    explanations = list_bad_reasons()
+    for reason in telling or details:
+        detail = ", ".join(f"{key}: {value}" for key, value in details[reason].items())
+        example = f", here {make_printable(detail)}" if detail else ""
+        yield f"  {reason}: {explanations[reason].rstrip('.')}{example}"
 
 
 def _describe_no_objects(head: FirstRecords) -> str:

@@ -14,7 +14,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mdsmix.messages import format_field, join_names
 from mdsmix.record import Message, RecordRefused
+from mdsmix.schema import shorten_value
 
 TEXTS = ("text", "input_text", "output_text")
 "Types of parts that contain text."
@@ -24,6 +26,8 @@ THOUGHTS = {"thinking": "thinking", "reasoning": "value"}
 """
 ANTHROPIC = frozenset({*THOUGHTS, "tool_use", "tool_call", "tool_result"})
 "Types of parts that only Anthropic's and LLaMA-Factory's messages have."
+PART_KEYS = frozenset({"type", "text", "value", "thinking", "id", "name", "input"})
+"Keys of parts of text, thoughts and calls that are read."
 WITHOUT_TEXT = frozenset({"annotations", "cache_control", "citations", "logprobs", "signature"})
 "Keys of a part that are dropped: they contain data of the service, or notes on the part's text."
 RESULT_KEYS = frozenset({"type", "tool_use_id", "content", "cache_control"})
@@ -96,7 +100,24 @@ def _text_of_part(part: Any) -> str:
         text = part.get(key)
         if isinstance(text, str) and not _unread_keys(part, {"type", key}):
             return text
-    raise RecordRefused("content_not_text")
+    raise RecordRefused("content_not_text", part=describe_part(part))
+
+
+def describe_part(part: Any) -> str:
+    """Return a phrase on a part of a content that is not read, for the detail of the reason code:
+    `video`, `without a type, with the keys text`, or `tool_use with the key caller`.
+    """
+    if not isinstance(part, Mapping):
+        return f"{shorten_value(part)}, which is not an object"
+    part_type = part.get("type")
+    if not isinstance(part_type, str):
+        keys = [format_field(str(key)) for key in part]
+        return f"without a type, with the keys {join_names(keys)}"
+    unread = [format_field(str(key)) for key in _unread_keys(part, PART_KEYS)]
+    is_known = part_type in TEXTS or part_type in ANTHROPIC
+    if is_known and unread:
+        return f"{part_type} with the key {min(unread)}"
+    return format_field(part_type)
 
 
 def _unread_keys(part: Mapping[str, Any], read: set[str] | frozenset[str]) -> list[str]:
@@ -199,12 +220,13 @@ def _convert_answer(message: Message) -> Message:
         elif thought_key and not texts and not calls:
             thought = part.get(thought_key)
             if not isinstance(thought, str) or _unread_keys(part, {"type", thought_key}):
-                raise RecordRefused("content_not_text")
+                raise RecordRefused("content_not_text", part=describe_part(part))
             thoughts.append(thought)
-        elif not calls:  # a text; `join_parts` refuses any other part, such as a late thought
+        elif thought_key or calls:
+            earlier = "a call" if calls else "a text"
+            raise RecordRefused("content_not_text", part=f"{describe_part(part)} after {earlier}")
+        else:  # a text; `join_parts` refuses any other part
             texts.append(part)
-        else:
-            raise RecordRefused("content_not_text")
     answer = message | {"content": join_parts(texts)}
     if thoughts:
         answer["reasoning_content"] = "\n".join(thoughts)

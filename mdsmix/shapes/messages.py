@@ -29,6 +29,7 @@ from mdsmix.record import (
     RecordRefused,
     is_encodable,
 )
+from mdsmix.schema import shorten_value
 from mdsmix.shapes.content_parts import (
     convert_anthropic,
     has_anthropic_parts,
@@ -74,7 +75,7 @@ def parse_messages(raw: RawRecord) -> Conversation:
         if type(message) is not dict or message.keys() - {mark} != {"role", "content"}:
             raise RecordRefused("bad_message_keys")
         if message["role"] not in ROLES:
-            raise RecordRefused("unknown_role")
+            raise RecordRefused("unknown_role", role=shorten_value(message["role"]))
         if type(message["content"]) is not str:
             raise RecordRefused("content_not_text")
     marks = read_marks(raw, messages)
@@ -237,7 +238,7 @@ def _parse_message(item: Any) -> Message:
     if "function_call" in item or item["role"] == "function":
         item = _modernize(item)
     if item["role"] not in (*ROLES, "developer"):
-        raise RecordRefused("unknown_role")
+        raise RecordRefused("unknown_role", role=shorten_value(item["role"]))
     # Turn the content into text.
     message = {**item}
     content = item.get("content")

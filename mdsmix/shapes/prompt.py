@@ -126,7 +126,7 @@ PROMPT_REASONS = {
 "Reason codes of prompts -> their explanations."
 _ANSWER_SYNONYMS: dict[str, Any] = {
     # Of records with both, `answer` is the final answer, and `solution` the whole derivation.
-    ANSWER: ("ground_truth", "answer", "expected_answer", "solution")
+    ANSWER: ("ground_truth", "answer", "expected_answer", "reference_answer", "solution")
 }
 PROMPT = Shape(
     name="prompt",

@@ -29,6 +29,7 @@ from itertools import chain
 from typing import Any
 
 from mdsmix.record import Conversation, Message, PlainConversations, RecordRefused
+from mdsmix.schema import shorten_value
 from mdsmix.shapes.content_parts import result_to_text
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
@@ -74,6 +75,8 @@ WORDS = {
     **dict.fromkeys(("system", "System"), "system_tag"),
 }
 "Word for a role in common data sets -> its tag."
+CONTENT_KEYS = ("value", "content", "text")
+"Usual names of the key with the text of a message, the most usual first."
 ROLES = {
     "user_tag": "user",
     "assistant_tag": "assistant",
@@ -166,7 +169,7 @@ def _parse_message(
     text = item[text_key]
     role = roles.get(name) if isinstance(name, str) else None
     if role is None:
-        raise RecordRefused("unknown_role")
+        raise RecordRefused("unknown_role", role=shorten_value(name))
     other_keys = {
         key: value
         for key, value in item.items()
@@ -187,23 +190,25 @@ def guess_options(records: Sequence[Any], fields: Fields) -> Iterator[dict[str, 
     and with `tags` that fit the messages. Tags are LLaMA-Factory's names for keys and roles:
     `{"role_tag": "speaker", "user_tag": "User"}`.
 
-    Tags are guessed if the messages have exactly two keys with strings, and all values of one key
-    are known words for roles (WORDS). This key is then the role_tag, the other key is the
-    content_tag, and the values name the roles.
+    Tags are guessed if all texts under one key of the messages are known words for roles (WORDS).
+    This key is then the role_tag, and the values name the roles. The content_tag is the only other
+    key with texts, or of several the one with a usual name (CONTENT_KEYS): messages of NeMo have a
+    `label` too.
     """
     yield from TRIES
     texts_of_key = _collect_texts(records, fields["conversations"])
-    if len(texts_of_key) != 2:
-        return
-    # If all strings of a key are words for roles, make tags of them.
     for key, texts in texts_of_key.items():
-        if texts <= WORDS.keys():
-            (content_key,) = texts_of_key.keys() - {key}
-            words = {"role_tag": key, "content_tag": content_key}
-            words |= {WORDS[word]: word for word in sorted(texts)}
-            tags = {tag: word for tag, word in words.items() if TAGS[tag] != word}
-            for options in ({}, *TRIES):
-                yield {"tags": tags, **options}
+        others = [other for other in texts_of_key if other != key]
+        if len(others) > 1:
+            others = [name for name in CONTENT_KEYS if name in others][:1]
+        if not others or not texts <= WORDS.keys():
+            continue
+        # All strings of the key are words for roles: make tags of them.
+        words = {"role_tag": key, "content_tag": others[0]}
+        words |= {WORDS[word]: word for word in sorted(texts)}
+        tags = {tag: word for tag, word in words.items() if TAGS[tag] != word}
+        for options in ({}, *TRIES):
+            yield {"tags": tags, **options}
 
 
 def _collect_texts(records: Sequence[Any], field: str) -> dict[str, set[str]]:

@@ -127,8 +127,11 @@ TEXT = _shape_of_texts("text", Document, text=("raw_content", "txt"))
 PROMPT_RESPONSE = _shape_of_texts(
     "prompt_response",
     Pair,
-    prompt=("instruction", "input", "inputs", "problem"),
-    response=("output", "summary", "completion", "targets", "solution", "generated_solution"),
+    prompt=("instruction", "input", "inputs", "input_text", "problem"),
+    response=(
+        *("output", "summary", "completion", "targets", "output_text"),
+        *("solution", "generated_solution"),
+    ),
 )
 ALPACA = Shape(
     name="alpaca",
