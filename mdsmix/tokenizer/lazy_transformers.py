@@ -2,8 +2,9 @@
 
 `import transformers` reads the 2,000 modules in its folder `models`, to learn which names they
 export. With transformers 4.57 that is 0.5 of 1.0 s. A tokenizer needs only the names of the folder
-`models/auto` and of the modules with tokenizers. So a package of transformers first knows these. At
-the first question for another name it reads all modules, and is then as after a plain import.
+`models/auto`, and from the package `transformers` those of the modules with tokenizers. So these
+packages first know these names. At the first question for another name a package reads all modules,
+and is then as after a plain import.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from typing import Any, NamedTuple
 
 IMPORT_UTILS = "transformers.utils.import_utils"
 "The module of transformers that reads what its models export."
-FIRST_READ = ("auto/*.py", "*/tokenization_*.py")
-"Patterns of the modules in `models` that are read at first."
+AUTO_MODULES = ("auto/*.py",)
+"""Patterns of the modules in `models` that the package `transformers.models` reads at first. To
+read those with tokenizers too takes 0.1 s, and nobody asks this package for their names.
+"""
+TOKENIZER_MODULES = (*AUTO_MODULES, "*/tokenization_*.py")
+"Patterns of the modules in `models` that the package `transformers` reads at first."
 EXPECTED = {
     "__init__.py": """
     import_structure = define_import_structure(Path(__file__).parent / "models", prefix="models")
@@ -110,9 +115,11 @@ def _change_import_utils(import_utils: Any) -> None:
         if Path(path) not in (models, models / "__init__.py"):
             structure: Structure = define(path, *arguments, **named_arguments)
             return structure
+        # The package `transformers` names the folder itself.
+        patterns = TOKENIZER_MODULES if Path(path) == models else AUTO_MODULES
         # A folder that has links to some of the modules.
         with TemporaryDirectory(prefix="mdsmix-") as folder:
-            for pattern in FIRST_READ:
+            for pattern in patterns:
                 for module in models.glob(pattern):
                     link = Path(folder, module.relative_to(models))
                     link.parent.mkdir(exist_ok=True)
