@@ -5,7 +5,9 @@ settings of which no loader can be built.
 from __future__ import annotations
 
 import gc
+import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import RowRules, TrainingRow
 from mdsmix.mix.plan.plan import PlanOptions, make_plan, resolve_for_plan
 from tests.converting import pairs, run_ok, write_jsonl, write_recipe
+from tests.preloaded import PreloadedPython
 from tests.test_extensions import converted  # noqa: F401
 from tests.with_torch.load_streams import (
     EOS,
@@ -30,6 +33,7 @@ from tests.with_torch.load_streams import (
     config,
     first_tokens,
     loaded,
+    ranks,
     write_stream,
     write_tokens,
 )
@@ -175,6 +179,92 @@ def test_all_ranks_use_the_smallest_of_their_packing_ratios(
     monkeypatch.setattr(run, "get_world_size", lambda: 2)
     monkeypatch.setattr(run, "all_gather_object", lambda ratios, own: ratios.append(own - 0.5))
     assert loader._find_packing_ratio(read_settings(settings), rules, 8) == 1.5
+
+
+DOCUMENTS_OF_A_RANK = """
+import json, sys
+from mdsmix.load import build_loader
+from tests.with_torch.load_streams import IDS
+from tests.with_torch.test_load_loader import list_documents
+passes = []
+for tree in json.loads(sys.argv[1]):
+    loader = build_loader(tree, 2, ids=IDS)
+    first = list_documents(loader)
+    # Once more, from the middle.
+    loader.load_state_dict(loader.state_dict() | {"epoch": 0, "sample_in_epoch": 16})
+    passes.append([first, list_documents(loader)])
+    loader.end()
+print(json.dumps(passes))
+"""
+Documents = list[tuple[list[int], list[int]]]
+
+
+def list_documents(batches: Iterable[Any]) -> Documents:
+    """Return the ids and labels of each document in batches of packed rows."""
+    documents = []
+    for batch in batches:
+        for ids, labels, numbers in zip(
+            batch["input_ids"], batch["labels"], batch["sequence_id"], strict=True
+        ):
+            for number in range(int(numbers.max()) + 1):
+                is_document = numbers == number
+                documents.append((ids[is_document].tolist(), labels[is_document].tolist()))
+    return documents
+
+
+def make_packed_sample(i: int) -> dict[str, Any]:
+    """Return a row of two documents, of 1 to 4 tokens and of 2, which no other row has."""
+    size = 3 + i % 4
+    mask = np.array([i % 2] * (size - 1) + [1], np.uint8)
+    starts = np.array([0, size - 2], np.int32)
+    ids = np.arange(10 + 8 * i, 10 + 8 * i + size, dtype=np.uint16)
+    return {"input_ids": ids, "starts": starts, "loss_mask": mask}
+
+
+def make_short_pair(i: int) -> dict[str, Any]:
+    """Return a pair of 3 or 4 tokens with its EOS: two always fill a row of 8."""
+    ids = np.arange(10 + 8 * i, 11 + 8 * i + i % 2, dtype=np.uint16)
+    return {"input_ids": ids, "labels": np.array([14 + 8 * i], np.uint16)}
+
+
+def test_ranks_share_the_documents_of_packed_rows(
+    tmp_path: Path, programs: PreloadedPython
+) -> None:
+    """Of rows that the conversion packed, and of pairs that the loader packs. Two ranks of two
+    workers each read what one process reads: every document once, with the same ids and labels. So
+    they do from the 16th sample on.
+    """
+    with_mask = PACKED | {"loss_mask": "ndarray:uint8"}
+    stored = write_stream(
+        tmp_path / "stored", with_mask, map(make_packed_sample, range(48)), size_limit=300
+    )
+    pairs = write_stream(tmp_path / "pairs", PAIR, map(make_short_pair, range(48)), size_limit=300)
+    common = {"shuffle": True, "shuffle_seed": 3, "drop_last": False}
+    cases: list[tuple[Path, dict[str, Any], int]] = [
+        # Stream, keys of its loader, and documents of a sample.
+        (stored, common, 2),
+        (pairs, common | {"packing_ratio": 2}, 1),
+    ]
+    workers = {"num_workers": 2, "prefetch_factor": 2}
+    trees = [
+        config({"a": {"local": str(folder)}}, "mdsmix", **keys, **workers)
+        for folder, keys, _ in cases
+    ]
+    processes = ranks(programs, DOCUMENTS_OF_A_RANK, json.dumps(trees))
+    results = [process.wait() for process in processes]
+    assert [result.returncode for result in results] == [0, 0], [
+        result.stderr[-3000:] for result in results
+    ]
+    passes_of_ranks = [json.loads(result.stdout) for result in results]
+    for (folder, keys, documents), *passes in zip(cases, *passes_of_ranks, strict=True):
+        alone = loaded({"a": {"local": str(folder)}}, 2, "mdsmix", **keys)
+        expected = [[ids, labels] for ids, labels in list_documents(alone)]
+        assert len({ids[0] for ids, _ in expected}) == len(expected) == 48 * documents
+        shares = [first for first, _ in passes]
+        assert len(shares[0]) == len(shares[1])
+        assert sorted(shares[0] + shares[1]) == sorted(expected)
+        for first, later in passes:
+            assert later == first[16 // 2 * documents :]
 
 
 def test_settings_of_which_no_loader_can_be_built_are_refused_in_one_sentence(
