@@ -271,9 +271,16 @@ def test_wrong_credentials_and_addresses_are_explained(
 ) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    for file in (tmp_path / "missing.json", broken, tmp_path):
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
-        with pytest.raises(Unreachable, match="the credentials cannot be used; run `gcloud auth"):
+    unusable = "the credentials cannot be used; run `gcloud auth"
+    missing = "the file that GOOGLE_APPLICATION_CREDENTIALS names does not exist; correct it"
+    for name, words in (
+        (str(broken), unusable),
+        (str(tmp_path), unusable),
+        (str(tmp_path / "missing.json"), missing),
+        (f"{broken}\n", missing),
+    ):
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", name)
+        with pytest.raises(Unreachable, match=words):
             locate("gs://b/x").read()
     # The server that makes tokens of a service account's key does not answer.
     file = write_service_account(tmp_path / "account.json")
@@ -283,6 +290,7 @@ def test_wrong_credentials_and_addresses_are_explained(
     for address, words in (
         ("127.0.0.1:1", "does not start with http://"),
         ("localhost:1", "does not start with http://"),
+        ("http://127.0.0.1:1\n", "or contains a line break"),
         ("http://127.0.0.1:1", "nothing answers there"),
         ("http://no-such-host.invalid", "the name of the server is not known"),
     ):

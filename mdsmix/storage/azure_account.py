@@ -25,6 +25,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from mdsmix.errors import Unreachable
 from mdsmix.frozen import frozen
+from mdsmix.storage.store_errors import has_line_break
 
 NAME_VARIABLE = "AZURE_ACCOUNT_NAME"
 KEY_VARIABLE = "AZURE_ACCOUNT_ACCESS_KEY"
@@ -78,6 +79,9 @@ def find_account(name: str = "") -> Account:
 
     Raises Unreachable if the environment names another account, or if a variable is not valid.
     """
+    for variable in (NAME_VARIABLE, KEY_VARIABLE):
+        if has_line_break(variable):
+            raise _line_break_error(variable)
     named = os.environ.get(NAME_VARIABLE, "")
     _refuse_other_account(name, named, NAME_VARIABLE)
     connection_string = os.environ.get(CONNECTION_VARIABLE)
@@ -115,7 +119,10 @@ def _parse_connection_string(text: str) -> Account:
 
     Raises Unreachable if it is not valid. No message shows a part of it.
     """
-    pairs = [setting.partition("=") for setting in text.strip().strip(";").split(";")]
+    text = text.strip()
+    if len(text.splitlines()) > 1:
+        raise _line_break_error(CONNECTION_VARIABLE)
+    pairs = [setting.partition("=") for setting in text.strip(";").split(";")]
     settings = {name.strip().lower(): value.strip() for name, _, value in pairs}
     endpoint = settings.get("blobendpoint", "").rstrip("/")
     host = re.match(r"https?://([^./:]+)", endpoint)
@@ -142,6 +149,11 @@ def _parse_connection_string(text: str) -> Account:
         source += ", which has none"
     decoded_key = _decode_key(key, CONNECTION_VARIABLE) if key else b""
     return Account(name, endpoint, source, decoded_key, "" if key else sas)
+
+
+def _line_break_error(variable: str) -> Unreachable:
+    """Return the error on an environment variable whose value contains a line break."""
+    return Unreachable(f"{variable} contains a line break: set it without one")
 
 
 def _decode_key(key: str, variable: str) -> bytes:

@@ -17,9 +17,13 @@ _LOG_IN = (
 )
 _ADDRESS = "check the network, and STORAGE_EMULATOR_HOST if it is set"
 _NOT_AN_ADDRESS = (
-    "the endpoint does not start with http:// or https://; set STORAGE_EMULATOR_HOST to an address "
-    "such as http://localhost:4443, or unset it"
+    "the endpoint does not start with http:// or https://, or contains a line break; set "
+    "STORAGE_EMULATOR_HOST to an address such as http://localhost:4443, or unset it"
 )
+
+_CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
+_NO_FILE = "noFile"
+"The reason, by mdsmix, of credentials whose file does not exist."
 
 NO_BUCKET = "noBucket"
 "The reason, by mdsmix, of a 404 that can only be about the bucket."
@@ -51,6 +55,8 @@ _SENTENCES = {
     "501": "the store cannot do this; use another store",
     DAMAGED: f"the bytes that arrived in the store differ from those that were sent; {_AGAIN}",
     "Damaged": f"the bytes that arrived differ from the stored bytes; {_AGAIN}",
+    _NO_FILE: f"the file that {_CREDENTIALS_VARIABLE} names does not exist; correct it, or unset "
+    "it and run `gcloud auth application-default login`",
     **dict.fromkeys(
         ("DefaultCredentialsError", "PermissionError", "IsADirectoryError"),
         f"the credentials cannot be used; {_LOG_IN}",
@@ -144,7 +150,10 @@ class GoogleErrors(StoreErrors):
     def find_code(self, error: Exception) -> str:
         if isinstance(error, Refused):
             return error.reason if error.reason in _SENTENCES else str(error.status)
-        return self.name_failure(error)
+        code = self.name_failure(error)
+        if code == "DefaultCredentialsError" and _is_file_missing():
+            return _NO_FILE
+        return code
 
     def is_temporary(self, error: Exception) -> bool:
         from google.auth.exceptions import GoogleAuthError, TransportError
@@ -163,6 +172,12 @@ class GoogleErrors(StoreErrors):
 
     def show_endpoint(self, url: str) -> str:
         return show_google_endpoint()
+
+
+def _is_file_missing() -> bool:
+    """Return whether GOOGLE_APPLICATION_CREDENTIALS names a file that does not exist."""
+    file = os.environ.get(_CREDENTIALS_VARIABLE, "")
+    return file != "" and not os.path.exists(file)
 
 
 def show_google_endpoint() -> str:

@@ -29,6 +29,9 @@ _CHECKSUMS = "when_required"
 _ENDPOINT_OF_AWS = re.compile(r"https://s3[.-]([a-z0-9-]+\.)*amazonaws\.com(\.cn)?")
 "Matches an address of AWS that boto3 chooses, and not that of a VPC endpoint, which a user sets."
 
+_SETTINGS = ("AWS_", "S3_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "REQUESTS_CA_BUNDLE")
+"Beginnings of the environment variables, in upper case, that set the client's options."
+
 _client_lock = threading.RLock()
 os.register_at_fork(
     before=_client_lock.acquire,
@@ -137,8 +140,8 @@ def _open_client() -> Any:
     """Return the boto3 client of this process. A new one is made if one of the variables that set
     its options has changed.
     """
-    prefixes = ("AWS_", "S3_")
-    settings = [(name, value) for name, value in os.environ.items() if name.startswith(prefixes)]
+    # Clients read http_proxy too.
+    settings = [item for item in os.environ.items() if item[0].upper().startswith(_SETTINGS)]
     settings.sort()
     with _client_lock:  # otherwise each of 16 threads would make a client, 0.3 s each
         return _make_client(os.getpid(), tuple(settings))

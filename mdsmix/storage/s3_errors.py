@@ -6,11 +6,15 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from mdsmix.storage.store_errors import StoreErrors, is_temporary_status
+from mdsmix.storage.store_errors import StoreErrors, has_line_break, is_temporary_status
 
 _LATER = "run the same command again later"
 _AGAIN = "run the same command again"
 _RENEW = "renew the credentials and run the same command again: what is finished is kept"
+_TOKEN = (
+    "the session token is not valid, or has expired; unset AWS_SESSION_TOKEN if the access key "
+    f"needs none, or {_RENEW}"
+)
 _SPACE = "free some space and run the same command again"
 _REPLACED = f"the object was replaced while it was being read; {_AGAIN}"
 _DENIED = "access denied; give these credentials the permission for this request"
@@ -53,8 +57,8 @@ _SENTENCES = {
     "InvalidAccessKeyId": "the store does not know this access key, or it has expired; "
     f"correct AWS_ACCESS_KEY_ID, or {_RENEW}",
     "SignatureDoesNotMatch": "the secret key is wrong; correct AWS_SECRET_ACCESS_KEY",
-    "InvalidToken": f"the session token is not valid, or has expired; {_RENEW}",
-    "InvalidTokenId": f"the session token is not valid, or has expired; {_RENEW}",
+    "InvalidToken": _TOKEN,
+    "InvalidTokenId": _TOKEN,
     "ExpiredToken": f"the credentials have expired; {_RENEW}",
     "ExpiredTokenException": f"the credentials have expired; {_RENEW}",
     "TokenRefreshRequired": f"the credentials have expired; {_RENEW}",
@@ -244,11 +248,7 @@ def _find_broken_variable() -> str:
     """Return the first variable of _BROKEN_VARIABLES whose value contains a line break; "" if none
     does.
     """
-    for name in _BROKEN_VARIABLES:
-        value = os.environ.get(name, "")
-        if "\n" in value or "\r" in value:
-            return name
-    return ""
+    return next(filter(has_line_break, _BROKEN_VARIABLES), "")
 
 
 def _answer(error: Exception) -> Answer:

@@ -8,6 +8,7 @@ uses them.
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -31,6 +32,14 @@ def hide_password(endpoint: str) -> str:
     Python writes them.
     """
     return re.sub(r"^(\w+://)?.*@", r"\1", make_printable(endpoint))
+
+
+def has_line_break(variable: str) -> bool:
+    """Return whether the value of an environment variable contains a line break. It often comes
+    from a file that ends in one.
+    """
+    value = os.environ.get(variable, "")
+    return "\n" in value or "\r" in value
 
 
 def _renew_nothing() -> None:

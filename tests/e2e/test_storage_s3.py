@@ -106,6 +106,8 @@ REFUSALS: list[tuple[dict[str, str | None], str, str]] = [
     ({}, "ab", "at least 3 letters"),
     ({"AWS_SECRET_ACCESS_KEY": "WRONG-SECRET"}, "", "secret key is wrong"),
     ({"AWS_ACCESS_KEY_ID": "UNKNOWN-KEY"}, "", "does not know this access key"),
+    ({"AWS_SESSION_TOKEN": "WRONG-TOKEN"}, "", "unset AWS_SESSION_TOKEN if the access key needs"),
+    ({"HTTP_PROXY": "http://user:PASSWORD@127.0.0.1:1"}, "", "the proxy does not answer; check"),
     ({"S3_ENDPOINT_URL": "127.0.0.1:9000"}, "", "does not start with http://"),
     ({"S3_ENDPOINT_URL": "http://user:PASSWORD@127.0.0.1:1"}, "", "nothing answers there"),
     ({"AWS_ACCESS_KEY_ID": "BROKEN-KEY\n"}, "", "AWS_ACCESS_KEY_ID contains a line break"),
@@ -119,9 +121,10 @@ REFUSALS: list[tuple[dict[str, str | None], str, str]] = [
 
 
 def test_a_refusal_is_a_sentence_without_keys(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_FIRST_SECONDS", 0)
+    for patience in ("_FIRST_SECONDS", "_LATER_SECONDS"):
+        monkeypatch.setattr(retries, patience, 0)
     secrets = [os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
-    secrets += ["WRONG-SECRET", "UNKNOWN-KEY", "PASSWORD", "BROKEN"]
+    secrets += ["WRONG-SECRET", "WRONG-TOKEN", "UNKNOWN-KEY", "PASSWORD", "BROKEN"]
     for settings, other_bucket, expected in REFUSALS:
         place = locate(f"s3://{other_bucket or bucket}/x")
         # A HEAD does not tell a missing bucket from a missing object.
@@ -136,6 +139,24 @@ def test_a_refusal_is_a_sentence_without_keys(bucket: str, monkeypatch: pytest.M
                 message = str(refusal.value)
                 assert (expected in message, place.url in message) == (True, True), message
                 assert not [secret for secret in secrets if secret in message]
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy"])
+def test_requests_take_the_proxy_of_the_environment(
+    variable: str, minio: str, root: Location, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is at the time of the request, and not if NO_PROXY names the store."""
+    monkeypatch.setenv("S3_ENDPOINT_URL", minio)
+    (root / "x").write(b"1")
+    monkeypatch.setenv(variable, proxy.endpoint)
+    with count_requests(proxy) as requests:
+        assert (root / "x").read() == b"1"
+        (root / "x").write(b"2")
+    assert requests.by_operation == {"GET": 1, "PUT": 1}
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with count_requests(proxy) as requests:
+        assert (root / "x").read() == b"2"
+    assert requests.by_operation == {}
 
 
 def test_a_broken_body_is_continued_where_it_broke(root: Location, proxy: Proxy) -> None:
