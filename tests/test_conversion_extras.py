@@ -454,6 +454,67 @@ def test_an_open_thought_in_an_answer_that_is_not_trained_is_not_counted(
     assert project.manifest.records.placeholders == expected[responses]
 
 
+def test_an_open_thought_of_a_record_that_is_left_out_is_not_counted(
+    project: Project, styles: dict[str, Path]
+) -> None:
+    question, answer = talk("user", "assistant")["messages"]
+    contents = ["<think>\ncut off", "<think>\ncut off" * 999]
+    project.write_source(
+        {"messages": [question, answer | {"content": content}]} for content in contents
+    )
+    project.tokenizer = styles["modes"]
+    project.configure(chats("a.jsonl") | {"too_long": "filter"}, max_seq_len=1024)
+    project.convert_ok()
+    records = project.manifest.records
+    assert records.filtered == {"too_long": 1}
+    assert records.placeholders == {"<think> without </think>": 1}
+
+
+def test_calls_results_and_tools_that_are_printed_twice_are_counted(
+    project: Project, styles: dict[str, Path]
+) -> None:
+    """Hermes' records have them in texts, in the tags that Qwen's template prints too. Which rows
+    have them twice follows from the rows.
+    """
+    question, answer = talk("user", "assistant")["messages"]
+    called = {"name": "weather", "arguments": {"city": "Oslo"}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [{"function": called}]}
+    in_text = f"<tool_call>\n{json.dumps(called)}\n</tool_call>"
+    result = {"role": "tool", "content": "5"}
+    tagged = {"role": "tool", "content": "<tool_response>\n5\n</tool_response>"}
+    listing = {"role": "system", "content": f"You have <tools>\n{json.dumps(TOOLS)}\n</tools>"}
+    mention = {"role": "system", "content": "Never write <tools> or <tool_response>."}
+    records: list[Any] = [
+        [question, calling, result, answer],
+        [question, calling | {"content": "I call <tool>."}, result, answer],
+        [mention, question, calling, result, answer],
+        [question, calling, tagged, answer],
+        [question, {"role": "assistant", "content": in_text}, tagged, answer],
+        [question, calling | {"content": in_text}, result, answer],
+        [listing, question, calling, tagged, answer],
+    ]
+    project.write_source({"messages": messages, "tools": TOOLS} for messages in records)
+    configure_chats(project, styles["tools"], shape="openai", tools="tools")
+    answers = " ".join(project.convert_ok().out.split())
+    texts = read_texts(project)
+    counts = {
+        "calls of tools in a text next to tool_calls": [
+            text.count('"arguments": {"city": "Oslo"}') > 1 for text in texts
+        ].count(True),
+        "results of tools in the tags of the template": [
+            "<tool_response>\n<tool_response>" in text for text in texts
+        ].count(True),
+        "tools in a system message next to tools": [
+            text.count("Tells the weather") > 1 for text in texts
+        ].count(True),
+    }
+    assert [*counts.values()] == [1, 3, 1]
+    assert project.manifest.records.placeholders == counts
+    assert "WARNING: 3 records have a result of a tool that is already in the tags" in answers
+    assert "WARNING: 1 record has a call of a tool both under tool_calls and in the" in answers
+    assert "WARNING: 1 record has tools both in their field and in the system message" in answers
+
+
 @pytest.mark.parametrize("shape", ["openai", "sharegpt"])
 def test_a_system_field_next_to_another_system_message_is_warned_of(
     project: Project, styles: dict[str, Path], shape: str

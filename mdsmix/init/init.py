@@ -20,7 +20,7 @@ from mdsmix.init.drafts import WHY, Draft, format_recipe, group_files, make_name
 from mdsmix.init.other_tools import match_mixture, read_dataset_info
 from mdsmix.init.recognise import join_printable
 from mdsmix.init.trials import set_images, try_all
-from mdsmix.kinds.thought_faults import THOUGHT_FAULTS, describe_thought_fault
+from mdsmix.kinds.row_faults import ROW_FAULTS, describe_row_fault
 from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import join_counts, plural
 from mdsmix.recipe import TokenizerSpec
@@ -200,10 +200,10 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
     message_texts = media_counts.pop(MESSAGES_AS_TEXT, 0)
     if message_texts and not draft.refused:
         yield f"WARNING: of {first_records}, {describe_message_texts(message_texts)}"
-    for name in THOUGHT_FAULTS:
+    for name in ROW_FAULTS:
         count = media_counts.pop(name, 0)
         if count and not draft.refused:
-            yield f"WARNING: of {first_records}, {describe_thought_fault(name, count)}"
+            yield f"WARNING: of {first_records}, {describe_row_fault(name, count)}"
     if media_counts and not draft.refused:
         yield (
             f"WARNING: some of {first_records} contain placeholders of media, which would be "

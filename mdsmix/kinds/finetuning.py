@@ -152,8 +152,8 @@ class Finetuning(Kind):
                 truncated_tokens=int(shortened_by.sum()) + encoded.totals.truncated_tokens,
             )
         # Count untrained calls, loss weights, records with marked characters, and turns left out.
+        written = {*positions[keep].tolist()} if rows.faults or rows.with_untrained_calls else set()
         if rows.with_untrained_calls:
-            written = {*positions[keep].tolist()}
             totals = replace(totals, untrained_calls=len(rows.with_untrained_calls & written))
         if self.has_weights:
             totals = replace(totals, loss_weights=self._count_weights(encoded, labels))
@@ -172,7 +172,7 @@ class Finetuning(Kind):
             rejected=rows.rejected | faults,
             images=self._images_in(turns, list(compress(rows.images, keep))),
             unread=rows.unread,
-            placeholders=rows.placeholders,
+            placeholders={**rows.placeholders, **rows.count_faults(written)},
         )
 
     def _count_weights(self, encoded: Encoded, labels: Labels) -> dict[str, int]:

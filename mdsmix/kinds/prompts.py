@@ -221,7 +221,8 @@ class Prompts(TemplateKind):
             ids[position] = rows.turns.ids[2 * row]
         for position, reason in rows.rejected.items():
             ids[position] = reason
-        return TokenizedPrompts(ids, rows.with_specials, rows.placeholders, Counter(rows.unread))
+        placeholders = {**rows.placeholders, **rows.count_faults({*rows.positions})}
+        return TokenizedPrompts(ids, rows.with_specials, placeholders, Counter(rows.unread))
 
     def _judge(self, prompt: Prompt, ids: Ids | str) -> Ids | str:
         """Return the token ids of a prompt that can be used. For any other prompt return a reason

@@ -21,7 +21,6 @@ from mdsmix.encode.answer_parts import (
     CALL,
     PARTS,
     PARTS_REASONS,
-    THINK,
     PartRange,
     find_parts,
     has_earlier_call,
@@ -42,7 +41,7 @@ from mdsmix.encode.chat import (
 from mdsmix.encode.control_words import ControlWords, open_control_words
 from mdsmix.encode.labels import Turns
 from mdsmix.encode.trained_ranges import MarkedRange, mark_tokens, multiply_weights
-from mdsmix.kinds.thought_faults import count_thought_faults
+from mdsmix.kinds.row_faults import SIGNS, find_row_faults
 from mdsmix.kinds.turn_rows import PLACEHOLDERS, TurnRows, count_placeholders
 from mdsmix.record import Conversation, PlainConversations, RecordRefused, RichConversation
 from mdsmix.shapes.extras import VARIABLES
@@ -195,16 +194,17 @@ class TurnRenderer:
             with_spans = np.array(flags, bool)
         whole_texts = (conversation.all_text for conversation in conversations)
         placeholders = count_placeholders([suspicious], whole_texts)
-        if self.trains_answers and THINK in suspicious:
-            written = [conversations[position] for position in {*rendered.positions}]
-            trains_last = self.encoding.target_responses == "last"
-            placeholders |= count_thought_faults(written, self.chat, trains_last)
+        faults = dict[str, set[int]]()
+        if any(sign in suspicious for sign in SIGNS):
+            trained = self.encoding.target_responses if self.trains_answers else ""
+            faults = find_row_faults(conversations, {*rendered.positions}, self.chat, trained)
         return TurnRows(
             turns=turns,
             positions=rendered.positions,
             rejected=rendered.rejected,
             with_specials=with_specials,
             placeholders=placeholders,
+            faults=faults,
             unread=rendered.unread,
             with_untrained_calls=self._find_untrained_calls(
                 conversations, plain, rendered, has_call_texts=CALL in suspicious

@@ -70,6 +70,8 @@ class TurnRows:
     "Positions of the records whose text contains the string of a special token."
     placeholders: Mapping[str, int] = field(default_factory=dict)
     "Placeholder, such as `<image>` -> number of records that contain it."
+    faults: Mapping[str, Set[int]] = field(default_factory=dict)
+    "Name of a fault, such as an open thought -> positions of the records that have it."
     unread: Mapping[str, int] = field(default_factory=dict)
     "Field that the chat template does not print -> number of records that have it."
     with_untrained_calls: Set[int] = frozenset()
@@ -88,6 +90,15 @@ class TurnRows:
     """
     left_out_turns: Lengths | None = None
     "int64 [rows]: the user messages that `too_long: last_turns` left out; None as above."
+
+    def count_faults(self, written: Set[int]) -> dict[str, int]:
+        """Return name of a fault -> number of the written records that have it.
+
+        Args:
+            written: positions of the records that become samples.
+        """
+        counts = {name: len(positions & written) for name, positions in self.faults.items()}
+        return {name: count for name, count in counts.items() if count}
 
 
 def tokenize_pairs(

@@ -19,7 +19,7 @@ from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
-from mdsmix.kinds.thought_faults import THOUGHT_FAULTS, describe_thought_fault
+from mdsmix.kinds.row_faults import ROW_FAULTS, describe_row_fault
 from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import format_field, format_percent, join_counts, join_names, plural
 from mdsmix.report.drawings import Ribbon, RibbonPart, choose_colours, make_records_ribbon
@@ -471,8 +471,8 @@ def _notes_on_misread(records: Records, may_have_images: bool) -> Iterator[str]:
         if name == MESSAGES_AS_TEXT:
             yield f"WARNING: {describe_message_texts(count)}"
             continue
-        if name in THOUGHT_FAULTS:
-            yield f"WARNING: {describe_thought_fault(name, count)}"
+        if name in ROW_FAULTS:
+            yield f"WARNING: {describe_row_fault(name, count)}"
             continue
         state = f"trained as text: {IMAGES_HINT}" if may_have_images else f"text: {NO_IMAGES_HINT}"
         yield f"WARNING: {name} of {plural(count, 'record')} is {state}"

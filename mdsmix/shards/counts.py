@@ -73,7 +73,7 @@ class Records(Counts):
     """
     placeholders: dict[str, int] = field(default_factory=dict)
     """Placeholder of a medium, such as <image>, `[{"role": ...}]` for a list of messages as text,
-    or `<think> without </think>` for an open thought -> records that contain it.
+    or a fault such as `<think> without </think>` -> records that contain it.
     """
     nulls: dict[str, int] = field(default_factory=dict)
     "Field of messages or tools -> records with null entries inside, which the template may print."

@@ -1,0 +1,179 @@
+"""Finds records whose rows are probably damaged, and are trained as they are: a thought that is
+never closed, and reasoning, calls, results or tools that the chat template prints twice, since the
+record has them both under a key and in a text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+from mdsmix.encode.answer_parts import REASONING_KEYS, THINK, THINK_END
+from mdsmix.encode.chat import ChatTemplate, find_trained_answers
+from mdsmix.encode.forms import make_call_probe, make_tool_probe, prints_key
+from mdsmix.frozen import frozen
+from mdsmix.messages import plural
+from mdsmix.record import SYSTEM_ROLES, Conversation, Message, RecordRefused
+
+UNCLOSED = "<think> without </think>"
+TWICE = "<think> next to a key for reasoning"
+CALLS_TWICE = "calls of tools in a text next to tool_calls"
+RESULTS_TWICE = "results of tools in the tags of the template"
+TOOLS_TWICE = "tools in a system message next to tools"
+ROW_FAULTS = {
+    UNCLOSED: (
+        "an answer that begins with <think> and has no </think>, as generations that were cut off: "
+        "the model would learn to end without an answer. Leave these records out, or complete them"
+    ),
+    TWICE: (
+        "an answer with reasoning both under a key, such as reasoning_content, and between <think> "
+        "and </think>, and the chat template prints both: remove one of the two"
+    ),
+    CALLS_TWICE: (
+        "a call of a tool both under tool_calls and in the text of the answer, and the chat "
+        "template prints both: remove one of the two"
+    ),
+    RESULTS_TWICE: (
+        "a result of a tool that is already in the tags that the chat template prints around it, "
+        "such as <tool_response>, so that they are printed twice: remove the tags from the records"
+    ),
+    TOOLS_TWICE: (
+        "tools both in their field and in the system message, and the chat template prints both: "
+        "remove source.tools, or the tools from the system message"
+    ),
+}
+"Name of a fault, under which records are counted -> what these records have, and the fix."
+SIGNS = (THINK, "tool")
+"Each text with a fault has one of these strings."
+_TAG = r"<[^<>\s|/]+>"
+"An opening tag. Control tokens such as <|im_start|> are none: a text cannot contain them."
+
+
+@frozen
+class ToolTags:
+    """The tags that a chat template prints directly before tools, calls and results; an empty
+    string if it prints none there.
+    """
+
+    tools: str = ""
+    "Such as `<tools>`."
+    calls: str = ""
+    "Such as `<tool_call>`."
+    results: str = ""
+    "Such as `<tool_response>`."
+
+
+@lru_cache(maxsize=16)
+def find_tool_tags(template: ChatTemplate) -> ToolTags:
+    """Find the tags that a template prints before tools, calls and results, by rendering a call."""
+    probe = make_call_probe(template)
+    if probe is None:
+        return ToolTags()
+    try:
+        with_tools = template.render(probe, add_generation_prompt=False, tools=[make_tool_probe()])
+        without_tools = template.render(probe, add_generation_prompt=False)
+    except RecordRefused:
+        return ToolTags()
+    return ToolTags(
+        tools=_find_last_tag(with_tools.partition("probe_tool")[0]),
+        calls=_find_last_tag(without_tools.partition("probe_tool")[0]),
+        results=_find_last_tag(without_tools.partition("probe_result")[0], is_at_end=True),
+    )
+
+
+def _find_last_tag(text: str, is_at_end: bool = False) -> str:
+    """Return the last opening tag of a text; an empty string if it has none.
+
+    Args:
+        text: the text.
+        is_at_end: whether the tag must be the end of the text, without white space.
+    """
+    tags = re.findall(rf"{_TAG}\s*$" if is_at_end else _TAG, text)
+    return tags[-1].rstrip() if tags else ""
+
+
+def find_row_faults(
+    conversations: Sequence[Conversation],
+    positions: Iterable[int],
+    template: ChatTemplate,
+    target_responses: str,
+) -> dict[str, set[int]]:
+    """Return name of a fault (ROW_FAULTS) -> positions of the conversations that have it in a
+    message that is rendered; of thoughts, in an answer that is trained.
+
+    Args:
+        conversations: the records.
+        positions: positions of those that are rendered.
+        template: the chat template.
+        target_responses: which answers of a record are trained: `last`, `all`, or "" for none.
+    """
+    tags = find_tool_tags(template.for_tools([]))
+    faulty = dict[str, set[int]]()
+    for position in positions:
+        conversation = conversations[position]
+        faults = {*_find_tool_faults(conversation, tags)}
+        answers = find_trained_answers(conversation) if target_responses else []
+        for answer in answers[-1:] if target_responses == "last" else answers:
+            message = conversation.messages[answer]
+            content = message.get("content")
+            if type(content) is str and THINK in content:
+                faults |= _find_thought_faults(message, content, template)
+        for fault in faults:
+            faulty.setdefault(fault, set()).add(position)
+    return faulty
+
+
+def _find_thought_faults(message: Message, content: str, template: ChatTemplate) -> set[str]:
+    """Return the faults of the reasoning of one answer.
+
+    Args:
+        message: the answer.
+        content: its text, which contains `<think>`.
+        template: the chat template, which may print no key for reasoning.
+    """
+    if not content.lstrip().startswith(THINK):
+        return set()
+    if THINK_END not in content:
+        return {UNCLOSED}
+    keys = [key for key in REASONING_KEYS if message.get(key)]
+    return {TWICE} if any(prints_key(template, "assistant", key) for key in keys) else set()
+
+
+def _find_tool_faults(conversation: Conversation, tags: ToolTags) -> Iterator[str]:
+    """Yield the faults of the tools, calls and results of a conversation.
+
+    Args:
+        conversation: the record.
+        tags: the tags that the template prints before tools, calls and results.
+    """
+    for message in conversation.messages:
+        content = message.get("content")
+        if type(content) is not str:
+            continue
+        role = message["role"]
+        if role == "tool" and tags.results and content.lstrip().startswith(tags.results):
+            yield RESULTS_TWICE
+        elif message.get("tool_calls") and tags.calls and tags.calls in content:
+            yield CALLS_TWICE
+        elif role in SYSTEM_ROLES and _lists_tools(content, conversation, tags.tools):
+            yield TOOLS_TWICE
+
+
+def _lists_tools(text: str, conversation: Conversation, tag: str) -> bool:
+    """Check whether a system message lists tools of the conversation's field: it has the template's
+    tag for tools, and the name of one of them.
+    """
+    if not tag or tag not in text:
+        return False
+    for tool in conversation.tools or ():
+        name = tool.get("function", tool).get("name") if isinstance(tool, dict) else None
+        if isinstance(name, str) and name in text:
+            return True
+    return False
+
+
+def describe_row_fault(name: str, count: int) -> str:
+    """Return a phrase on the records that have a fault, and the fix: `2 records have ...`."""
+    verb = "has" if count == 1 else "have"
+    return f"{plural(count, 'record')} {verb} {ROW_FAULTS[name]}"
