@@ -13,10 +13,10 @@ import pytest
 import typer.main
 
 from mdsmix import errors, kinds
-from mdsmix.cli import main
+from mdsmix.cli import commands, main
 from tests.converting import Answer, documents, mdsmix, run_ok, write_jsonl, write_recipe
 
-COMMANDS = typer.main.get_command(main.make_app()).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(commands.make_app()).commands  # type: ignore[attr-defined]
 WITH_JSON = [
     name
     for name, command in COMMANDS.items()

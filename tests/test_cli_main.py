@@ -16,19 +16,19 @@ import pytest
 import typer.main
 
 from mdsmix import __version__, kinds
-from mdsmix.cli import main
+from mdsmix.cli import commands, main
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
 from tests.converting import Answer, mdsmix
 from tests.published import CONCAT, TOKEN_ROW, publish
 
-COMMANDS = typer.main.get_command(main.make_app()).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(commands.make_app()).commands  # type: ignore[attr-defined]
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
     def fail(prog_name: str) -> None:
         raise error
 
-    monkeypatch.setattr(main, "make_app", lambda **_: fail)
+    monkeypatch.setattr(commands, "make_app", lambda **_: fail)
     return mdsmix()
 
 
@@ -39,8 +39,8 @@ def test_help_names_commands_options_and_codes_and_wrong_usage_ends_with_two() -
     assert all(f"{code} " in answer.out for code in range(6))
     assert "--install-completion" in answer.out
     assert mdsmix("--version") == Answer(0, f"mdsmix {__version__}\n", "")
-    assert main.EXAMPLES.keys() == COMMANDS.keys()
-    for name, example in main.EXAMPLES.items():
+    assert commands.EXAMPLES.keys() == COMMANDS.keys()
+    for name, example in commands.EXAMPLES.items():
         assert example.split()[0] == name
         command = COMMANDS[name]
         assert command.make_context(name, shlex.split(example)[1:])
@@ -60,9 +60,9 @@ def test_help_names_commands_options_and_codes_and_wrong_usage_ends_with_two() -
 
 
 def test_help_has_every_command_in_one_of_four_groups() -> None:
-    grouped = [name for group in main.GROUPS.values() for name in group]
+    grouped = [name for group in commands.GROUPS.values() for name in group]
     assert sorted(grouped) == sorted(COMMANDS)
-    assert [group.partition(":")[0] for group in main.GROUPS] == [
+    assert [group.partition(":")[0] for group in commands.GROUPS] == [
         "Prepare",
         "Look",
         "Train",
@@ -70,7 +70,7 @@ def test_help_has_every_command_in_one_of_four_groups() -> None:
     ]
     lines = mdsmix("--help").out.splitlines()
     heads = [line.strip("╭╮─ ") for line in lines if line.startswith("╭")]
-    assert heads == ["Options", *main.GROUPS]
+    assert heads == ["Options", *commands.GROUPS]
     # A sentence is folded by the width of the terminal, not where the code folds it.
     assert any("credentials, permissions, clock" in line for line in lines)
 

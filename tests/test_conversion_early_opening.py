@@ -30,11 +30,18 @@ import sys
 from mdsmix.encode import fast_model
 
 open_now = fast_model._open_now
+start = fast_model._Opening.start
+imported = set()
+
+def note_modules(thread):
+    imported.update({"typer", "numpy"} & sys.modules.keys())
+    start(thread)
 
 def print_modules(path):
-    print("opened", "numpy" in sys.modules, path, flush=True)
+    print("opened", sorted(imported), path, flush=True)
     return open_now(path)
 
+fast_model._Opening.start = note_modules
 fast_model._open_now = print_modules
 
 from mdsmix.tokenizer import snapshot
@@ -42,7 +49,7 @@ from mdsmix.tokenizer import snapshot
 start_describe = snapshot._start_describe
 
 def print_start(question):
-    print("described", "mdsmix.conversion.run" in sys.modules, flush=True)
+    print("described", "typer" in sys.modules, flush=True)
     return start_describe(question)
 
 snapshot._start_describe = print_start
@@ -51,8 +58,8 @@ from mdsmix.cli.main import run
 sys.argv = ["mdsmix", "convert", *sys.argv[1:]]
 run()
 """
-"""A program that converts, and prints what is imported when fastokens begins to open a file, and
-when a process begins to describe the tokenizer.
+"""A program that converts. It prints what was imported when it began to open a file, and when a
+process begins to describe the tokenizer.
 """
 
 
@@ -83,18 +90,36 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_the_tokenizer_is_opened_before_the_modules_are_imported(project: Project) -> None:
     project.convert_ok("--dry-run")  # transformers describes the tokenizer
 
-    def run() -> list[str]:
+    def run(*words: object) -> list[str]:
         done = subprocess.run(
-            [sys.executable, "-c", PRINT_MODULES, project.recipe],
+            [sys.executable, "-c", PRINT_MODULES, *map(str, words)],
             capture_output=True,
             text=True,
             check=True,
         )
         return [line for line in done.stdout.splitlines() if line.startswith("opened")]
 
-    (line,) = run()
-    assert line.startswith("opened False ")
-    assert run() == []  # the stream is up to date
+    (line,) = run(project.recipe, "--workers", 1)
+    assert line.startswith("opened [] ")
+    assert run(project.recipe) == []  # the stream is up to date
+    # An option before the recipe, and a new stream next to a published one: Typer must parse first.
+    elsewhere = f"local={project.folder / 'elsewhere'}"
+    (line,) = run("--workers", 1, project.recipe, elsewhere)
+    assert line.startswith("opened ['typer'] ")
+    project.configure(streams={"web": documents("*.jsonl"), "more": documents("*.jsonl")})
+    (line,) = run(project.recipe)
+    assert line.startswith("opened ['typer'] ")
+
+
+def test_words_that_convert_nothing_open_nothing(project: Project, opened: list[bool]) -> None:
+    project.convert_ok("--dry-run")  # from now on the tokenizer is known
+    project.convert_ok("--dry-run")
+    assert project.convert("--help").code == 0
+    assert project.convert("tokenizer=nowhere").code != 0
+    assert opened == []
+    # An unknown option is found when the thread has begun.
+    assert project.convert("--wrong").code == 2
+    assert fast_model._openings == {}
 
 
 def test_a_new_tokenizer_is_opened_while_transformers_describes_it(
@@ -129,7 +154,7 @@ def test_an_error_ends_the_process_that_describes(
 
     def record(name: str, kwargs: dict[str, Any]) -> None:
         begin_description(name, kwargs)
-        started.extend(begun.process for begun in snapshot._begun.values())
+        started[:] = [begun.process for begun in snapshot._begun.values()]
 
     monkeypatch.setattr(early_opening, "begin_description", record)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "empty cache"))

@@ -18,7 +18,7 @@ import typer.main
 from pyarrow import parquet
 
 import mdsmix
-from mdsmix.cli.main import make_app
+from mdsmix.cli.commands import make_app
 from mdsmix.errors import Damaged, MixRefused, RecipeError, Unreachable
 from mdsmix.exporting import run, stream_rows
 from mdsmix.exporting.journal import JOURNAL, append_piece

@@ -19,7 +19,7 @@ from typing import Any, get_args, get_type_hints
 import typer.main
 
 from mdsmix import recipe
-from mdsmix.cli.main import make_app
+from mdsmix.cli.commands import make_app
 from mdsmix.json_schema import describe_field
 from mdsmix.kinds.reasons import list_bad_reasons
 from mdsmix.kinds.recipe_schema import SCHEMA_FILE, write_schema

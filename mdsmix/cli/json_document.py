@@ -15,8 +15,6 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import typer
-
 from mdsmix.errors import MdsmixError, SeveralFailed
 
 USAGE_ERROR = "UsageError"
@@ -89,6 +87,7 @@ def _print(tree: Any) -> None:
     direction) are escaped, although JSON allows them.
     """
     import orjson
+    import typer
 
     text = orjson.dumps(tree, default=float, option=orjson.OPT_INDENT_2).decode()
     # Such characters only occur in strings, so JSON's own escape may replace each: "\u009b".

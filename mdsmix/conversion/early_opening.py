@@ -1,15 +1,15 @@
 """Begins to open the tokenizer of a conversion as soon as its recipe is read.
 
-The libraries and modules of a conversion take 0.15 s to import. A thread opens the tokenizer
-meanwhile, on another processor (fast_model.py), if the run certainly has work. A process describes
-a tokenizer that is new to this machine (snapshot.py). So this module imports no other module of its
-package, and no library but those that read a recipe.
+The libraries and modules of a conversion take 0.15 s to import, and Typer 0.03 s. A thread opens
+the tokenizer meanwhile, on another processor (fast_model.py), if the run certainly has work. A
+process describes a tokenizer that is new to this machine (snapshot.py). So this module imports no
+other module of its package, and no library but those that read a recipe.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from mdsmix.encode.fast_model import begin_opening, forget_openings
@@ -20,6 +20,9 @@ from mdsmix.schema import Misfit
 from mdsmix.storage import is_url
 from mdsmix.tokenizer.card import find_tokenizer
 from mdsmix.tokenizer.snapshot import begin_description, forget_descriptions
+
+WITHOUT_WORK = {"-h", "--help", "--dry-run"}
+"Options with which a command converts nothing."
 
 
 @contextmanager
@@ -44,7 +47,34 @@ def open_tokenizer_early(
     """
     try:
         with suppress(MdsmixError, Misfit, OSError, ValueError):
-            _begin_opening(recipe, overrides, only, limit)
+            _begin_opening(
+                recipe, overrides, lambda recipe: any(_find_new_streams(recipe, only, limit))
+            )
+        yield
+    finally:
+        forget_openings()
+
+
+@contextmanager
+def open_tokenizer_for_command(words: Sequence[str]) -> Iterator[None]:
+    """Begin to open the tokenizer of `mdsmix convert`, as `open_tokenizer_early` does, for the
+    `with` block that imports Typer, parses the words and converts.
+
+    Options are not parsed here. So the tokenizer is opened only if no stream of the recipe has a
+    folder: then the run has work, whatever `--only` and `--limit` are. In all other cases
+    `open_tokenizer_early` decides. If Typer refuses an option, the process ends when the tokenizer
+    is open.
+
+    Args:
+        words: the words of the command line after `convert`: the recipe first.
+    """
+    overrides = [word for word in words[1:] if "=" in word and not word.startswith("-")]
+    try:
+        if words and not WITHOUT_WORK.intersection(words):
+            with suppress(MdsmixError, Misfit, OSError, ValueError):
+                _begin_opening(
+                    words[0], overrides, lambda recipe: {*_find_new_streams(recipe)} == {True}
+                )
         yield
     finally:
         forget_openings()
@@ -52,17 +82,21 @@ def open_tokenizer_early(
 
 
 def _begin_opening(
-    recipe: RecipeInput, overrides: Sequence[str], only: Sequence[str], limit: int | None
+    recipe: RecipeInput, overrides: Sequence[str], has_work: Callable[[Recipe], bool]
 ) -> None:
-    """Begin to open or to describe the tokenizer if the run certainly has work. The arguments are
-    those of `open_tokenizer_early`.
+    """Begin to open or to describe the tokenizer if the run certainly has work.
+
+    Args:
+        recipe: the recipe, as `open_recipe` takes it.
+        overrides: `key=value` each.
+        has_work: whether the run has work, if it is of this recipe.
     """
     # A pipe can be read only once: leave it to the conversion.
     if isinstance(recipe, (str, os.PathLike)) and not os.path.isfile(recipe):
         return
     if not isinstance(recipe, Recipe) or not recipe.is_opened:
         recipe = load_recipe(recipe, overrides)  # it takes 1 to 3 ms to read it once more
-    if not _has_new_stream(recipe, only, limit):
+    if not has_work(recipe):
         return
     tokenizer = find_tokenizer(recipe.tokenizer)
     if tokenizer:
@@ -71,17 +105,19 @@ def _begin_opening(
         begin_description(recipe.tokenizer.name, recipe.tokenizer.kwargs)
 
 
-def _has_new_stream(recipe: Recipe, only: Sequence[str], limit: int | None) -> bool:
-    """Return whether a stream that is to be converted has no folder yet. A store is not asked,
-    since that takes as long as the imports.
+def _find_new_streams(
+    recipe: Recipe, only: Sequence[str] = (), limit: int | None = None
+) -> list[bool]:
+    """Return for each stream that is to be converted whether it has no folder yet. A store is not
+    asked, since that takes as long as the imports.
 
     Args:
         recipe: the recipe.
         only: the streams to convert; empty: all.
         limit: convert only so many first records of each stream; None: all.
     """
+    are_new = list[bool]()
     for stream in recipe.choose_sourced(only):
         target = recipe.target(stream, limit)
-        if not is_url(target) and not os.path.exists(target):
-            return True
-    return False
+        are_new.append(not is_url(target) and not os.path.exists(target))
+    return are_new
