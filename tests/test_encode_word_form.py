@@ -252,6 +252,8 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "no byte": lambda tree: tree["model"]["vocab"].pop("<0x0B>"),
     "a space": lambda tree: tree["model"]["vocab"].update({"a b": 9999}),
     "a merge of a byte": lambda tree: tree["model"]["merges"].append(["<0x0A>", "a"]),
+    "a merge with a byte": lambda tree: tree["model"]["merges"].insert(0, ["a", "<0x0A>"]),
+    "a merge with a space": lambda tree: tree["model"]["merges"].append(["a ", "b"]),
     "no normalizer": lambda tree: tree.update(normalizer=None),
     "another one": lambda tree: tree["normalizer"]["normalizers"].append({"type": "NFC"}),
     "another prefix": lambda tree: tree["normalizer"]["normalizers"].append(
@@ -300,6 +302,23 @@ def test_other_tokenizers_have_no_word_form(
     tree = json.loads(content)
     CHANGES[change](tree)
     assert make_word_form(json.dumps(tree).encode()) is None
+
+
+@pytest.mark.parametrize("setting", ["words", "joined"])
+def test_merges_as_pairs_and_as_strings_have_the_same_word_form(
+    setting: str, open_setting: Callable[[str], Tokenizer]
+) -> None:
+    tree = json.loads(Path(open_setting(setting).path).read_bytes())
+    pairs = tree["model"]["merges"]
+    form = make_word_form(json.dumps(tree).encode())
+    assert form
+    tree["model"]["merges"] = [" ".join(pair) for pair in pairs]
+    assert make_word_form(json.dumps(tree).encode()) == form
+    # The last merges of the form are those of the tokenizer, as byte-level tokenizers write them.
+    merges = json.loads(form)["model"]["merges"][-len(pairs) :]
+    bytes_of_merges = [[*map(word_form._read_bytes, merge.split(" "))] for merge in merges]
+    expected = [[token.replace(MARK, " ").encode() for token in pair] for pair in pairs]
+    assert bytes_of_merges == expected
 
 
 def test_a_word_form_is_kept_and_made_again_if_damaged(
