@@ -173,8 +173,9 @@ def _as_tree(value: Any) -> Any:
 def _suggest_field(cls: Any, where: str, key: str) -> str:
     """Return the end of a sentence on an unknown key: `write source.path.` or `did you mean path?`
 
-    The first form names the field that has the key among its synonyms (metadata `also called`). If
-    no field has, the second form names the field with the most similar name.
+    The first form names the field that has the key among its synonyms (metadata `also called`), or
+    the field of this name in a section inside this mapping. If there is none, the second form names
+    the field with the most similar name.
 
     Args:
         cls: the dataclass.
@@ -185,6 +186,10 @@ def _suggest_field(cls: Any, where: str, key: str) -> str:
     for field in fields:
         if key in field.metadata.get("also called", ()):
             return f"write {_join_keys(where, field.name)}."
+    readers = _make_schema(cls).readers
+    for field in fields:
+        if readers[field.name].reads_section_with(key):
+            return f"write {_join_keys(where, field.name)}.{key}."
     return suggest_key(key, [field.name for field in fields])
 
 
@@ -242,6 +247,11 @@ class Reader:
                 if short_form and short_form.fits(value):
                     return parse_mapping(typing.cast(Any, outer), {short_form.key: value}, where)
         raise Misfit(f"{where} is {shorten_value(value)}; it must be {_describe_type(self.hint)}.")
+
+    def reads_section_with(self, key: str) -> bool:
+        """Return whether the value may be a dataclass that has a field of this name."""
+        sections = [outer for outer, _ in self._containers if dataclasses.is_dataclass(outer)]
+        return any(field.name == key for section in sections for field in list_fields(section))
 
 
 _reader = functools.cache(Reader)

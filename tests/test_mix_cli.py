@@ -106,6 +106,7 @@ def test_two_kinds_are_refused_in_print_and_as_json(streams: Path) -> None:
 
 WRONG = (
     ("check nothing", 4, "contains no published stream"),
+    ("inspect web/train/index.json", 4, "index.json is a file, not the folder of a published"),
     ("check web web/train", 2, "the streams web, web/train contain one stream twice"),
     ("check web max_seq_len=4", 2, "is neither one recipe"),
     ("check nope.yaml", 2, "nope.yaml: no such file"),

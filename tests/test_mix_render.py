@@ -470,9 +470,12 @@ def test_writing_follows_symlinks_keeps_the_mode_and_writes_into_a_fifo(tmp_path
 def test_a_failed_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in (tmp_path / "no/x.yaml", tmp_path):
+    for path, reason in (
+        (tmp_path / "no/x.yaml", rf"there is no folder {tmp_path}/no; make it"),
+        (tmp_path, "it is a folder; name a file in it"),
+    ):
         for refuse in (require_writable, lambda path: write_yaml(path, "new")):
-            with pytest.raises(RecipeError, match="the path is a folder, or there is no folder"):
+            with pytest.raises(RecipeError, match=reason):
                 refuse(str(path))
     target = tmp_path / "x.yaml"
     target.write_text("old")

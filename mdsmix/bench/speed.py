@@ -161,7 +161,7 @@ def time_pass(
     if most_steps < LEAST:
         needed = 1 + setting.ready + 2 * LEAST
         raise TooSmall(
-            f"an epoch gives {total} batches, but {setting} needs {needed} batches to be measured"
+            f"{setting} needs {needed} batches to be measured, and an epoch gives {total}"
         )
 
     # Time the first batch, for which the workers start.

@@ -81,7 +81,7 @@ def _check_recipe(recipe: Recipe, path: str) -> None:
     for stream in recipe.streams.values():
         if stream.kind is not None and not find_kinds(stream.kind):
             words = list(dict.fromkeys(kind.word for kind in KINDS))
-            similar = suggest_key(stream.kind, words)
+            similar = suggest_key(stream.kind, words, "the kinds are")
             raise RecipeError(f"{path}: streams.{stream.name}: kind is {stream.kind!r}; {similar}")
     has_templates = False
     for stream in recipe.sourced:
@@ -171,7 +171,8 @@ def _shape_faults(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
             "my_shapes.py:read: remove source.gives, which would change nothing."
         )
     elif source.shape and not find_shape(source.shape, ()):
-        yield f"source.shape is {source.shape!r}; {suggest_key(source.shape, list(SHAPES))}"
+        similar = suggest_key(source.shape, list(SHAPES), "the shapes are")
+        yield f"source.shape is {source.shape!r}; {similar}"
 
 
 def _unreadable_fields(source: SourceSpec, shape: Shape | None) -> Iterator[str]:

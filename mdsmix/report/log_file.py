@@ -48,7 +48,7 @@ class LogFile:
         except OSError as error:
             raise RecipeError(
                 f"--log-file {path} cannot be written: {error.strerror}; name a file in a folder "
-                "that exists."
+                "that exists and can be written."
             ) from None
         self._path = make_printable(path)
         self._start = time.monotonic()

@@ -14,6 +14,7 @@ A stream is published in one of two ways:
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -351,7 +352,12 @@ def list_limited(stream: Location) -> list[Location]:
 
 
 def make_not_published(folder: Location) -> NotPublished:
-    """Return the error of a folder without a stream."""
+    """Return the error of a folder without a stream, or of a file."""
+    if not folder.is_store and os.path.isfile(folder.url):
+        return NotPublished(
+            f"{folder} is a file, not the folder of a published stream: name the folder; "
+            "`mdsmix convert` publishes the records of data files as a stream."
+        )
     return NotPublished(
         f"{folder} contains no published stream: there is no {INDEX} in this folder or in a folder "
         "inside it. Correct the path, or publish the stream there with the tool that makes it."

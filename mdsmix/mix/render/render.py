@@ -293,12 +293,13 @@ def require_writable(target: str) -> None:
         return
     path = os.path.realpath(location.url)
     folder = os.path.dirname(path)
-    is_folder_missing = not os.path.exists(location.url) and not os.path.isdir(folder)
-    if is_folder_missing or os.path.isdir(path):
-        raise RecipeError(
-            f"the file {target} cannot be written: the path is a folder, or there is no folder "
-            f"{folder}; correct the path."
-        )
+    reason = ""
+    if os.path.isdir(path):
+        reason = "it is a folder; name a file in it"
+    elif not os.path.exists(location.url) and not os.path.isdir(folder):
+        reason = f"there is no folder {folder}; make it, or correct the path"
+    if reason:
+        raise RecipeError(f"the file {target} cannot be written: {reason}.")
 
 
 def write_yaml(target: str, text: str) -> None:
