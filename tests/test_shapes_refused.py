@@ -5,6 +5,7 @@ give the same results as one by one.
 from __future__ import annotations
 
 import json
+import random
 from copy import deepcopy
 from itertools import product
 from typing import Any
@@ -370,6 +371,55 @@ def test_what_other_shapes_read_at_once_is_as_read_one_by_one() -> None:
         assert {("user", "assistant"), ("system", "user", "assistant")} < {*orders}
         assert ("system", "assistant", "user", "assistant") not in orders
         assert ("system", "assistant") in orders
+
+
+def test_marked_messages_read_at_once_are_as_read_one_by_one() -> None:
+    """Every order of up to four roles, with marks of all sorts drawn at random: valid ones, other
+    values, and two that may differ. A batch with one bad record is left to the reading one by one.
+    """
+    rng = random.Random(0)
+    shape = SHAPES["openai"]
+    fields = shape.own_fields
+    marks = (None, True, False, 1, 0, 1.0, 0.0)
+    odd_keys = (
+        *({"loss": True}, {"train": 0.5}, {"loss": "yes"}, {"train": [1]}, {"train_detail": []}),
+        *({"name": "b"}, {"role": "developer"}, {"content": ""}, {"content": "\ud800"}),
+    )
+    seen = set[Any]()
+    good = list[Any]()
+    for count in range(2, 5):
+        for roles in product(("user", "assistant", "system"), repeat=count):
+            messages = [{"role": role, "content": f"a{role}"} for role in roles]
+            for _ in range(10):
+                marked = [message | {"weight": rng.choice(marks)} for message in messages]
+                odd = rng.choice(odd_keys)
+                edge = rng.randrange(count)
+                for record in (
+                    {"messages": marked},
+                    {"messages": [*marked[:edge], marked[edge] | odd, *marked[edge + 1 :]]},
+                    {"messages": [*marked[:edge], messages[edge], *marked[edge + 1 :]]},
+                ):
+                    before = deepcopy(record)
+                    one_by_one = shape.read(record, fields)
+                    together = shape.read_plain([record], fields)
+                    if together is not None:
+                        assert [*together] == [one_by_one]
+                        assert type(one_by_one) is Conversation
+                        seen.add(one_by_one.trained and tuple(one_by_one.trained))
+                        good.append(record)
+                    assert record == before
+    assert {None, (False, True), (True, False)} < seen
+    assert {len(flags or ()) for flags in seen} == {0, 2, 3, 4}
+    # Flags are not mixed up between the records of a batch.
+    rng.shuffle(good)
+    one_by_one = [shape.read(record, fields) for record in good]
+    together = shape.read_plain(good, fields)
+    assert together is not None
+    assert [*together] == one_by_one
+    assert [*fingerprints(together)] == [*fingerprints(one_by_one)]
+    bad = {"messages": [message | {"weight": 2} for message in exchange()]}
+    assert shape.read(bad, fields) == "bad_mark"
+    assert shape.read_plain([*good, bad], fields) is None
 
 
 def test_prompts_and_completions_read_at_once_are_as_read_one_by_one() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain, pairwise, repeat
+from itertools import chain, islice, pairwise, repeat
 from typing import Any, NamedTuple
 
 from mdsmix.json_values import read_exactly
@@ -287,6 +287,38 @@ def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) ->
         trained.append(loss.weight > 0)
         losses.append(loss if loss.weight > 0 and loss != AnswerLoss() else None)
     return Marks(trained, losses if any(losses) else None)
+
+
+def read_all_marks(
+    lists: Sequence[list[Message]], keys: Sequence[str]
+) -> list[list[bool] | None] | None:
+    """Return for each conversation which of its messages may be used for training, as
+    `Conversation.trained`. Return None if `read_marks` would refuse a message.
+
+    Raises LookupError or TypeError if a message is not a dict with a role.
+
+    Args:
+        lists: for each conversation its messages. They have no `train_detail`.
+        keys: the keys of `TRAIN_KEYS` that messages have.
+    """
+    messages = [*chain.from_iterable(lists)]
+    columns = [[message.get(key) for message in messages] for key in keys]
+    roles = [message["role"] for message in messages]
+    # Messages have few combinations of a role and marks: read each combination once.
+    marked_roles = [*zip(roles, *columns, strict=True)]
+    is_trained = dict[tuple[Any, ...], bool]()
+    for marked_role in {*marked_roles}:
+        role, *values = marked_role
+        marks = [value for value in values if value is not None]
+        try:
+            loss = _read_loss({"role": role}, marks, with_weights=False)
+        except RecordRefused:
+            return None
+        is_trained[marked_role] = loss.weight > 0
+    # Split the flags at the ends of conversations.
+    flags = iter([*map(is_trained.__getitem__, marked_roles)])
+    flags_of_lists = [[*islice(flags, count)] for count in map(len, lists)]
+    return [None if all(flags_of_list) else flags_of_list for flags_of_list in flags_of_lists]
 
 
 def remove_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:

