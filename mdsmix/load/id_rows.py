@@ -8,7 +8,7 @@ one (training_rows.py).
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from mdsmix.load.stored_rows import StoredRow
+from mdsmix.load.stored_rows import PackedValues, StoredRow
 from mdsmix.load.training_rows import RowRules, has_warned_of_cuts
 from mdsmix.shards.token_ids import (
-    LOSS_MASK,
     LOSS_WEIGHTS,
     PACKED_COLUMNS,
     PLAIN,
     SIDES,
-    STARTS,
     TURNS,
 )
 
@@ -56,6 +54,12 @@ class Policy(NamedTuple):
     "The length in tokens from which on a prompt is trained."
     trains_all_responses: bool
     "Whether all responses of a conversation are trained, and not only the last one."
+
+
+ReadColumns = Callable[[bytes], Any]
+"Returns the values of a sample's columns, or None if its rows are made one by one."
+AddRow = Callable[[Any, Policy], bool]
+"Adds a row from these values. Returns False if the sample needs more."
 
 
 @dataclass(slots=True)
@@ -129,29 +133,21 @@ class IdRows:
         self.trained.append(trained)
         return True
 
-    def add_packed_row(self, values: Values, policy: Policy) -> bool:
+    def add_packed_row(self, values: PackedValues, policy: Policy) -> bool:
         """Add a packed row. Return False if it is longer than a row of the batch, its first
-        document does not begin with the row, its last one begins after it, or loss_mask or
-        loss_weights have another length.
+        document does not begin with the row, or its last one begins after it.
 
         direct_batch.py checks that documents ascend, in the whole batch at once.
         """
-        ids = values["input_ids"]
-        starts = values[STARTS]
+        ids, starts, loss_mask, weights = values
         length = len(ids) // policy.itemsize
         last_start = int.from_bytes(starts[-START_BYTES:], "little")
         if not starts.startswith(FIRST_START) or last_start >= length:
             return False
         number = len(self.lengths)
-        loss_mask = values.get(LOSS_MASK)
-        if loss_mask is not None:
-            if len(loss_mask) != length:
-                return False
+        if loss_mask:
             self.loss_masks[number] = loss_mask
-        weights = values.get(LOSS_WEIGHTS)
-        if weights is not None:
-            if len(weights) != length * WEIGHT_BYTES:
-                return False
+        if weights:
             self.weights[number] = (weights,)
         self.starts[number] = starts
         self.ids.append((ids,))
@@ -259,13 +255,14 @@ def read_id_rows(stored: Sequence[StoredRow], rules: RowRules) -> IdRows | None:
             if columns is None:
                 return None
             policy = _make_policy(rules, columns.dtype)
-            add_row = {
-                PLAIN: rows.add_plain_row,
-                SIDES: rows.add_pair,
-                PACKED_COLUMNS: rows.add_packed_row,
-                TURNS: rows.add_conversation,
-            }[columns.layout]
-        values = columns.read(row.data)
+            functions: Mapping[tuple[str, ...], tuple[ReadColumns, AddRow]] = {
+                PLAIN: (columns.read, rows.add_plain_row),
+                SIDES: (columns.read, rows.add_pair),
+                PACKED_COLUMNS: (columns.read_packed, rows.add_packed_row),
+                TURNS: (columns.read, rows.add_conversation),
+            }
+            read, add_row = functions[columns.layout]
+        values = read(row.data)
         if values is None or not add_row(values, policy):
             return None
         dtypes.append(columns.dtype)

@@ -116,6 +116,16 @@ def packed_rows(draw: Any, dtype: Any, has_mask: bool = True) -> Samples:
     return samples
 
 
+def full_packed_rows(draw: Any, dtype: Any) -> Samples:
+    """Full packed rows, with columns that are not read."""
+    samples = []
+    for number in range(30):
+        ids = draw_ids(draw, WIDTH, WIDTH, dtype)
+        starts = np.array([0, *range(number % 5 + 1, WIDTH, 7)], np.int32)
+        samples.append({"input_ids": ids, "starts": starts, "id": number, "note": "n" * number})
+    return samples
+
+
 PACKED = {"starts": "ndarray:int32", "loss_mask": "ndarray:uint8"}
 WEIGHTS = {"loss_weights": "ndarray:float32"}
 LAYOUTS: dict[str, tuple[Any, Any]] = {
@@ -126,6 +136,15 @@ LAYOUTS: dict[str, tuple[Any, Any]] = {
     "all trained": (
         partial(packed_rows, has_mask=False),
         {"input_ids": "ndarray:{}", "starts": "ndarray:int32"},
+    ),
+    "full packed": (
+        full_packed_rows,
+        {
+            "id": "int",
+            "input_ids": f"ndarray:{{}}:{WIDTH}",
+            "note": "str",
+            "starts": "ndarray:int32",
+        },
     ),
     "weighted": (packed_rows, {"input_ids": "ndarray:{}", **PACKED, **WEIGHTS}),
     "open pairs": (open_pairs, {"input_ids": "ndarray:{}", "labels": "ndarray:{}"}),
@@ -149,6 +168,8 @@ CASES: list[tuple[list[str], str, TokenIds, dict[str, Any]]] = [
     (["pairs"], "finetuning", LEFT, {"allow_pad_trimming": True}),
     (["packed"], "mdsmix", RIGHT, {}),
     (["packed", "all trained"], "mdsmix", LEFT, {}),
+    (["full packed"], "mdsmix", RIGHT, {}),
+    (["full packed", "weighted"], "mdsmix", LEFT, {}),
     (["packed", "plain", "pairs", "full"], "mdsmix", RIGHT, {"eos_token_id": EOS}),
     (["packed", "plain", "pairs", "full"], "mdsmix", LEFT, {"allow_pad_trimming": True}),
     (["plain"], "text", TokenIds(eos=EOS), {"eos_token_id": EOS}),
@@ -301,6 +322,15 @@ def test_samples_that_need_more_are_made_one_by_one(tmp_path: Path, written: lis
             (packed, make_packed([0, 1], [1, 1, 0, 0]), "nothing left to train on"),
             (packed, make_packed([0, 1], [1, 1, 1]), "loss_mask has 3 values"),
             (packed, make_packed([0, 1], [1, 1, 1, 1], first_id=-7), "contains the token id -7"),
+            (
+                packed,
+                {
+                    "input_ids": np.array([[5, 6, 7, 8]], np.int32),
+                    "starts": np.array([0, 1], np.int32),
+                    "loss_mask": np.array([1, 1, 1, 1], np.uint8),
+                },
+                "a row of integers",
+            ),
             (
                 {"tokens": "ndarray:int16"},
                 {"tokens": np.array([4, -2], np.int16)},
@@ -467,19 +497,24 @@ def test_damaged_bytes_are_not_read_as_ids(tmp_path: Path) -> None:
     data = shard.get_sample_data(0)
     arrays = columns.read(data)
     assert arrays
+    names = ("input_ids", "starts", "loss_mask", "loss_weights")
+    assert columns.read_packed(data) == tuple(arrays.get(name, b"") for name in names)
 
-    def measure(values: dict[str, bytes]) -> dict[str, int]:
-        return {name: len(value) for name, value in values.items()}
+    def measure(values: dict[str, bytes] | tuple[bytes, ...]) -> list[int]:
+        pieces = values.values() if isinstance(values, dict) else values
+        return sorted(len(piece) for piece in pieces if piece)
 
     for cut in range(len(data)):
         assert columns.read(data[:cut]) is None
+        assert columns.read_packed(data[:cut]) is None
     assert columns.read(data + b"0") is None
+    assert columns.read_packed(data + b"0") is None
     for position in range(12 + 2):  # the sizes of the columns, and the head of the first array
         for bit in range(8):
             damaged = bytearray(data)
             damaged[position] ^= 1 << bit
-            read = columns.read(bytes(damaged))
-            assert read is None or measure(read) == measure(arrays), (position, bit)
+            for read in (columns.read(bytes(damaged)), columns.read_packed(bytes(damaged))):
+                assert read is None or measure(read) == measure(arrays), (position, bit)
 
 
 def test_batches_belong_to_the_training_loop(tmp_path: Path) -> None:
