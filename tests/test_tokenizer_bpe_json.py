@@ -26,7 +26,8 @@ from mdsmix.tokenizer.content_hash import hash_content
 IDS = {"bos_id": None, "eos_id": 0, "pad_id": 1}
 CHARACTERS = [*map(chr, range(0x3000)), "\ufeff", "\uffff", "\U0001f642", "\U0010ffff"]
 AWKWARD = (
-    *('"', "\\", '\\"', '",', '","', '"],["', "},", '},"merges":[', ',"vocab":{', "]}}"),
+    *('"', "\\", '\\"', '",', '","', '"],["', ",", "],[", "[", "]"),
+    *("},", '},"merges":[', ',"vocab":{', "]}}"),
     '"model":{"type":"BPE",',
 )
 
@@ -35,7 +36,8 @@ AWKWARD = (
 def content() -> str:
     """Return a tokenizer.json whose tokens and merges look like parts of the file."""
     tokens = [*CHARACTERS, *(token for token in AWKWARD if len(token) > 1)]
-    merges = [(left, right) for left in ('"', "\\", '",') for right in AWKWARD]
+    lefts = ('"', "\\", '",', ",", "],[")
+    merges = [(left, right) for left in lefts for right in AWKWARD]
     tokens += ["".join(pair) for pair in merges]
     vocab = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
     model = Model(BPE(vocab=vocab, merges=merges))

@@ -6,8 +6,8 @@ threads meanwhile. So a conversion that certainly has work first begins to open 
 another processor. `open_model` waits for the thread. This module imports neither numpy nor a
 library of tokenizers, since these imports are a third of what is done meanwhile.
 
-A tokenizer that is new to this machine is opened while transformers describes it. Of a small
-SentencePiece tokenizer the word form (word_form.py) is made and opened.
+A tokenizer that is new to this machine is opened while transformers describes it. Of a
+SentencePiece tokenizer the word form (word_form.py) is made, and opened if it is small.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mdsmix.encode.backend_files import (
     may_have_word_form,
     name_fastokens,
 )
+from mdsmix.freed_memory import release_freed_memory
 from mdsmix.tokenizer.bpe_json import find_joined
 from mdsmix.tokenizer.card import Tokenizer
 
@@ -73,20 +74,23 @@ class _Opening(threading.Thread):
 
 
 class _WordFormOpening(_Opening):
-    """A thread that makes the word form of a tokenizer.json, and opens it."""
+    """A thread that makes the word form of a tokenizer.json, and opens it if it is small."""
 
     content: bytes | None = None
     "The word form; None if it is not made yet, or if the tokenizer has none."
 
     def _open(self) -> Any:
-        """Make the word form, and return its model; None if there is no word form."""
-        from fastokens import Tokenizer as Model
-
+        """Make the word form, and return its model; None if it is large or there is none."""
         from mdsmix.encode.word_form import make_word_form
 
-        content = make_word_form(Path(self._path).read_bytes())
-        if content is None:
+        source = Path(self._path).read_bytes()
+        content = make_word_form(source)
+        if content is None or len(source) > SMALL_FILE:
+            self.content = content
+            release_freed_memory()
             return None
+        from fastokens import Tokenizer as Model
+
         model = Model.from_json_str(content.decode())
         self.content = content
         return model
@@ -104,17 +108,13 @@ class OpeningWhileDescribed:
 
     def begin(self, file: str) -> None:
         """Begin to open the file in a thread. If the tokenizer may have a word form
-        (word_form.py), the thread makes and opens that. Do nothing if the backend is the reference,
-        or if making the word form would take much memory.
+        (word_form.py), the thread makes that, and opens it if it is small. Do nothing if the
+        backend is the reference.
         """
         if self._backend == "reference":
             return
-        if not encodes_bytes(file):
-            self._opening = _Opening(file, may_fail=True)
-        elif Path(file).stat().st_size <= SMALL_FILE:
-            self._opening = _WordFormOpening(file, may_fail=True)
-        else:
-            return
+        kind = _WordFormOpening if encodes_bytes(file) else _Opening
+        self._opening = kind(file, may_fail=True)
         self._opening.start()
 
     def adopt(self, path: str) -> None:
@@ -180,15 +180,16 @@ def open_model(path: str, backend: Any) -> Any:
 
 def take_word_form(tokenizer: Tokenizer) -> bytes | None:
     """Return the word form of a tokenizer if a thread has made it, or makes it now; otherwise None.
-    `open_model` then takes its model for the word form's file in the cache.
+    If the thread has opened it, `open_model` takes its model for the word form's file in the cache.
 
     Args:
         tokenizer: the tokenizer.
     """
     opening = _word_forms.pop(tokenizer.path, None)
-    if opening is None or opening.wait() is None:
+    if opening is None:
         return None
-    _openings[str(locate_word_form(tokenizer))] = opening
+    if opening.wait() is not None:
+        _openings[str(locate_word_form(tokenizer))] = opening
     return opening.content
 
 

@@ -104,13 +104,23 @@ def join_merges(content: bytes) -> bytes | None:
     bpe = parse_bpe_json(content)
     if bpe is None or b" " in bpe.merges or f'["{COMMENT}'.encode() in bpe.merges:
         return None
-    # Without escaped quotes, each quote opens or closes a string.
+    import numpy as np  # 50 ms, and a run that knows its tokenizer joins nothing
+
+    # Without escaped quotes, each quote opens or closes a string, and a merge has four of them.
     text = bpe.merges.replace(b"\\\\", BACKSLASH).replace(b'\\"', QUOTE)
-    tokens = text.split(b'"')[1::2]
-    if not tokens:
+    characters = np.frombuffer(text, np.uint8).copy()
+    quotes = np.flatnonzero(characters == ord('"')).reshape(-1, 4)
+    if not len(quotes):
         return None
-    pairs = zip(tokens[::2], tokens[1::2], strict=True)
-    text = b'["' + b'","'.join(map(b" ".join, pairs)) + b'"]'
+    # Write a space for the comma between the tokens, and leave out what is around it and around the
+    # merge: its brackets. Python objects for the tokens of Gemma 3 would take 0.2 s more.
+    characters[quotes[:, 1] + 1] = ord(" ")
+    is_kept = np.ones(len(characters), bool)
+    is_kept[quotes[:, 1]] = False
+    is_kept[quotes[:, 2]] = False
+    is_kept[quotes[:, 0] - 1] = False
+    is_kept[quotes[:, 3] + 1] = False
+    text = bytes(characters[is_kept])
     merges = text.replace(QUOTE, b'\\"').replace(BACKSLASH, b"\\\\")
     return content.removesuffix(bpe.merges + b"}}") + merges + b"}}"
 
