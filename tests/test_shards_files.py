@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from mdsmix.errors import Unreachable
 from mdsmix.ragged import Ragged
+from mdsmix.shards import shard_files
 from mdsmix.shards.counts import Records, count_by_length
 from mdsmix.shards.index import Shard, StoredFile, make_index, parse_index, read_index
 from mdsmix.shards.manifest import TokenizerCard, parse_manifest
@@ -31,6 +33,7 @@ from mdsmix.shards.shard_files import (
 from mdsmix.shards.shard_samples import HEAD_BYTES, Sample, read_first_samples
 from mdsmix.storage import Location, locate
 from mdsmix.storage.local import LocalPath
+from tests.alarm import WAIT_SECONDS
 from tests.published import make_manifest, publish, seal_manifest
 
 LAYOUT = ShardLayout({"tokens": "ndarray:uint16:8"})
@@ -179,6 +182,32 @@ def test_a_file_that_exists_is_not_written_again(folder: Location) -> None:
         writer(file, CONTENT)
         assert file.read() == (CONTENT if is_written else before)
         assert (file.stat() != stat_before) is is_written
+
+
+def test_a_store_gets_two_shards_at_once_and_a_disk_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries of the index are in the order of the rows all the same."""
+    rows = pairs_of(*range(8))
+    monkeypatch.setattr(shard_files, "SHARD_BYTES", 1)
+    barrier = threading.Barrier(2, timeout=WAIT_SECONDS)
+    writing = list[str]()
+    most = list[int]()
+
+    def write(file: Location, *parts: bytes | memoryview) -> None:
+        writing.append(file.name)
+        most.append(len(writing))
+        if file.is_store:
+            barrier.wait()  # until another shard is written at the same moment
+        writing.remove(file.name)
+
+    monkeypatch.setattr(LocalPath, "write", write)
+    on_disk = store_shards(locate(tmp_path), PAIRS, rows, is_new=True)
+    assert most == [1] * 4
+    most.clear()
+    monkeypatch.setattr(LocalPath, "is_store", True)
+    assert store_shards(locate(tmp_path), PAIRS, rows, is_new=True) == on_disk
+    assert max(most) == 2
 
 
 @pytest.fixture

@@ -4,17 +4,19 @@ file sends that is read in any order. No server is needed.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
 import shutil
 import threading
+import tracemalloc
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 from unittest.mock import Mock
 
 import botocore.exceptions
@@ -25,9 +27,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage import Stat, locate, notices, retries, s3_client, s3_conditions, s3_reader
+from mdsmix.storage import (
+    Stat,
+    locate,
+    notices,
+    object_reader,
+    retries,
+    s3_client,
+    s3_conditions,
+    s3_reader,
+)
 from mdsmix.storage import s3_errors as errors_of_s3
-from mdsmix.storage.object_reader import make_random_reader
+from mdsmix.storage.object_reader import make_parts_reader, make_random_reader
 from mdsmix.storage.s3_client import ask_s3
 from tests.clock import Clock
 
@@ -485,12 +496,12 @@ class RecordingFetch:
         return self.data[start:end]
 
 
-@given(st.binary(max_size=100), st.lists(st.one_of(READ, SEEK), max_size=25), st.integers(0, 120))
-def test_a_random_reader_reads_as_a_file_in_memory(
-    data: bytes, operations: list[tuple[int | None, int]], ahead: int
+def compare_with_memory(
+    file: BinaryIO, data: bytes, operations: list[tuple[int | None, int]]
 ) -> None:
-    """A seek to before the beginning moves BytesIO there, and is refused by files."""
-    file = make_random_reader(RecordingFetch(data), len(data), ahead)
+    """Compare a reader of these bytes with BytesIO. A seek to before the beginning moves BytesIO
+    there, and is refused by files.
+    """
     memory = io.BytesIO(data)
     for whence, number in operations:
         if whence is None:
@@ -501,6 +512,59 @@ def test_a_random_reader_reads_as_a_file_in_memory(
         else:
             assert file.seek(number, whence) == memory.seek(number, whence)
         assert file.tell() == memory.tell()
+
+
+@given(st.binary(max_size=100), st.lists(st.one_of(READ, SEEK), max_size=25), st.integers(0, 120))
+def test_a_random_reader_reads_as_a_file_in_memory(
+    data: bytes, operations: list[tuple[int | None, int]], ahead: int
+) -> None:
+    compare_with_memory(
+        make_random_reader(RecordingFetch(data), len(data), ahead), data, operations
+    )
+
+
+@given(
+    st.lists(st.binary(max_size=40), max_size=6),
+    st.lists(st.one_of(READ, SEEK), max_size=25),
+    st.integers(1, 50),
+)
+def test_parts_are_read_as_their_joined_bytes(
+    parts: list[bytes], operations: list[tuple[int | None, int]], joined_bytes: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(object_reader, "_JOINED_BYTES", joined_bytes)
+        file = make_parts_reader([memoryview(part) for part in parts])
+    compare_with_memory(file, b"".join(parts), operations)
+
+
+def test_an_upload_does_not_join_its_parts_in_memory(
+    clock: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try reads them from the first byte on."""
+    parts = [bytes([number]) * (2 << 20) for number in range(16)]
+    expected = hashlib.sha256(b"".join(parts)).hexdigest()
+    digests = list[str]()
+
+    def put_object(**request: Any) -> None:
+        hasher = hashlib.sha256()
+        for piece in iter(lambda: request["Body"].read(16 << 10), b""):
+            hasher.update(piece)
+        digests.append(hasher.hexdigest())
+        if len(digests) == 1:
+            raise SLOW_DOWN
+
+    client = SimpleNamespace(
+        put_object=put_object, meta=SimpleNamespace(endpoint_url="http://127.0.0.1:9")
+    )
+    monkeypatch.setattr(s3_client, "_open_client", lambda: client)
+    tracemalloc.start()
+    try:
+        locate("s3://b/x").write(*parts)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert digests == [expected] * 2
+    assert peak < 8 << 20
 
 
 def test_each_byte_is_fetched_once_and_the_end_with_the_bytes_before_it() -> None:

@@ -49,6 +49,10 @@ SHARD_ROWS = 1 << 17
 """131,072 rows, which is half of Streaming's smallest shuffle block. Shards with more rows are
 shuffled badly.
 """
+UPLOADS = 2
+"""Shards that a store gets at once. While it hashes one and waits for its disk, the other one is
+sent: 80 MB take MinIO on the same machine 0.2 s instead of 0.3.
+"""
 INNER_FOLDERS = (".mdsmix", "quarantine")
 "Folders that mdsmix makes inside a split's folder."
 Rows = Ragged | Chunked
@@ -240,7 +244,11 @@ def store_shards(
         is_new: True if the folder certainly does not contain the shards yet: then each is written
             without asking the store whether it exists.
     """
-    return [_store_shard(folder, layout, piece, is_new) for piece in split_into_shards(rows)]
+    return map_threads(
+        lambda piece: _store_shard(folder, layout, piece, is_new),
+        split_into_shards(rows),
+        threads=UPLOADS if folder.is_store else 1,
+    )
 
 
 def _store_shard(folder: Location, layout: ShardLayout, rows: Rows, is_new: bool) -> Shard:

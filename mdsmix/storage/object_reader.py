@@ -1,5 +1,6 @@
-"""Two readers of an object, for every store. `ObjectReader` reads from start to end, and continues
-if the answer's body breaks off. `RandomReader` reads parts in any order.
+"""Readers of objects, for every store. `ObjectReader` reads from start to end, and continues if
+the answer's body breaks off. `RandomReader` reads parts in any order, of an object or of the bytes
+of an upload.
 
 A reader of a directory or a footer (zip, parquet) reads a few bytes at a time, first near the end.
 A request takes as long for 1 KB as for 1 MB. So `RandomReader` requests more bytes than were asked
@@ -10,17 +11,21 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage.location import CHANGED, Location, Stat
+from mdsmix.storage.location import CHANGED, Bytes, Location, Stat
 
 T = TypeVar("T")
 
 _READ_BYTES = 8 << 20
 "Bytes that `readall` reads at once. With the 8 KiB of RawIOBase's own it would be 7 times slower."
+_JOINED_BYTES = 1 << 20
+"Bytes of a file's parts that are joined at once for an upload."
 
 
 class OpenedBody(NamedTuple):
@@ -244,3 +249,26 @@ def make_version_reader(file: Location, stat: Stat, ahead: int) -> BinaryIO:
         return data
 
     return make_random_reader(fetch, stat.size, ahead)
+
+
+def make_parts_reader(parts: Sequence[Bytes]) -> BinaryIO:
+    """Return a reader of the joined parts of a file, which can seek. At most 1 MiB of them is
+    joined at a time: to join all parts of a shard would take 64 MiB for each upload.
+
+    Args:
+        parts: bytes, one after the other. They must not change while they are read.
+    """
+    ends = list(accumulate(map(len, parts)))
+
+    def fetch(start: int, end: int) -> bytes:
+        """Return the bytes from `start` on and before `end`."""
+        pieces = list[memoryview]()
+        for number in range(bisect_right(ends, start), len(parts)):
+            part = memoryview(parts[number])
+            part_start = ends[number] - len(part)
+            if part_start >= end:
+                break
+            pieces.append(part[max(0, start - part_start) : end - part_start])
+        return b"".join(pieces)
+
+    return make_random_reader(fetch, ends[-1] if ends else 0, _JOINED_BYTES)

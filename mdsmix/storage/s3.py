@@ -22,6 +22,7 @@ from mdsmix.storage.location import (
     Location,
     Stat,
 )
+from mdsmix.storage.object_reader import make_parts_reader
 from mdsmix.storage.s3_client import (
     ask_s3,
     find_credentials,
@@ -94,8 +95,9 @@ class S3Path(BucketPath):
         return io.BufferedReader(reader, buffer_size=1 << 20)
 
     def write(self, *parts: Bytes) -> None:
-        body = b"".join(parts)
-        ask_s3(self.url, lambda client: client.put_object(**self._object(), Body=body))
+        # Each try gets a reader of its own, which begins at the first byte.
+        target = self._object()
+        ask_s3(self.url, lambda client: client.put_object(**target, Body=make_parts_reader(parts)))
 
     def create(self, content: bytes) -> Stat | None:
         return ask_s3(self.url, lambda client: put_if(client, self._object(), content, None))

@@ -14,19 +14,23 @@ THREADS = 16
 """
 
 
-def map_threads(request: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Return the results of `request(item)` for all items, in the items' order. Sixteen requests
-    run at a time.
+def map_threads(request: Callable[[T], R], items: Iterable[T], threads: int = THREADS) -> list[R]:
+    """Return the results of `request(item)` for all items, in the items' order.
 
     If requests fail, the error of the first of these items is raised, and requests that have not
     begun are dropped.
+
+    Args:
+        request: sends one request.
+        items: the arguments of the requests.
+        threads: how many requests run at a time.
     """
     all_items = list(items)
-    if len(all_items) < 2:
+    if len(all_items) < 2 or threads == 1:
         return [request(item) for item in all_items]
     from concurrent.futures import ThreadPoolExecutor  # 3.5 ms, and one stream needs no threads
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(request, all_items))
 
 
