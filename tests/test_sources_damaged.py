@@ -283,6 +283,13 @@ UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
         Unreachable,
         "would be read as a record: remove source.header",
     ),
+    (
+        "a.csv",
+        b"Answer,question ,id\n1,2,3\n",
+        {"header": ("question", "answer", "number")},
+        Unreachable,
+        r"remove source\.header from the recipe, and name the fields .* \(Answer, question , id\)",
+    ),
     ("a.jsonl", b"1\n", {"header": ("n",)}, RecipeError, r"header does not apply to a\.jsonl"),
     (
         "a.jsonl",

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import csv
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, NamedTuple
 
 from mdsmix.errors import Unreachable
+from mdsmix.messages import make_printable
 from mdsmix.sources.format import (
     BLANK,
     BYTE_ORDER_MARK,
@@ -36,6 +37,8 @@ from mdsmix.sources.units import SourceFile, Span, Unit
 
 LONGEST_FIELD = 16 << 20
 "The most characters of a cell; the reader uses four bytes for each."
+MOST_SHOWN = 160
+"The most characters of a row in a message."
 LONGEST_ROW = 2 * LONGEST_FIELD
 "The most bytes of a row with its line ends; a longer row is a bad record."
 
@@ -100,19 +103,32 @@ class CsvTable(Format):
 def _refuse_repeated_header(
     file: SourceFile, rows: Iterator[Item], header: list[str]
 ) -> Iterator[Item]:
-    """Yield all rows. Raise Unreachable if the first row that is not blank has the names that the
-    recipe sets as the header: it would become a record.
+    """Yield all rows. Raise Unreachable if the first row that is not blank names fields, as the
+    header of the recipe does: it would become a record.
     """
     is_first = True
     for row in rows:
-        if is_first and row.record == header:
+        if is_first and row.record and _names_fields(row.record, header):
+            hint = "remove source.header from the recipe"
+            if row.record != header:
+                names = make_printable(", ".join(row.record)[:MOST_SHOWN])
+                hint += f", and name the fields as this line does ({names})"
             raise Unreachable(
                 f"the first line of {file.location.url} names the fields, as source.header does, "
-                "so it would be read as a record: remove source.header from the recipe"
+                f"so it would be read as a record: {hint}"
             )
         if row.record or row.reason:
             is_first = False
         yield row
+
+
+def _names_fields(cells: Sequence[str], header: Sequence[str]) -> bool:
+    """Check whether a row is a header rather than a record: more than half of its cells are names
+    of the recipe's header, perhaps in another order or with other capitals.
+    """
+    names = {name.strip().casefold() for name in header}
+    named = [cell for cell in cells if cell.strip().casefold() in names]
+    return 2 * len(named) > len(header)
 
 
 def _read_header(file: SourceFile, rows: Iterator[Item]) -> list[str]:
