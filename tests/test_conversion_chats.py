@@ -138,6 +138,40 @@ def test_nulls_of_openai_s_sdk_are_reported_only_if_they_are_printed(
     assert "assistantNone: a" in run_ok("inspect", project.train).out.replace("⟦", "")
 
 
+def test_nulls_inside_messages_are_reported_if_they_change_a_row(
+    project: Project, styles: dict[str, Path]
+) -> None:
+    """The rows without the nulls are the oracle. OpenAI's SDK and Anthropic's write such nulls."""
+    question, request, result, answer = talk("user", "assistant", "tool", "assistant")["messages"]
+    function = {"name": "weather", "arguments": {"city": "Oslo"}}
+    call = {"id": "c1", "type": "function", "function": function}
+    records: dict[str, list[Any]] = {}
+    for name, odd in (
+        ("index", call | {"index": None}),
+        ("no id", call | {"id": None}),
+        ("parsed", call | {"function": function | {"parsed_arguments": None}}),
+        ("argument", call | {"function": function | {"arguments": {"city": None, "n": 1}}}),
+    ):
+        records[name] = [question, request | {"tool_calls": [odd]}, result, answer]
+    records["details"] = [question, answer | {"details": [{"a": None}]}]
+    records["artifact"] = [
+        question, request | {"tool_calls": [call]}, result | {"artifact": {"a": None}}, answer
+    ]  # fmt: skip
+    printed = list[str]()
+    for name, messages in records.items():
+        project.write_source([{"messages": messages}])
+        rows = list[Any]()
+        for nulls in ("keep", "drop"):
+            configure_chats(project, styles["tools"], shape="openai", nulls=nulls)
+            project.convert_ok("--reencode")
+            rows.append(read_samples(project.train))
+            if nulls == "keep":
+                is_counted = bool(project.manifest.records.nulls.get("messages"))
+        assert is_counted == (rows[0] != rows[1]), name
+        printed += [name] * is_counted
+    assert printed == ["argument"]
+
+
 def test_records_of_another_shape_are_refused_with_advice(project: Project) -> None:
     alpaca = {"instruction": "Name a colour.", "output": "Red."}
     rounds = {"messages": [{"human": "Hi", "assistant": "Hello."}]}

@@ -415,5 +415,5 @@ def test_an_unprinted_null_of_mistral_counts_as_unprinted() -> None:
     twice.
     """
     template = open_template(styles.MISTRAL, VARIABLES)
-    assert not prints_null(template, "assistant", "refusal")
-    assert prints_null(template, "tool", "tool_call_id")
+    assert not prints_null(template, "assistant", ("refusal",))
+    assert prints_null(template, "tool", ("tool_call_id",))

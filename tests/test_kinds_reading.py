@@ -48,6 +48,9 @@ class RefusingKind:
         rejected = dict.fromkeys({*range(len(records))} - {*good}, "too_long")
         return make_encoded({"tokens": rows}, [rows], good, 0, rejected=rejected)
 
+    def prints_null(self, conversation: Any, role: str, path: tuple[str, ...]) -> bool:
+        return "arguments" in path
+
 
 REASON_OF_TEXT = {"c!": "too_long", None: "field_not_text", "\ud800": "lone_surrogate"}
 LANGUAGES = st.sampled_from(["en", "de", None])

@@ -392,8 +392,55 @@ def prints_key(template: ChatTemplate, role: str, key: str) -> bool:
     return "probe_extra" in _render(template, *messages, tools=None).text
 
 
+def prints_null(template: ChatTemplate, role: str, path: tuple[str, ...]) -> bool:
+    """Return whether the template may print a null in messages of this role.
+
+    Args:
+        template: the template.
+        role: the role.
+        path: the keys that lead from the message to the null, without numbers of list entries:
+            `("name",)` or `("tool_calls", "function", "strict")`.
+    """
+    key = path[0]
+    if len(path) == 1:
+        return _prints_null_of_message(template, role, key)
+    if key == "tool_calls":
+        return "arguments" in path or _prints_null_of_call(template, path[1:])
+    if key in ("content", "tools"):
+        return True
+    # A template that does not name the key may still print whole messages.
+    return key in template.source or prints_key(template, role, key)
+
+
 @lru_cache(maxsize=256)
-def prints_null(template: ChatTemplate, role: str, key: str) -> bool:
+def _prints_null_of_call(template: ChatTemplate, path: tuple[str, ...]) -> bool:
+    """Return whether the template prints a call of a tool with a null differently than without this
+    entry. Return True if it prints no calls.
+
+    Args:
+        template: the template.
+        path: the keys that lead from the call to the null.
+    """
+    texts = list[Rendering]()
+    for has_null in (True, False):
+        probe = make_call_probe(template)
+        if probe is None:
+            return True
+        messages: list[Message] = json.loads(json.dumps(probe))  # a copy that can be changed
+        entry = messages[1]["tool_calls"][0]
+        for key in path[:-1]:
+            entry = entry.setdefault(key, {})
+            if not isinstance(entry, dict):
+                return True
+        entry.pop(path[-1], None)
+        if has_null:
+            entry[path[-1]] = None
+        texts.append(_render(template, *messages, _ANSWER))
+    return texts[0] != texts[1]
+
+
+@lru_cache(maxsize=256)
+def _prints_null_of_message(template: ChatTemplate, role: str, key: str) -> bool:
     """Return whether the template prints messages with `key: null` differently than messages
     without the key. If the template fails on every probe without the key, return True.
 

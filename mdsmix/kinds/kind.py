@@ -189,14 +189,14 @@ class Kind(ABC):
         """
         return False
 
-    def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
-        """Check whether the chat template may print the null of a message such as `{"role":
+    def prints_null(self, conversation: RichConversation, role: str, path: tuple[str, ...]) -> bool:
+        """Check whether the chat template may print a null of a message such as `{"role":
         "user", "name": None}`. True if that is unknown.
 
         Args:
             conversation: the conversation with the message.
             role: the role of the message.
-            key: the key of the message whose value is null.
+            path: the keys that lead from the message to the null (`forms.prints_null`).
         """
         return True
 

@@ -27,7 +27,7 @@ from mdsmix.record import (
 )
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
-from mdsmix.shapes.conversation_rules import contains_null
+from mdsmix.shapes.conversation_rules import contains_null, find_null_paths
 from mdsmix.shapes.fields import find_value, make_deriver, parse_field
 from mdsmix.shapes.image_parts import NOTHING
 from mdsmix.shapes.preference import Preference
@@ -297,9 +297,8 @@ class RecordReader:
         """Count the records with null entries inside messages or tools, since templates may print
         such a null as `None`.
 
-        A null that is directly under a key of a message counts only if the template may print this
-        key. Nothing is counted if the option `nulls` drops null entries, or if all conversations
-        are plain: these have no nulls.
+        A null in a message counts only if the template may print it. Nothing is counted if the
+        option `nulls` drops null entries, or if all conversations are plain: these have no nulls.
         """
         if "nulls" in self.options or isinstance(results, PlainConversations):
             return
@@ -353,23 +352,19 @@ class RecordReader:
             value = [value]
         if self.kind is None or not isinstance(value, list):
             return True
-        # A null deeper inside a message may always be printed. A null directly under a key of a
-        # message depends on the key: collect these keys.
+        # A shape adds keys of its own with null: collect the keys that have null in the record.
         null_keys = set[str]()
         for item in value:
-            if not isinstance(item, dict):
-                if contains_null(item):
-                    return True
-            elif any(map(contains_null, item.values())):
-                return True
-            else:
+            if isinstance(item, dict):
                 null_keys.update(key for key, inner in item.items() if inner is None)
+            elif contains_null(item):
+                return True
         null_keys.discard("content")  # a null content does not count (`contains_null`)
-        # Check whether the shape has kept one of these keys, and the template may print it.
+        # Check whether the shape has kept a null, and the template may print it.
         for message in conversation.messages:
-            for key, inner in message.items():
-                is_null = inner is None and key in null_keys
-                if is_null and self.kind.prints_null(conversation, message["role"], key):
+            for path in set(find_null_paths(message)):
+                is_own = len(path) > 1 or path[0] in null_keys
+                if is_own and self.kind.prints_null(conversation, message["role"], path):
                     return True
         return False
 

@@ -89,8 +89,8 @@ class TemplateKind(Kind):
     def prints_date(self, tokenizer: Tokenizer) -> bool:
         return find_template_facts(self.encoding, tokenizer).prints_date
 
-    def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
-        return self.renderer.prints_null(conversation, role, key)
+    def prints_null(self, conversation: RichConversation, role: str, path: tuple[str, ...]) -> bool:
+        return self.renderer.prints_null(conversation, role, path)
 
     def end_notes(self, tokenizer: Tokenizer) -> list[EndNote]:
         return list(make_end_notes(self.encoding, tokenizer))

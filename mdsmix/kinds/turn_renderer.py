@@ -145,17 +145,17 @@ class TurnRenderer:
         """
         return {token[0] for token in (*self.controls, *PLACEHOLDERS) if token}
 
-    def prints_null(self, conversation: RichConversation, role: str, key: str) -> bool:
-        """Check whether the chat template may print the null of a message such as `{"role":
+    def prints_null(self, conversation: RichConversation, role: str, path: tuple[str, ...]) -> bool:
+        """Check whether the chat template may print a null of a message such as `{"role":
         "user", "name": None}`.
 
         Args:
             conversation: the conversation with the message.
             role: the role of the message.
-            key: the key of the message whose value is null.
+            path: the keys that lead from the message to the null (`forms.prints_null`).
         """
         template = self.chat.for_tools(conversation.tools)
-        return forms.prints_null(add_variables(template, conversation.variables), role, key)
+        return forms.prints_null(add_variables(template, conversation.variables), role, path)
 
     def render(self, conversations: Sequence[Conversation]) -> TurnRows:
         """Render each conversation with the chat template, and tokenize its turns.

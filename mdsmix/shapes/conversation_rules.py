@@ -5,7 +5,7 @@ used for training, such as `"weight": 0`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, islice, pairwise, repeat
 from typing import Any, NamedTuple
@@ -470,6 +470,21 @@ def contains_null(value: Any) -> bool:
             for key, inner in value.items()
         )
     return isinstance(value, list) and any(map(contains_null, value))
+
+
+def find_null_paths(value: Any) -> Iterator[tuple[str, ...]]:
+    """Yield the keys that lead to each null entry of an object, without the numbers of list
+    entries: `("tool_calls", "function", "strict")`.
+    """
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if inner is None:
+                yield (key,)
+            else:
+                yield from ((key, *path) for path in find_null_paths(inner))
+    elif isinstance(value, list):
+        for item in value:
+            yield from find_null_paths(item)
 
 
 def merge_messages(
