@@ -110,6 +110,7 @@ REFUSED_OVERRIDES = {
     "seed=3": "seed is not a known key; the keys are tokenizer, max_seq_len, streams,",
     "streams.web.kind=media": "streams.web: kind is 'media'; the kinds are pretraining, finetuning,",
     "streams.web.source.shape=plainest": "source.shape is 'plainest'; the shapes are text,",
+    "streams.web.source.path=[ab].txt": "the value of streams.web.source.path=[ab].txt is not valid YAML, in which characters such as * and [ have a meaning: write it in quotes, 'streams.web.source.path=\"[ab].txt\"' in a shell.",
     "mix.web.layout=x": "mix.web.layout is not a known key; the keys are repeat, proportion, choose, share, max_repeat.",
     "max_seq_len=1": "max_seq_len is 1",
     "train_loader.name=text": "streams.faq: is finetuning data, which the text loader cannot read: set train_loader.name: finetuning",
@@ -132,6 +133,8 @@ REFUSED_OVERRIDES = {
     "streams.faq.columns=compact": "columns is only for messages without images, so it would change nothing here: remove columns",
     "streams.web.layout=document streams.web.add_eos=false": "needs add_eos: true",
     "max_seq_len=${nothing}": "Interpolation key 'nothing' not found",
+    "local=${oc.env:NOPE}": "recipe: local: Environment variable 'NOPE' not found.",
+    "local=${nope}": "recipe: local: Interpolation key 'nope' not found.",
     "streams=[]": "is not a readable recipe: Cannot merge incompatible container types",
     "streams.web.source.where=len(": "streams.web: source.where: at character 4 of 'len(': '(' was never closed",
     "streams.web.source.id='{}'": "source.id: braces must contain only the name of a field",
@@ -155,8 +158,19 @@ def test_a_wrong_setting_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_other_files_are_refused_in_a_short_sentence(tmp_path: Path) -> None:
-    for text in ("a: [", "[]", "- 1", "", "a: 1\na: 2", "\x00", "x" * 5000 + ": 1"):
-        assert_refused("", lambda text=text: load(tmp_path, text=text))
+    for text, words in {
+        "a: 1\nb: [1,\n  2\nc: 3": "recipe: line 4, column 2: did not find expected ',' or ']' "
+        "(while parsing a flow sequence, line 2).",
+        "a: 1\n\tb: 2": "recipe: line 2, column 1: found a tab character",
+        "a: 1\na: 2": "recipe: line 2, column 1: found duplicate key a.",
+        "[]": "must be keys and values",
+        "- 1": "must be keys and values",
+        "": "recipe.yaml is empty: name a recipe",
+        "# a comment": "recipe.yaml is empty: name a recipe",
+        "\x00": "",
+        "x" * 5000 + ": 1": "",
+    }.items():
+        assert_refused(words, lambda text=text: load(tmp_path, text=text))
     for streams in ({}, None):
         assert_refused("streams is empty", lambda: load_mix(tmp_path, streams=streams))  # noqa: B023
     for path in (tmp_path / "none.yaml", tmp_path):

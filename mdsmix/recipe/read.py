@@ -130,6 +130,8 @@ def load_recipe(
         folder = Path(path).resolve().parent
     try:
         tree = _read_tree(recipe, path, overrides)
+        if not tree:
+            raise RecipeError(f"{path} is empty: name a recipe; `mdsmix init` writes one.")
         if "model" in tree and "streams" not in tree:
             raise RecipeError(
                 f"{path} is a training YAML, which loads streams: name the recipe, which converts "
@@ -158,6 +160,7 @@ def _read_tree(recipe: RecipeInput, path: str, overrides: Sequence[str]) -> Any:
             raise RecipeError(
                 f"`{override}` is not an override: write key=value, for example max_seq_len=4096."
             )
+        _require_yaml_value(override)
     if isinstance(recipe, (str, os.PathLike)):
         content: Any = read_text(recipe)
     elif isinstance(recipe, Recipe):
@@ -175,6 +178,24 @@ def _read_tree(recipe: RecipeInput, path: str, overrides: Sequence[str]) -> Any:
             plain["tokenizer"] = {"name": plain["tokenizer"]}
         _refuse_secrets(json.dumps(plain))
         return plain
+
+
+def _require_yaml_value(override: str) -> None:
+    """Raise RecipeError if the value of an override, `key=value`, is not valid YAML."""
+    from omegaconf import OmegaConf
+    from yaml import YAMLError
+
+    try:
+        OmegaConf.from_dotlist([override])
+    except YAMLError:
+        key, _, value = override.partition("=")
+        quoted = f"{key}={json.dumps(value, ensure_ascii=False)}"
+        raise RecipeError(
+            mask_secrets(
+                f"the value of {override} is not valid YAML, in which characters such as * and [ "
+                f"have a meaning: write it in quotes, '{quoted}' in a shell."
+            )
+        ) from None
 
 
 def _read_with_omegaconf(content: Any, overrides: Sequence[str]) -> Any:
@@ -263,8 +284,31 @@ def translate_errors(origin: object, noun: str) -> Iterator[None]:
         reported = (RecipeError, ValueError, TypeError, RecursionError)
         if not isinstance(error, (yaml.YAMLError, OmegaConfBaseException, *reported)):
             raise
-        reason = mask_secrets(flatten_error(error))
+        reason = mask_secrets(_explain_error(error))
         raise RecipeError(f"{origin} is not a readable {noun}: {reason}.") from None
+
+
+def _explain_error(error: Exception) -> str:
+    """Return the reason of an error of reading YAML, with the line or the key that it is about:
+    `line 2, column 1: found duplicate key local`, `local: Interpolation key 'x' not found`.
+    """
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import MarkedYAMLError
+
+    if isinstance(error, MarkedYAMLError) and error.problem_mark:
+        place = error.problem_mark
+        reason = f"line {place.line + 1}, column {place.column + 1}: {error.problem}"
+        start = error.context_mark
+        if start and "flow" in str(error.context):  # a bracket that is not closed
+            reason += f" ({error.context}, line {start.line + 1})"
+        return reason
+    if isinstance(error, OmegaConfBaseException):
+        reason, _, _ = str(error).partition("\n")
+        cause = re.fullmatch(r'\w+ raised while resolving interpolation: "?(.*?)"?', reason)
+        if cause:
+            reason = cause[1]
+        return f"{error.full_key}: {reason}" if error.full_key else reason
+    return flatten_error(error)
 
 
 def make_config(tree: Any) -> DictConfig:
