@@ -98,6 +98,24 @@ def test_a_recipe_is_all_its_streams_and_one_that_fails_ends_none(recipe: Path) 
         assert "name one recipe" in answer.err
 
 
+def test_the_folder_of_a_mix_is_all_its_streams(tmp_path: Path) -> None:
+    """Evaluations and streams without a split too. Trials count only where nothing else is."""
+    for place, split in (
+        ("web", "train"),
+        ("web", "eval"),
+        ("web", "limit-5"),
+        ("tried", "limit-5"),
+        ("theirs", ""),
+    ):
+        publish(tmp_path / "mix" / place, CONCAT, [TOKEN_ROW], split=split)
+    (tmp_path / "mix/tokenizer-0123abcd").mkdir()
+    _, streams, _ = asked("verify", tmp_path / "mix")
+    expected = ["theirs", "tried/limit-5", "web/eval", "web/train"]
+    assert [stream["stream"] for stream in streams] == [f"{tmp_path}/mix/{n}" for n in expected]
+    checked = json.loads(mdsmix("check", tmp_path / "mix", "--json").out)
+    assert [stream["stream"] for stream in checked["epoch"]] == [f"{tmp_path}/mix/web/train"]
+
+
 def test_a_damaged_stream_is_less_grave_than_a_missing_one(recipe: Path) -> None:
     home = recipe.parent
     (shard,) = (home / "out/a/train").glob("*.mds")

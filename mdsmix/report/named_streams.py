@@ -8,7 +8,7 @@ from mdsmix.foundry_yaml.training_yaml import parse_training_yaml
 from mdsmix.frozen import frozen
 from mdsmix.kinds import open_recipe
 from mdsmix.mix.render.foundry_config import is_train_stream
-from mdsmix.mix.streams.command_words import find_named_yaml, is_recipe_file, list_stream_urls
+from mdsmix.mix.streams.command_words import find_named_yaml, is_recipe_file, list_all_splits
 from mdsmix.recipe.read import read_text
 from mdsmix.shards.published import find_current
 from mdsmix.storage import locate
@@ -34,7 +34,7 @@ def named_streams(words: Sequence[str]) -> list[NamedStream]:
     """
     named_yaml = find_named_yaml(words)
     if named_yaml is None:
-        return [NamedStream(name=url, url=url) for url in list_stream_urls(words)]
+        return [NamedStream(name=url, url=url) for url in list_all_splits(words)]
     path, overrides = named_yaml
     if overrides or is_recipe_file(path):
         return list(_streams_of_recipe(path, overrides))

@@ -328,19 +328,25 @@ def find_published(folder: Location) -> Location:
     current = find_current(folder)
     if current:
         return current
-    index_folders = dict(_find_splits(folder))
-    # Streams of `convert --limit` count only if there is no other split.
-    names = [name for name in index_folders if not LIMITED_NAME.fullmatch(name)]
-    if not names:
-        names = list(index_folders)
-    if not names:
+    index_folders = find_splits(folder)
+    if not index_folders:
         raise make_not_published(folder)
+    names = list(index_folders)
     if len(names) > 1:
         raise Unreachable(
             f"{folder} contains {len(names)} splits ({', '.join(names)}); name one split, for "
             f"example {folder / names[0]}."
         )
     return index_folders[names[0]]
+
+
+def find_splits(folder: Location) -> dict[str, Location]:
+    """Return name -> folder that contains the index, for each published split in `folder`, sorted
+    by name. Streams of `convert --limit` count only if there is no other split.
+    """
+    splits = dict(_find_all_splits(folder))
+    whole = {name: place for name, place in splits.items() if not LIMITED_NAME.fullmatch(name)}
+    return whole or splits
 
 
 def list_limited(stream: Location) -> list[Location]:
@@ -364,7 +370,7 @@ def make_not_published(folder: Location) -> NotPublished:
     )
 
 
-def _find_splits(folder: Location) -> Iterator[tuple[str, Location]]:
+def _find_all_splits(folder: Location) -> Iterator[tuple[str, Location]]:
     """Yield (name of the split, folder that contains its index) for each published split in
     `folder`. A version such as `train-0f3a9c21` counts as a split only if `folder` has no
     folder `train`.

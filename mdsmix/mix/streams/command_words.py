@@ -12,7 +12,7 @@ from mdsmix.kinds import is_data, open_recipe
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.read import read_text, split_overrides
 from mdsmix.shards.index import INDEX
-from mdsmix.shards.published import find_current
+from mdsmix.shards.published import find_current, find_splits
 from mdsmix.storage import locate
 
 MixInput = str | os.PathLike[str] | Sequence[str] | Mapping[Any, Any] | Recipe
@@ -124,6 +124,36 @@ def list_stream_urls(urls: Iterable[str]) -> list[str]:
         # A URL without such splits is a stream itself.
         streams += _list_train_splits(url) or [url]
     return streams
+
+
+def list_all_splits(urls: Iterable[str]) -> list[str]:
+    """Return the URLs of single streams. A local folder that contains the streams of a whole mix is
+    replaced by all streams in it: every split, such as `out/web/train` and `out/web/eval`, and
+    streams without a split.
+    """
+    streams = list[str]()
+    for url in urls:
+        streams += _list_streams_of_mix(url) or [url]
+    return streams
+
+
+def _list_streams_of_mix(url: str) -> list[str]:
+    """Return the URLs of all published streams in a local folder that has a stream with a split in
+    it. Empty for other folders, and for a store.
+    """
+    folder = locate(url)
+    if folder.is_store:
+        return []
+    streams = list[str]()
+    has_splits = False
+    for name in folder.folders():
+        if find_current(folder / name):
+            streams.append(f"{url}/{name}")
+            continue
+        splits = [f"{url}/{name}/{split}" for split in find_splits(folder / name)]
+        has_splits |= bool(splits)
+        streams += splits
+    return streams if has_splits else []
 
 
 def _list_train_splits(url: str) -> list[str]:
