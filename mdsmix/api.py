@@ -81,7 +81,8 @@ def convert(
         finish: do the work that `convert_part` left undone, join all parts and publish.
         engine: where the work runs: "local", "ray" or "ray://HOST:PORT".
         workers: worker processes; the output is identical for any number. The default is one for
-            each processor; without Ray, one more if a source or the target is in a store.
+            each processor; without Ray, one more if a source or the target is in a store on
+            another machine.
         memory: bytes that all processes together may use, such as "2GiB". The default is half of
             the memory of the machine or its control group.
         quarantine_crashes: quarantine a record if worker processes die on it.

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -21,7 +22,10 @@ import zstandard
 
 from mdsmix.conversion import unit
 from mdsmix.conversion.gc import KEEP_SECONDS, find_garbage
+from mdsmix.conversion.planning import Options
+from mdsmix.conversion.run import make_engine
 from mdsmix.engines import local_engine
+from mdsmix.engines.memory import count_cpus
 from mdsmix.storage import locate
 from tests.converting import (
     Project,
@@ -109,6 +113,33 @@ def test_streams_share_workers(three: Project) -> None:
 
 
 @pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(
+    ("source", "root", "endpoint", "more"),
+    [
+        ("/data", "/mix", "", 0),
+        ("/data", "s3://bucket/mix", "http://store.example:9000", 1),
+        ("s3://bucket/data", "/mix", "https://s3.eu-west-1.amazonaws.com", 1),
+        ("hf://datasets/org/name", "/mix", "", 1),
+        ("s3://bucket/data", "s3://bucket/mix", "http://127.0.0.1:9000", 0),
+        ("s3://bucket/data", "/mix", "http://localhost:9000", 0),
+        ("s3://bucket/data", "/mix", "http://[::1]:9000", 0),
+        ("s3://bucket/data", "/mix", "http://127.0.0.1.example:9000", 1),
+        ("hf://datasets/org/name", "s3://bucket/mix", "http://localhost:9000", 1),
+    ],
+)
+def test_a_store_on_another_machine_gets_one_worker_more(
+    source: str, root: str, endpoint: str, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store on this machine needs the processors itself."""
+    monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    job = SimpleNamespace(processor=None, root=locate(root), images_root=None)
+    files = [SimpleNamespace(location=locate(f"{source}/a.jsonl"))]
+    plans: Any = [SimpleNamespace(job=job, files=files)]
+    made: Any = make_engine(mock.Mock(), plans, Options(), mock.Mock())
+    assert made.settings.workers == count_cpus() + more
+
+
 def test_any_number_of_workers_writes_the_same_bytes(three: Project) -> None:
     """Each stream has more units than workers, and a bad record in one of them. With five workers
     one is killed while it converts.

@@ -78,7 +78,7 @@ Workers = Annotated[
         metavar="N",
         min=1,
         help="Worker processes; the output is identical for any number.",
-        show_default="one per processor; without Ray, one more if a store is used",
+        show_default="one per processor; without Ray, one more for a store on another machine",
         rich_help_panel=MACHINES,
     ),
 ]

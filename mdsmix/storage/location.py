@@ -118,6 +118,13 @@ class Location(ABC):
         return True
 
     @property
+    def is_on_this_machine(self) -> bool:
+        """Whether no request leaves this machine: the location is on a disk, or in a store whose
+        server runs here.
+        """
+        return not self.is_store
+
+    @property
     def container(self) -> str:
         """The part of the path that no relative path may leave: `bucket`, `datasets/org/name`."""
         return "/".join(self.path.split("/")[: self.container_depth])

@@ -8,10 +8,12 @@ middle continues where it broke, if the object has not changed.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, BinaryIO, ClassVar
+from urllib.parse import urlsplit
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage.bucket import BucketPath
@@ -26,6 +28,7 @@ from mdsmix.storage.object_reader import make_parts_reader
 from mdsmix.storage.s3_client import (
     ask_s3,
     find_credentials,
+    find_s3_endpoint,
     s3_answer_unless,
     show_s3_endpoint,
     stat_from_answer,
@@ -40,6 +43,8 @@ from mdsmix.storage.s3_errors import (
 )
 from mdsmix.storage.s3_reader import make_s3_reader
 
+_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
+"Matches the host of an endpoint on this machine."
 _DELETED_AT_ONCE = 1000
 "The most objects that S3 deletes by one request."
 
@@ -64,6 +69,11 @@ class S3Path(BucketPath):
     @classmethod
     def describe_access(cls) -> str:
         return f"endpoint {show_s3_endpoint()}, credentials from {find_credentials()}"
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        host = urlsplit(find_s3_endpoint(self.url)).hostname
+        return _LOOPBACK.fullmatch(host or "") is not None
 
     def _object(self) -> Object:
         """Return the parameters of boto3 that name this object: {"Bucket": ..., "Key": ...}."""
