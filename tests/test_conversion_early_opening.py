@@ -10,16 +10,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 import pytest
 
+import mdsmix
 from mdsmix.cli import main
 from mdsmix.conversion import early_opening, unit
 from mdsmix.encode import fast_model
 from mdsmix.engines import local_engine
+from mdsmix.errors import RecipeError
 from mdsmix.tokenizer import snapshot
 from tests.converting import Answer, Project, assert_refused, chats, documents, read_public_files
 
@@ -146,9 +149,11 @@ def test_a_new_tokenizer_is_opened_while_transformers_describes_it(
     assert files[0] == files[1]
 
 
-def test_an_error_ends_the_process_that_describes(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def describing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Yield a list that gets the process that describes the tokenizer, which is new."""
     started = list[subprocess.Popen[str]]()
     begin_description = snapshot.begin_description
 
@@ -158,8 +163,24 @@ def test_an_error_ends_the_process_that_describes(
 
     monkeypatch.setattr(early_opening, "begin_description", record)
     monkeypatch.setenv("MDSMIX_CACHE", str(tmp_path / "empty cache"))
+    yield started
+    snapshot.forget_descriptions()
+
+
+def test_an_error_ends_the_process_that_describes(
+    project: Project, describing: list[subprocess.Popen[str]]
+) -> None:
     assert_refused(project.convert("--engine", "none"), 2, "none")
-    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    assert [process.returncode for process in describing] == [-signal.SIGKILL]
+    assert snapshot._begun == {}
+
+
+def test_an_error_in_a_program_ends_the_process_that_describes(
+    project: Project, describing: list[subprocess.Popen[str]]
+) -> None:
+    with pytest.raises(RecipeError, match="8XiB"):
+        mdsmix.convert(project.recipe, memory="8XiB", progress=False)
+    assert [process.returncode for process in describing] == [-signal.SIGKILL]
     assert snapshot._begun == {}
 
 

@@ -53,6 +53,7 @@ def open_tokenizer_early(
         yield
     finally:
         forget_openings()
+        forget_descriptions()
 
 
 @contextmanager
