@@ -4,6 +4,7 @@ does.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -29,7 +30,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.sources import find_files, plan_units, read_batches
 from mdsmix.storage import hub as storage_hub
-from mdsmix.storage import hub_buckets, locate, retries
+from mdsmix.storage import hub_buckets, hub_errors, locate, retries
 from mdsmix.storage.hub_errors import hide_retry_lines
 from mdsmix.storage.notices import redirect_notices
 from tests.formats import all_records
@@ -134,6 +135,27 @@ def test_files_are_found_by_patterns_and_read_in_order(tmp_path: Path, hub: Hub)
     assert names == [f"{HOME}/data/{name}.jsonl" for name in "ab"]
 
 
+def test_a_hub_that_fails_in_the_middle_of_a_file_is_not_called_damage_of_the_file(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that breaks is an OSError, and so is much damage of a file. Each read shows a
+    wait again, if there is one.
+    """
+    hub.files = {"a.parquet": make_parquet(1000), "a.jsonl.gz": gzip.compress(b"1\n" * 99)}
+    for name in hub.files:
+        url = f"{HOME}/{name}"
+        [unit] = plan_units(find_files([url], tmp_path), fields=("text",))
+        with locate(url).open() as file:
+            assert file.read(2) == hub.files[name][:2]
+            assert file.seek(1) == 1
+            assert file.read() == hub.files[name][1:]
+        with monkeypatch.context() as patch:
+            patch.setattr(HubHandler, "send_content", lambda self, path: self.send_bytes(500, b""))
+            patch.setattr("time.sleep", lambda seconds: None)
+            with pytest.raises(Unreachable, match="cannot be read from the hub"):
+                list(read_batches(unit))
+
+
 def make_parquet(rows: int) -> bytes:
     texts = [f"text {row}" for row in range(rows)]
     noise = [f"{row:01000}" for row in range(rows)]
@@ -194,14 +216,14 @@ TIMED_OUT = "'The read operation timed out' thrown while requesting GET http://h
 
 
 @pytest.fixture
-def hiding_logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """Return huggingface_hub's logger, whose lines about retries are hidden. No wait was shown."""
+def hiding_logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
+    """huggingface_hub's logger, whose lines about retries are hidden. No wait was shown."""
     for name in ("_answered", "_given_up", "_waited_for"):
         monkeypatch.setattr(retries, name, set())
     logger = logging.getLogger("huggingface_hub.utils._http")
     monkeypatch.setattr(logger, "filters", [])
-    hide_retry_lines()
-    return logger
+    with hide_retry_lines():
+        yield logger
 
 
 def test_a_wait_is_shown_again_after_the_hub_has_answered(
@@ -229,6 +251,20 @@ def test_a_hub_that_times_out_is_waited_for_with_a_sentence_at_once(
         hiding_logger.warning(TIMED_OUT)
     [sentence] = sentences
     assert "the hub does not answer, or is overloaded; the request is sent again" in sentence
+
+
+def test_lines_about_the_users_own_requests_are_shown(
+    hiding_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may be a notebook. A request of mdsmix may fail, and another one go on."""
+    line = logging.makeLogRecord({"msg": TIMED_OUT})
+    with pytest.raises(Unreachable), storage_hub._explained("hf://a"):
+        raise TimeoutError
+    assert not hiding_logger.filter(line)
+    monkeypatch.setattr(hub_errors, "_requests", 0)  # as outside of the fixture's block
+    with hide_retry_lines():
+        assert not hiding_logger.filter(line)
+    assert hiding_logger.filter(line)
 
 
 def test_a_line_with_wrong_arguments_is_left_to_logging(hiding_logger: logging.Logger) -> None:

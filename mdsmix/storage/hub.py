@@ -9,11 +9,12 @@ is noticed.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import flatten_error
@@ -94,7 +95,7 @@ class HubPath(Location):
             if stamp and stat.stamp != stamp:
                 raise Unreachable(CHANGED.format(url=self.url))
             file = _file_system().open(self.path, "rb", revision=commit, block_size=ahead)
-            return cast(BinaryIO, file)
+            return io.BufferedReader(_HubReader(self.url, file))
 
     def list(self, recursive: bool = False, beginning: str = "") -> Listing:
         """Yield (path relative to this folder, Stat) of the files in this folder, sorted by path;
@@ -111,6 +112,45 @@ class HubPath(Location):
             yield name[len(self.path) + 1 :], _make_stat(entries[name])
 
 
+class _HubReader(io.RawIOBase):
+    """Reads a file of huggingface_hub's file system. An error of the hub is not one of the file's
+    content, so the formats must not get it as an OSError.
+    """
+
+    def __init__(self, url: str, file: Any) -> None:
+        """Store the arguments.
+
+        Args:
+            url: what error messages name.
+            file: the file, which this reader closes.
+        """
+        super().__init__()
+        self._url = url
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def readinto(self, buffer: Any) -> int:
+        with _explained(self._url):
+            return int(self._file.readinto(buffer))
+
+    def readall(self) -> bytes:
+        with _explained(self._url):
+            return bytes(self._file.read())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
 @cache
 def _file_system() -> Any:
     """Return the hub as a file system of huggingface_hub. The file system is made once in a
@@ -118,7 +158,6 @@ def _file_system() -> Any:
     """
     from huggingface_hub import HfFileSystem
 
-    hide_retry_lines()
     return HfFileSystem(use_listings_cache=False)
 
 
@@ -148,8 +187,9 @@ def _make_stat(info: Mapping[str, Any]) -> Stat:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Turn errors that huggingface_hub raises in the `with` block into Unreachable. After a block
-    without an error, the next wait for the hub is shown again.
+    """Turn errors that huggingface_hub raises in the `with` block into Unreachable, and show one
+    sentence if a request waits. After a block without an error, the next wait for the hub is shown
+    again.
 
     FileNotFoundError is not changed.
 
@@ -157,7 +197,8 @@ def _explained(url: str) -> Iterator[None]:
         url: the file or folder, which the message names.
     """
     try:
-        yield
+        with hide_retry_lines():
+            yield
         note_answer(find_endpoint())
     except (Unreachable, FileNotFoundError):
         raise

@@ -99,7 +99,8 @@ class HubBucketPath(BucketPath):
         Args:
             request: called with huggingface_hub's HfApi.
         """
-        return retry(self.url, HUB_ERRORS, _connect, request)
+        with hide_retry_lines():
+            return retry(self.url, HUB_ERRORS, _connect, request)
 
     # Reading
 
@@ -297,7 +298,6 @@ def _make_api() -> Any:
     # There would be a bar for each file that is uploaded.
     if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
         _import_utils().disable_progress_bars()
-    hide_retry_lines()
     # By itself hf_xet tries again for 200 s to reach a hub that does not answer, in silence.
     os.environ.setdefault("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "1")
     return HfApi()

@@ -8,8 +8,11 @@ which uploads, raises a ConnectionError whose text names the status.
 from __future__ import annotations
 
 import logging
+import os
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from mdsmix.storage.retries import show_wait
 from mdsmix.storage.store_errors import StoreErrors, hide_password, is_temporary_status
@@ -111,11 +114,33 @@ def show_hub_endpoint() -> str:
     return hide_password(find_endpoint())
 
 
-def hide_retry_lines() -> None:
-    """Let this process hide the lines that huggingface_hub logs about each retry: two for each try,
-    for up to 23 s. If a request waits long, `show_wait` shows one sentence in their place.
+@contextmanager
+def hide_retry_lines() -> Iterator[None]:
+    """Hide the lines that huggingface_hub logs about each retry during the `with` block: two for
+    each try, for up to 23 s. If a request waits long, `show_wait` shows one sentence in their
+    place. The lines about other requests of the process, such as those of a notebook, are shown.
     """
+    global _requests
     logging.getLogger("huggingface_hub.utils._http").addFilter(_replace_retry_line)
+    with _requests_lock:
+        _requests += 1
+    try:
+        yield
+    finally:
+        with _requests_lock:
+            _requests -= 1
+
+
+_requests = 0
+"""How many requests of mdsmix are running, in all threads: hf_xet and huggingface_hub use threads
+of their own.
+"""
+_requests_lock = threading.Lock()
+os.register_at_fork(
+    before=_requests_lock.acquire,
+    after_in_parent=_requests_lock.release,
+    after_in_child=_requests_lock.release,
+)
 
 
 _RETRY = re.compile(r"\[Retry (\d+)/")
@@ -127,9 +152,11 @@ _SHOWN_RETRY = 3
 
 
 def _replace_retry_line(record: logging.LogRecord) -> bool:
-    """Return whether to log a line: False for lines about a retry. If the request waits long, show
-    the user one sentence instead (`show_wait`).
+    """Return whether to log a line: False for lines about a retry of mdsmix's own requests. If the
+    request waits long, show the user one sentence instead (`show_wait`).
     """
+    if not _requests:
+        return True
     try:
         line = record.getMessage()
     except Exception:  # the arguments do not fit the message: logging itself reports that

@@ -29,6 +29,7 @@ from mdsmix.shards import lease
 from mdsmix.storage import Location, hub_buckets, locate, retries
 from mdsmix.storage import hub as storage_hub
 from mdsmix.storage.hub_buckets import HubBucketPath
+from mdsmix.storage.hub_errors import hide_retry_lines
 from mdsmix.storage.notices import redirect_notices
 from tests.converting import Project, documents, mdsmix, pairs, read_location
 from tests.e2e import test_killed
@@ -354,7 +355,7 @@ def test_other_lines_of_huggingface_hub_are_still_shown(
     monkeypatch.setattr(retries, "_waited_for", set())
     logger = logging.getLogger("huggingface_hub.utils._http")
     sentences = list[str]()
-    with redirect_notices(sentences.append):
+    with redirect_notices(sentences.append), hide_retry_lines():
         logger.warning("You are not authenticated.")
         logger.warning("HTTP Error 429 thrown while requesting GET http://hub/x")
         logger.warning("Rate limited. Waiting 300s before retry [Retry 1/5].")
