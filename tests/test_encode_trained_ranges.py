@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.backends import Reference, Unequal, open_backend
+from mdsmix.encode.backends import Backend, Reference, Unequal, open_backend
 from mdsmix.encode.labels import USABLE, Labels, Targets, Turns
 from mdsmix.encode.token_spelling import TokenSpans
 from mdsmix.encode.trained_ranges import (
@@ -110,6 +110,51 @@ def test_ids_that_the_reference_does_not_give_are_noticed(byte_level: Tokenizer)
     turns = Turns(Ragged.from_rows([[5], [5, 6]], np.uint32), np.array([1]))
     with pytest.raises(Unequal):
         mark_tokens(turns, ["hello"], [ranges], Reference(byte_level))
+
+
+class InPieces(Backend):
+    """Locates tokens of up to three characters, with a token without characters at each end."""
+
+    @staticmethod
+    def cut(text: str) -> list[tuple[int, int]]:
+        size = len(text)
+        return [(0, 0), *((at, min(at + 3, size)) for at in range(0, size, 3)), (size, size)]
+
+    def locate(self, texts: Sequence[str], ids: Ragged) -> TokenSpans:
+        spans = np.array([span for text in texts for span in self.cut(text)])
+        return TokenSpans(spans[:, 0], spans[:, 1])
+
+    def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        return Ragged.from_rows([[7] * len(self.cut(text)) for text in texts], np.uint32)
+
+
+def test_responses_that_are_marked_together_do_not_mix() -> None:
+    """The oracle looks at the characters of one token after the other."""
+    rng = random.Random(0)
+    texts = list[str]()
+    ranges = list[list[MarkedRange]]()
+    for _ in range(60):
+        texts += ["?", "".join(rng.choices("ab ", k=rng.randint(2, 9)))]
+        size = len(texts[-1])
+        edges = sorted({0, size, *rng.sample(range(1, size), min(size - 1, rng.randrange(4)))})
+        ranges.append(
+            [
+                MarkedRange(start, stop, rng.randrange(3), rng.choice([0.0, 0.5, 1.0]))
+                for start, stop in pairwise(edges)
+            ]
+        )
+    ids = InPieces().encode(texts, match_special=True)
+    marks = mark_tokens(Turns(ids, np.full(60, 1)), texts[1::2], ranges, InPieces()).marks
+    assert marks is not None
+    marks_of_sides = Ragged(marks, ids.offsets)
+    for number, (text, ranges_of_one) in enumerate(zip(texts[1::2], ranges, strict=True)):
+        expected = list[tuple[int, float]]()
+        for start, end in InPieces.cut(text):
+            characters = [*range(start, end)] or [min(start, len(text) - 1)]
+            visible = [at for at in characters if not text[at].isspace()] or characters
+            owners = [next(piece for piece in ranges_of_one if at < piece.stop) for at in visible]
+            expected.append((owners[0].part_number, max(piece.weight for piece in owners)))
+        assert marks_of_sides[2 * number + 1].tolist() == expected, (text, ranges_of_one)
 
 
 def test_only_divided_responses_are_located(

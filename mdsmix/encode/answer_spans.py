@@ -266,9 +266,9 @@ def _read_edges(response: str, characters: Mapping[int, str]) -> Edges | None:
 
 def _unused_characters(conversation: Conversation) -> Iterator[str]:
     """Yield private characters that are in no text of a conversation."""
-    used = {*conversation.all_text}
-    for code in _PRIVATE:
-        if chr(code) not in used:
-            yield chr(code)
+    text = conversation.all_text
+    for character in map(chr, _PRIVATE):
+        if character not in text:
+            yield character
     why = f"the record has too many spans: each end needs one of {len(_PRIVATE):,} characters"
     raise RecordRefused("span_not_printed", why=why)
