@@ -13,7 +13,7 @@ import pytest
 
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
-from tests.converting import Answer, manifest_of, mdsmix, run_ok, write_jsonl
+from tests.converting import Answer, manifest_of, mdsmix, read_samples, run_ok, write_jsonl
 from tests.editor import list_marks
 from tests.styles import FORGETS, train_style
 from tests.tool_styles import QWEN_2_5
@@ -404,6 +404,27 @@ def test_a_thought_that_is_cut_off_is_warned_of(home: Path, tokenizer_folder: Pa
         "WARNING: of the first 2 records of cut, 1 record has an answer that begins with <think>"
     )
     assert warning in init(tokenizer_folder, "cut.jsonl").err
+
+
+def test_texts_that_a_chat_template_has_printed_are_warned_of(
+    home: Path, tokenizer_folder: Path
+) -> None:
+    """Their control tokens are plain text, unless the recipe allows special tokens in texts."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    texts = [tokenizer.apply_chat_template(MESSAGES, tokenize=False), "Plain. " * 9]
+    for records, is_warned in (([texts[0]] * 3, True), (texts, False), (texts[1:], False)):
+        write_jsonl(home / "texts.jsonl", [{"text": text} for text in records])
+        answer = init(tokenizer_folder, "texts.jsonl", "-o", "recipe.yaml", "--replace")
+        assert ("contain the text of a special token: if a chat" in answer.err) == is_warned
+        shown = run_ok("convert", "recipe.yaml", "--reencode").out
+        assert ("WARNING: 3 records contain the text of" in " ".join(shown.split())) == is_warned
+    write_jsonl(home / "texts.jsonl", [{"text": texts[0]}] * 3)
+    run_ok("convert", "recipe.yaml", "special_tokens_in_text=allow", "--reencode")
+    row = read_samples(home / "mix/texts/train")[0]["tokens"]
+    expected = tokenizer(texts[0])["input_ids"]
+    assert [*row][: len(expected)] == expected
 
 
 def test_calls_of_tools_are_trained_as_their_records_have_them(home: Path, tmp_path: Path) -> None:

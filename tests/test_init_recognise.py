@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections import Counter
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -426,6 +427,10 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     member = {"json": {"messages": TALK}}
     members = [member | {"jpg": drawing()}, member | {"png": drawing(seed=1)}]
     (tmp_path / "data/archive.tar").write_bytes(encode_tar(members))
+    captioned = [{"txt": f"A ball, {seed}.", "jpg": drawing(seed=seed)} for seed in range(2)]
+    (tmp_path / "data/captioned.tar").write_bytes(encode_tar(captioned))
+    # A page with the path of an image stays a text.
+    write_jsonl(tmp_path / "data/pages.jsonl", [{"text": "A page. " * 9, "image": "0.jpg"}])
     return tmp_path
 
 
@@ -435,13 +440,13 @@ def init(tokenizer: Path, *arguments: object) -> Answer:
 
 def test_records_with_images_become_streams_that_convert(data: Path, seeing: Path) -> None:
     answer = init(seeing, "data")
-    assert (answer.code, answer.err) == (0, "")
+    assert (answer.code, answer.err) == (0, "fields of pages that are not read: image\n")
     run_ok("convert", "recipe.yaml")
     streams = open_recipe("recipe.yaml").sourced
     manifests = {
         stream.name: manifest_of(data / "mix" / stream.name / "train") for stream in streams
     }
-    counts = {"llava": 3, "archive": 2, "trl": 2, "talk": 0}
+    counts = {"llava": 3, "archive": 2, "captioned": 2, "trl": 2, "talk": 0, "pages": 0}
     counts |= dict.fromkeys(("qwen", "pairs", "swift", "parts", "named", "table"), 1)
     assert {name: manifest.totals.images for name, manifest in manifests.items()} == counts
     assert all(m.records.written == m.records.read for m in manifests.values())
@@ -452,6 +457,7 @@ def test_records_with_images_become_streams_that_convert(data: Path, seeing: Pat
     assert "images: {field: [jpg, png]}" in text
     assert "images: {unplaced: first, root: pictures}    # texts without a placeholder" in text
     assert "messages: json.messages" in text
+    assert re.search(r"instruction: .?<image>.?\n +output: txt", text)
     assert "# images of these records: 3; 3 by a path, 0 of these not found" in text
     assert "# images of these records: 1; 0 by a path" in text
     assert "# processor: ./model" in text

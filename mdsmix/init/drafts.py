@@ -69,6 +69,8 @@ class Draft:
     "The stream's share of the mix, as the recipe writes it."
     tried: Records = field(default_factory=Records)
     "Counts of the first records: read, written, filtered, quarantined."
+    is_printed: bool = False
+    "Whether its texts have control tokens, as if a chat template had printed them."
     pieces: Sequence[Piece] | None = None
     "The first sample: runs of its tokens, each with whether the model is trained on it."
     eos: int | None = None

@@ -20,6 +20,7 @@ from mdsmix.init.drafts import WHY, Draft, format_recipe, group_files, make_name
 from mdsmix.init.other_tools import match_mixture, read_dataset_info
 from mdsmix.init.recognise import join_printable
 from mdsmix.init.trials import set_images, try_all
+from mdsmix.kinds.printed_texts import PRINTED_BY_TEMPLATE
 from mdsmix.kinds.row_faults import ROW_FAULTS, describe_row_fault
 from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import join_counts, plural
@@ -208,6 +209,11 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
         yield (
             f"WARNING: some of {first_records} contain placeholders of media, which would be "
             f"trained as text: {join_counts(media_counts)}"
+        )
+    if draft.is_printed and not draft.refused:
+        yield (
+            f"WARNING: most of {first_records} contain the text of a special token: "
+            f"{PRINTED_BY_TEMPLATE}"
         )
     unread = [name for name in tried.unread if name != TAR_NAME]
     if unread:

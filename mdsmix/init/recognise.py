@@ -59,6 +59,10 @@ IMAGES_FIRST = ("messages", "openai", "prompt_completion", "sharegpt")
 """The shapes of conversations that are also tried with `images: {unplaced: first}`: TRL and
 ms-swift write such records without a placeholder.
 """
+CAPTIONS = ("txt", "text", "caption")
+"Names of the field with the caption of an image."
+BESIDE_CAPTIONS = frozenset({"__key__", "json", "__url__"})
+"Fields that records of images with captions may have as well."
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
@@ -145,6 +149,7 @@ def guess_shapes(head: FirstRecords) -> list[Guess]:
             for guess in _guess_images(with_images(shape, image_fields), head):
                 if guess.pictures:
                     guesses.append(guess)
+    guesses += _guess_captions(head, image_fields)
     # After the guesses without `unplaced: first`, since the first of equally good guesses is used.
     for shape in SHAPES.values():
         if shape.name in IMAGES_FIRST:
@@ -308,6 +313,29 @@ def _guess_images(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
             yield try_shape(shape, fields, {}, head)
     if shape.has_images == "inside":  # Qwen-VL: a recipe that names no fields reads its own ones
         yield replace(try_shape(shape, shape.own_fields, {}, head), fields={})
+
+
+def _guess_captions(head: FirstRecords, image_fields: Sequence[str]) -> Iterator[Guess]:
+    """Yield a guess for images with captions, such as the members `0001.jpg` and `0001.txt` of an
+    archive: the image is the question. The records must contain the images themselves, since a web
+    page may have the path of an image next to its text.
+
+    Args:
+        head: the first records.
+        image_fields: the fields with images; empty if one of them is called `images` or `image`.
+    """
+    names = image_fields or [name for name in FIELDS if name in head.fields]
+    captions = [name for name in CAPTIONS if name in head.fields]
+    others = {*head.fields} - {*names, *CAPTIONS, *BESIDE_CAPTIONS}
+    for record in head.objects:
+        values = [record.get(name) for name in names]
+        if not any(isinstance(value, (bytes, dict)) for value in values):
+            return
+    if names and captions and not others:
+        fields = {"instruction": PLACEHOLDER, "output": captions[0]}
+        guess = try_shape(with_images(SHAPES["alpaca"], image_fields), fields, {}, head)
+        if guess.pictures:
+            yield guess
 
 
 def try_shape(

@@ -29,6 +29,7 @@ from mdsmix.init.drafts import Draft, format_recipe
 from mdsmix.kinds import Kind, open_recipe
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.pictured import choose_image_token
+from mdsmix.kinds.printed_texts import is_printed_by_template
 from mdsmix.kinds.read_records import open_record_encoder
 from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import join_counts, make_printable, plural
@@ -146,6 +147,7 @@ def _try_draft(recipe: Recipe, draft: Draft, tokenizer: Tokenizer) -> str:
         placeholders=reader.diagnostics.counts.get("placeholders", {}),
         nulls=reader.diagnostics.counts.get("nulls", {}),
     )
+    draft.is_printed = is_printed_by_template(stream.kind, encoded.totals.specials, len(head))
     # Note messages on the ends of answers, and the first row.
     draft.ends = _describe_ends(stream.kind, draft.name, tokenizer)
     if draft.tried.written:

@@ -19,6 +19,7 @@ from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
+from mdsmix.kinds.printed_texts import PRINTED_BY_TEMPLATE, is_printed_by_template
 from mdsmix.kinds.row_faults import ROW_FAULTS, describe_row_fault
 from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import format_field, format_percent, join_counts, join_names, plural
@@ -352,10 +353,13 @@ def _notes_on_samples(manifest: Manifest) -> Iterator[str]:
         yield f"the chat template rewrites the history of {rewritten:,} conversations: {remedy}"
     specials = manifest.totals.specials
     if specials:
-        yield (
+        note = (
             f"{specials:,} records contain the text of a special token; "
             f"special_tokens_in_text: {encoding.special_tokens_in_text}"
         )
+        if is_printed_by_template(kind_of(encoding), specials, manifest.records.read):
+            note = f"WARNING: {note}; {PRINTED_BY_TEMPLATE}"
+        yield note
 
 
 def _notes_on_labels(labels: Mapping[str, int]) -> Iterator[str]:
