@@ -10,12 +10,14 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import orjson
 import pytest
 from tokenizers import Tokenizer as Model
+from tokenizers.models import Unigram
 
 from mdsmix.tokenizer import describe
 from mdsmix.tokenizer.bpe_json import BpeJson
@@ -167,6 +169,19 @@ def test_a_skeleton_of_another_tokenizer_is_not_used(
     monkeypatch.setattr(BpeJson, "to_skeleton", damaged)
     assert describe.describe_tokenizer(str(tokenizer_folder), {}) == expected
     assert saved[-1] == json.loads(expected["files"][TOKENIZER_JSON])
+
+
+def test_ids_are_those_that_the_tokenizer_gives(tokenizer_folder: Path) -> None:
+    """Its file has most of them in the vocabulary, and others only as added tokens."""
+    bpe = Model.from_file(str(tokenizer_folder / TOKENIZER_JSON))
+    unigram = Model(Unigram([("a", 0.0), ("b", -1.0)]))
+    for model in (bpe, unigram):
+        size = model.get_vocab_size()
+        model.add_tokens(["a new token", "a"])
+        tokenizer = SimpleNamespace(get_vocab=model.get_vocab)
+        ids = describe._read_ids(tokenizer, json.loads(model.to_str()))
+        assert ids == model.get_vocab()
+        assert ids["a new token"] == size
 
 
 def test_a_file_is_hashed_as_tokenizers_reads_it(tokenizer_folder: Path, tmp_path: Path) -> None:

