@@ -163,8 +163,7 @@ class AzurePath(BucketPath):
         )
 
     def write(self, *parts: Bytes) -> None:
-        body = b"".join(parts)
-        ask_azure(self.url, lambda client: _put(client, self.blob, body))
+        ask_azure(self.url, lambda client: _put(client, self.blob, parts))
 
     def create(self, content: bytes) -> Stat | None:
         return ask_azure(self.url, lambda client: _put_if(client, self.blob, content, None))
@@ -298,21 +297,26 @@ def _answer_unless(codes: Sequence[str], client: Client, *request: Any, **option
         raise
 
 
-def _put(client: Client, blob: str, body: bytes, condition: Mapping[str, str] = {}) -> Stat:
+def _put(
+    client: Client, blob: str, parts: Sequence[Bytes], condition: Mapping[str, str] = {}
+) -> Stat:
     """Write a blob by one request, and return its Stat.
 
     Args:
+        parts: the content, one part after the other.
         condition: the header of a condition; {}: always write.
     """
-    digest = hashlib.md5(body, usedforsecurity=False).digest()
+    hasher = hashlib.md5(usedforsecurity=False)
+    for part in parts:
+        hasher.update(part)
     headers = {
         "x-ms-blob-type": "BlockBlob",
-        "Content-MD5": to_base64(digest),  # Azure compares it, and keeps it for readers
+        "Content-MD5": to_base64(hasher.digest()),  # Azure compares it, and keeps it for readers
         **condition,
     }
-    answer = client.send("PUT", blob, headers=headers, body=body, expected=(201,))
+    answer = client.send("PUT", blob, headers=headers, body=parts, expected=(201,))
     stamp = stat_from_headers(answer.headers).stamp
-    return Stat(len(body), stamp, time.time())
+    return Stat(sum(map(len, parts)), stamp, time.time())
 
 
 def _put_if(client: Client, blob: str, content: bytes, stamp: str | None) -> Stat | None:
@@ -326,7 +330,7 @@ def _put_if(client: Client, blob: str, content: bytes, stamp: str | None) -> Sta
             return None
     condition = {"If-None-Match": "*"} if stamp is None else {"If-Match": f'"{stamp}"'}
     try:
-        return _put(client, blob, content, condition)
+        return _put(client, blob, (content,), condition)
     except AzureError as error:
         if error.code in _CONDITION_FAILED:
             return None

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import os
 import threading
 from calendar import timegm
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from email.utils import parsedate
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -32,7 +31,8 @@ from mdsmix.storage.azure_account import (
     find_account,
 )
 from mdsmix.storage.azure_errors import AzureError, AzureErrors
-from mdsmix.storage.location import Stat
+from mdsmix.storage.location import Bytes, Stat
+from mdsmix.storage.object_reader import make_parts_reader
 from mdsmix.storage.retries import Connection, retry
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Client(NamedTuple):
         *,
         query: Mapping[str, str] | None = None,
         headers: Headers | None = None,
-        body: bytes = b"",
+        body: Sequence[Bytes] = (),
         expected: Collection[int] = (200,),
         keep_open: bool = False,
     ) -> Any:
@@ -78,6 +78,7 @@ class Client(NamedTuple):
         Args:
             path: `container/key`, without quoting.
             query: parameters of the URL.
+            body: parts of bytes, one after the other.
             expected: the statuses of an answer that can be used.
             keep_open: whether the caller reads the answer's body, and closes it.
 
@@ -85,7 +86,7 @@ class Client(NamedTuple):
         """
         # Bytes would be sent by one call of the socket, all of them within _CONNECT_SECONDS: 64 MiB
         # at 13 MB/s or more. A file is sent in parts of 16 KiB, each with that time.
-        file = io.BytesIO(body) if body else None
+        file = make_parts_reader(body) if any(map(len, body)) else None
         answer = self.session.request(
             method,
             self.make_url(path, query or {}),

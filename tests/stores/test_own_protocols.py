@@ -6,6 +6,7 @@ stores.
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,6 +120,20 @@ def test_a_slow_link_has_five_seconds_for_each_part_of_a_body_and_not_for_all(
     assert requests.by_operation == {"PUT": 1}
     assert requests.seconds > 1
     assert (root / "x").read() == content
+
+
+def test_an_upload_does_not_join_its_parts_in_memory(root: Location) -> None:
+    file = root / "x"
+    parts = [bytes([number]) * (2 << 20) for number in range(8)]
+    file.write(b"opens the connection")
+    tracemalloc.start()
+    try:
+        file.write(*parts)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert file.read() == b"".join(parts)
+    assert peak < 8 << 20
 
 
 def test_of_writers_at_one_moment_one_succeeds(root: Location) -> None:
