@@ -288,7 +288,7 @@ def test_phases_never_replace_the_config_of_the_whole_run(home: Path, tmp_path: 
 def test_a_folder_is_no_name_for_the_yamls_of_phases(home: Path, tmp_path: Path) -> None:
     """`-o folder/` would write `folder/.main`, which `ls` does not list."""
     answer = command("render-yaml", write(home), "-o", f"{tmp_path}/")
-    assert (answer.code, "the path is a folder" in answer.err) == (2, True)
+    assert (answer.code, "it is a folder; name a file in it" in answer.err) == (2, True)
     assert not list(tmp_path.iterdir())
 
 
@@ -297,13 +297,21 @@ def make_phase(number: int) -> PhaseOfMix:
 
 
 KEYS: tuple[tuple[int, dict[str, Any], dict[str, Any], list[str]], ...] = (
-    (0, {"save_folder": "a"}, {"save_folder": "a/b"}, []),
+    (0, {"save_folder": "a"}, {"save_folder": "a/b"}, ["set save_interval (1000ba) so that no"]),
+    (
+        1,
+        {"save_folder": "a", "save_interval": "64sp"},
+        {"save_folder": "a/c", "load_path": "a/b/latest-rank0.pt"},
+        ["set save_interval (64sp) so that no"],
+    ),
+    (0, {"save_folder": "a", "save_interval": "1ep"}, {"save_folder": "a/b"}, []),
+    (0, {"save_folder": "a", "save_interval": 2}, {"save_folder": "a/b"}, []),
     (0, {}, {}, ["set save_folder"]),
     (
         0,
         {"save_folder": "a", "save_weights_only": True},
         {"save_folder": "a/b", "save_weights_only": False},
-        [],
+        ["set save_interval"],
     ),
     (
         2,
@@ -312,7 +320,12 @@ KEYS: tuple[tuple[int, dict[str, Any], dict[str, Any], list[str]], ...] = (
         [],
     ),
     (2, {}, {}, ["set load_path to the last checkpoint of c"]),
-    (1, {"save_folder": "c/"}, {"save_folder": "c/c", "load_path": "c/b/latest-rank0.pt"}, []),
+    (
+        1,
+        {"save_folder": "c/"},
+        {"save_folder": "c/c", "load_path": "c/b/latest-rank0.pt"},
+        ["set save_interval"],
+    ),
     (
         2,
         {"save_folder": "s3://x/{run_name}", "load_weights_only": True},
@@ -327,31 +340,31 @@ KEYS: tuple[tuple[int, dict[str, Any], dict[str, Any], list[str]], ...] = (
         1,
         {"save_folder": "a", "save_latest_filename": "last", "load_ignore_keys": ["state/x"]},
         {"save_folder": "a/c", "load_ignore_keys": ["state/x", "state/dataset_state"]},
-        ["set load_path to the last checkpoint of b"],
+        ["set save_interval", "set load_path to the last checkpoint of b"],
     ),
     (
         1,
         {"save_folder": "a", "fsdp_config": {"state_dict_type": "sharded"}},
         {"save_folder": "a/c"},
-        ["set load_path to the last checkpoint of b"],
+        ["set save_interval", "set load_path to the last checkpoint of b"],
     ),
     (
         0,
         {"save_folder": "a", "scheduler": {"name": "cosine_with_warmup"}},
         {"save_folder": "a/b"},
-        ["set scheduler.t_max"],
+        ["set save_interval", "set scheduler.t_max"],
     ),
     (
         0,
         {"save_folder": "a", "scheduler": {"name": "cosine_with_warmup", "t_max": "9ba"}},
         {"save_folder": "a/b"},
-        [],
+        ["set save_interval"],
     ),
     (
         1,
         {"save_folder": "a", "scheduler": {"name": "cosine_with_warmup", "t_max": "9ba"}},
         {"save_folder": "a/c", "load_path": "a/b/latest-rank0.pt"},
-        ["set max_duration to the batches"],
+        ["set save_interval", "set max_duration to the batches"],
     ),
 )
 "Number of a phase, keys of the config -> keys of the phase, and what the user must set."

@@ -24,6 +24,9 @@ LOADER_STATE = "state/dataset_state"
 LATEST = "latest-rank0.pt"
 "The link that Composer makes to the last checkpoint, unless `save_latest_filename` is set."
 
+SAVE_INTERVAL = "1000ba"
+"LLM-Foundry's save_interval if the config sets none."
+
 PHASE_HEAD = re.compile(rf"^{MARK} rendered by version .*, phase ([\w-]+) \(\d+ of \d+\)\.", re.M)
 """The first line above the YAML of a phase, as `make_epoch_comment` writes it; the group is the
 name of the phase.
@@ -72,6 +75,13 @@ def list_phase_remarks(phase: PhaseOfMix, config: Settings) -> list[str]:
     remarks = list[str]()
     if not config.get("save_folder") and not _is_last(phase):
         remarks.append("set save_folder: the next phase begins with the last checkpoint")
+    elif not _is_last(phase) and not _saves_by_epochs(config):
+        interval = config.get("save_interval", SAVE_INTERVAL)
+        remarks.append(
+            f"set save_interval ({interval}) so that no checkpoint falls on the last step of this "
+            "phase (`to step` of `mdsmix plan`), or to 1ep: Composer saves that step once, inside "
+            "the epoch, and the next phase would train up to as many steps more as this one has"
+        )
     has_path = config.get("save_folder") and not _names_own_checkpoints(config)
     if phase.number and not has_path:
         remarks.append(f"set load_path to the last checkpoint of {phase.names[phase.number - 1]}")
@@ -127,6 +137,14 @@ def refuse_overwriting(into: str, targets: Iterable[str | None]) -> None:
                 f"the YAML of a phase would replace {into}, the config of the whole run: name "
                 "another file with --out."
             )
+
+
+def _saves_by_epochs(config: Settings) -> bool:
+    """Return whether the config saves checkpoints at the end of epochs alone: `save_interval: 1ep`,
+    or a number.
+    """
+    interval = config.get("save_interval", SAVE_INTERVAL)
+    return isinstance(interval, int) or str(interval).endswith("ep")
 
 
 def _is_last(phase: PhaseOfMix) -> bool:
