@@ -63,8 +63,8 @@ def open_tokenizer_for_command(words: Sequence[str]) -> Iterator[None]:
 
     Options are not parsed here. So the tokenizer is opened only if no stream of the recipe has a
     folder: then the run has work, whatever `--only` and `--limit` are. In all other cases
-    `open_tokenizer_early` decides. If Typer refuses an option, the process ends when the tokenizer
-    is open.
+    `open_tokenizer_early` decides. If the words are wrong, such as an unknown option, the process
+    ends when the tokenizer is open.
 
     Args:
         words: the words of the command line after `convert`: the recipe first.
