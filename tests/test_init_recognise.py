@@ -363,12 +363,17 @@ def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() 
         {"from": "User", "value": "a", "label": None},
         {"from": "Assistant", "value": "b", "label": "quality:4"},
     ]
+    call = '{"name": "f", "arguments": {}}'
+    called = [{"from": "human", "value": "a"}, {"from": "function-call", "value": call}]
+    called += [{"from": "function-response", "value": "5"}, {"from": "gpt", "value": "b"}]
+    hyphens = {"function_tag": "function-call", "observation_tag": "function-response"}
     nemo = {"user_tag": "User", "assistant_tag": "Assistant"}
     merged = {"consecutive_roles": "merge"}
     twice, once = {"messages": [MESSAGES[0], *MESSAGES]}, {"messages": MESSAGES}
     for records, shape, options in (
         ([{"dialog": messages}], "sharegpt", {"tags": words}),
         ([{"conversations": labelled, "mask": "User"}], "sharegpt", {"tags": nemo}),
+        ([{"conversations": called}], "sharegpt", {"tags": hyphens}),
         ([twice, *[once] * 19], "messages", {}),
         ([*[twice] * 3, *[once] * 17], "messages", merged),
     ):
@@ -429,6 +434,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "data/archive.tar").write_bytes(encode_tar(members))
     captioned = [{"txt": f"A ball, {seed}.", "jpg": drawing(seed=seed)} for seed in range(2)]
     (tmp_path / "data/captioned.tar").write_bytes(encode_tar(captioned))
+    listed = [{"json": TALK, "jpg": drawing()}, {"json": TALK, "jpg": drawing(seed=1)}]
+    (tmp_path / "data/listed.tar").write_bytes(encode_tar(listed))
     # A page with the path of an image stays a text.
     write_jsonl(tmp_path / "data/pages.jsonl", [{"text": "A page. " * 9, "image": "0.jpg"}])
     return tmp_path
@@ -446,7 +453,15 @@ def test_records_with_images_become_streams_that_convert(data: Path, seeing: Pat
     manifests = {
         stream.name: manifest_of(data / "mix" / stream.name / "train") for stream in streams
     }
-    counts = {"llava": 3, "archive": 2, "captioned": 2, "trl": 2, "talk": 0, "pages": 0}
+    counts = {
+        "llava": 3,
+        "archive": 2,
+        "captioned": 2,
+        "listed": 2,
+        "trl": 2,
+        "talk": 0,
+        "pages": 0,
+    }
     counts |= dict.fromkeys(("qwen", "pairs", "swift", "parts", "named", "table"), 1)
     assert {name: manifest.totals.images for name, manifest in manifests.items()} == counts
     assert all(m.records.written == m.records.read for m in manifests.values())

@@ -150,6 +150,7 @@ def guess_shapes(head: FirstRecords) -> list[Guess]:
                 if guess.pictures:
                     guesses.append(guess)
     guesses += _guess_captions(head, image_fields)
+    guesses += _guess_json_member(head, image_fields)
     # After the guesses without `unplaced: first`, since the first of equally good guesses is used.
     for shape in SHAPES.values():
         if shape.name in IMAGES_FIRST:
@@ -313,6 +314,24 @@ def _guess_images(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
             yield try_shape(shape, fields, {}, head)
     if shape.has_images == "inside":  # Qwen-VL: a recipe that names no fields reads its own ones
         yield replace(try_shape(shape, shape.own_fields, {}, head), fields={})
+
+
+def _guess_json_member(head: FirstRecords, image_fields: Sequence[str]) -> Iterator[Guess]:
+    """Yield guesses for archives whose member `json` is itself the list of messages, next to an
+    image: `[{"from": "human", "value": "<image>What?"}, ...]`.
+
+    Args:
+        head: the first records.
+        image_fields: the fields with images; empty if one of them is called `images` or `image`.
+    """
+    if "json" not in head.fields:
+        return
+    for shape in (SHAPES["messages"], SHAPES["sharegpt"]):
+        fields = {shape.fields[0]: "json"}
+        yield try_shape(shape, fields, {}, head)
+        guess = try_shape(with_images(shape, image_fields), fields, {}, head)
+        if guess.pictures:
+            yield guess
 
 
 def _guess_captions(head: FirstRecords, image_fields: Sequence[str]) -> Iterator[Guess]:

@@ -69,9 +69,10 @@ WORDS = {
         ("gpt", "assistant", "Assistant", "bot", "chatgpt", "model", "answer"), "assistant_tag"
     ),
     **dict.fromkeys(
-        ("observation", "tool", "tool_response", "function_response"), "observation_tag"
+        ("observation", "tool", "tool_response", "function_response", "function-response"),
+        "observation_tag",
     ),
-    **dict.fromkeys(("function_call", "tool_call"), "function_tag"),
+    **dict.fromkeys(("function_call", "function-call", "tool_call"), "function_tag"),
     **dict.fromkeys(("system", "System"), "system_tag"),
 }
 "Word for a role in common data sets -> its tag."
