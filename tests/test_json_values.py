@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mdsmix import json_values
 from mdsmix.json_values import (
     LONG_RUN,
     UnreadableNumber,
@@ -41,10 +42,24 @@ VALUES = st.recursive(
 @given(VALUES)
 @example(10**400)
 @example({"a" * 25: [f"{10**30}", -(2**63) - 1, 0.1, 1e22]})
+@example({"text": "1" * 30, "n": 2**64, "empty": None})
+@example({"text": "1" * 30, "n": 2**64 - 1, "is_new": True})
 def test_json_is_read_as_by_python(value: Any) -> None:
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
         assert repr(read_json(text)) == repr(read_json(text.encode())) == repr(json.loads(text))
     assert repr(read_json(write_json(value))) == repr(value)
+
+
+def test_only_objects_that_may_have_long_numbers_are_read_by_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python takes seven times as long."""
+    monkeypatch.setattr(json_values, "read_exactly", lambda text: "read by Python")
+    digits = "7" * 40
+    texts = {"text": digits, "n": 2**64 - 1, "is_new": False, "note": None}
+    assert read_json(json.dumps(texts)) == texts
+    for value in (2**64, 0.5, [1], {"n": 2**64}):
+        assert read_json(json.dumps({"text": digits, "value": value})) == "read by Python"
 
 
 @given(st.text(st.sampled_from("a 1-9"), max_size=90), st.integers(-(10**25), 10**25))
