@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from mdsmix import __version__, kinds
+from mdsmix import __version__, api, kinds
 from mdsmix.cli import commands, main
 from mdsmix.errors import MdsmixError, MixRefused, RecipeError, TooManyBadRecords, Unreachable
 from tests.converting import Answer, mdsmix
@@ -110,6 +110,10 @@ def test_an_error_has_its_exit_code_and_a_defect_says_so(monkeypatch: pytest.Mon
         raising(monkeypatch, ZeroDivisionError("a line"))
 
 
+def raise_interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for signal_number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         monkeypatch.setattr(
@@ -118,6 +122,12 @@ def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
             lambda *_, signal_number=signal_number: signal.raise_signal(signal_number),
         )
         assert mdsmix("convert", "a.yaml") == Answer(code, "", f"{main.KEPT}\n")
+    # In an import of the conversion it ends the command without more imports: another import of
+    # numpy would fail.
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "convert", raise_interrupt)
+        patch.setitem(sys.modules, "mdsmix.report.conversions", None)
+        assert mdsmix("convert", "a.yaml") == Answer(130, "", f"{main.KEPT}\n")
     # While a command is imported it is no traceback either.
     assert raising(monkeypatch, KeyboardInterrupt()) == Answer(130, "", f"{main.KEPT}\n")
 

@@ -225,13 +225,16 @@ def _shown_at_end(part_option: str | None, quiet: bool, as_json: bool) -> Iterat
     try:
         yield outcomes
     finally:
-        # Not at the top: `api.convert` begins to open the tokenizer before it imports this.
-        from mdsmix.report.conversions import Conversion, ConvertedPart
+        # Without outcomes only --json shows something. Ctrl-C may have broken off the import of
+        # numpy, and a second import of it fails: "mdsmix itself failed".
+        if outcomes or as_json:
+            # Not at the top: `api.convert` begins to open the tokenizer before it imports this.
+            from mdsmix.report.conversions import Conversion, ConvertedPart
 
-        if part_option is None:
-            _print(Conversion(tuple(outcomes)), quiet, as_json)
-        else:
-            _print(ConvertedPart(part_option, tuple(outcomes)), quiet, as_json)
+            if part_option is None:
+                _print(Conversion(tuple(outcomes)), quiet, as_json)
+            else:
+                _print(ConvertedPart(part_option, tuple(outcomes)), quiet, as_json)
 
 
 def _print(result: Conversion | ConvertedPart, quiet: bool, as_json: bool) -> None:
