@@ -515,6 +515,21 @@ def test_calls_results_and_tools_that_are_printed_twice_are_counted(
     assert "WARNING: 1 record has tools both in their field and in the system message" in answers
 
 
+def test_a_result_that_is_printed_twice_is_counted_among_plain_messages(
+    project: Project, styles: dict[str, Path]
+) -> None:
+    """Foundry's messages have a role tool, but no calls and no tools."""
+    question, answer = talk("user", "assistant")["messages"]
+    tagged = {"role": "tool", "content": "<tool_response>\n5\n</tool_response>"}
+    quoted = question | {"content": "What is a <tool_response>?"}
+    lists = [[question, answer, tagged, answer], [quoted, answer], [question, answer]]
+    project.write_source({"messages": messages} for messages in lists)
+    configure_chats(project, styles["tools"], shape="messages")
+    project.convert_ok()
+    counts = project.manifest.records.placeholders
+    assert counts == {"results of tools in the tags of the template": 1}
+
+
 @pytest.mark.parametrize("shape", ["openai", "sharegpt"])
 def test_a_system_field_next_to_another_system_message_is_warned_of(
     project: Project, styles: dict[str, Path], shape: str

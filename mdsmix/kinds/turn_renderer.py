@@ -21,6 +21,7 @@ from mdsmix.encode.answer_parts import (
     CALL,
     PARTS,
     PARTS_REASONS,
+    THINK,
     PartRange,
     find_parts,
     has_earlier_call,
@@ -196,8 +197,14 @@ class TurnRenderer:
         placeholders = count_placeholders([suspicious], whole_texts)
         faults = dict[str, set[int]]()
         if any(sign in suspicious for sign in SIGNS):
+            searched = {*rendered.positions}
+            if THINK not in suspicious:
+                # Without thoughts, only results of tools can be at fault in plain conversations.
+                # Looking at all of them took a twentieth of a conversion of chats.
+                roles_at = zip(plain.positions, plain.conversations.roles, strict=True)
+                searched -= {position for position, roles in roles_at if "tool" not in roles}
             trained = self.encoding.target_responses if self.trains_answers else ""
-            faults = find_row_faults(conversations, {*rendered.positions}, self.chat, trained)
+            faults = find_row_faults(conversations, searched, self.chat, trained)
         return TurnRows(
             turns=turns,
             positions=rendered.positions,
