@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -528,6 +529,35 @@ def test_a_result_that_is_printed_twice_is_counted_among_plain_messages(
     project.convert_ok()
     counts = project.manifest.records.placeholders
     assert counts == {"results of tools in the tags of the template": 1}
+
+
+def test_calls_in_tags_of_other_names_are_counted(
+    project: Project, styles: dict[str, Path], tmp_path: Path
+) -> None:
+    """NVIDIA's Nemotron has tags in upper case, and MiniMax's results are in <response>."""
+    folder = shutil.copytree(styles["tools"], tmp_path / "tokenizer")
+    for file in folder.iterdir():
+        text = file.read_text()
+        for tag, other in {"tool_call>": "TOOLCALL>", "tool_response>": "response>"}.items():
+            text = text.replace(tag, other)
+        file.write_text(text)
+    question, answer = talk("user", "assistant")["messages"]
+    calling = {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": {}}}]}
+    in_text = '<TOOLCALL>{"name": "a", "arguments": {}}</TOOLCALL>'
+    tagged = {"role": "tool", "content": "<response>5</response>"}
+    result = {"role": "tool", "content": "5"}
+    records: list[Any] = [
+        [question, calling | {"content": ""}, result, answer],
+        [question, calling | {"content": ""}, tagged, answer],
+        [question, calling | {"content": in_text}, tagged, answer],
+    ]
+    project.write_source({"messages": messages, "tools": TOOLS} for messages in records)
+    configure_chats(project, folder, shape="openai", tools="tools")
+    project.convert_ok()
+    assert project.manifest.records.placeholders == {
+        "calls of tools in a text next to tool_calls": 1,
+        "results of tools in the tags of the template": 2,
+    }
 
 
 @pytest.mark.parametrize("shape", ["openai", "sharegpt"])

@@ -44,8 +44,6 @@ ROW_FAULTS = {
     ),
 }
 "Name of a fault, under which records are counted -> what these records have, and the fix."
-SIGNS = (THINK, "tool")
-"Each text with a fault has one of these strings."
 _TAG = r"<[^<>\s|/]+>"
 "An opening tag. Control tokens such as <|im_start|> are none: a text cannot contain them."
 
@@ -80,6 +78,14 @@ def find_tool_tags(template: ChatTemplate) -> ToolTags:
         calls=_find_last_tag(without_tools.partition("probe_tool")[0]),
         results=_find_last_tag(without_tools.partition("probe_result")[0], is_at_end=True),
     )
+
+
+def list_signs(template: ChatTemplate) -> list[str]:
+    """Return strings one of which is in each text with a fault: `<think>`, and the tags that the
+    template prints before tools, calls and results, such as `<tools>` or `<TOOLCALL>`.
+    """
+    tags = find_tool_tags(template.for_tools([]))
+    return [THINK, *filter(None, (tags.tools, tags.calls, tags.results))]
 
 
 def _find_last_tag(text: str, is_at_end: bool = False) -> str:

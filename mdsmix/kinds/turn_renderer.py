@@ -42,7 +42,7 @@ from mdsmix.encode.chat import (
 from mdsmix.encode.control_words import ControlWords, open_control_words
 from mdsmix.encode.labels import Turns
 from mdsmix.encode.trained_ranges import MarkedRange, mark_tokens, multiply_weights
-from mdsmix.kinds.row_faults import SIGNS, find_row_faults
+from mdsmix.kinds.row_faults import find_row_faults, list_signs
 from mdsmix.kinds.turn_rows import PLACEHOLDERS, TurnRows, count_placeholders
 from mdsmix.record import Conversation, PlainConversations, RecordRefused, RichConversation
 from mdsmix.shapes.extras import VARIABLES
@@ -196,7 +196,7 @@ class TurnRenderer:
         whole_texts = (conversation.all_text for conversation in conversations)
         placeholders = count_placeholders([suspicious], whole_texts)
         faults = dict[str, set[int]]()
-        if any(sign in suspicious for sign in SIGNS):
+        if suspicious and any(sign in suspicious for sign in list_signs(self.chat)):
             searched = {*rendered.positions}
             if THINK not in suspicious:
                 # Without thoughts, only results of tools can be at fault in plain conversations.
