@@ -16,9 +16,11 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import pytest
+import typer.main
 
 import mdsmix
 from mdsmix.cli import main
+from mdsmix.cli.commands import make_app
 from mdsmix.conversion import early_opening, unit
 from mdsmix.encode import fast_model
 from mdsmix.engines import local_engine
@@ -119,10 +121,19 @@ def test_words_that_convert_nothing_open_nothing(project: Project, opened: list[
     project.convert_ok("--dry-run")
     assert project.convert("--help").code == 0
     assert project.convert("tokenizer=nowhere").code != 0
-    assert opened == []
-    # An unknown option is found when the thread has begun.
     assert project.convert("--wrong").code == 2
+    assert project.convert("--wrong=1").code == 2
+    assert opened == []
+    # A wrong value is found when the thread has begun.
+    assert project.convert("--workers", "many").code == 2
     assert fast_model._openings == {}
+
+
+def test_all_options_of_the_command_but_dry_run_are_known() -> None:
+    group: Any = typer.main.get_command(make_app(only="convert"))
+    parameters = group.commands["convert"].params
+    options = {word for parameter in parameters for word in parameter.opts if word[0] == "-"}
+    assert options == early_opening.WITH_WORK | {"--dry-run"}
 
 
 def test_a_new_tokenizer_is_opened_while_transformers_describes_it(

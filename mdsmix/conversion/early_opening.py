@@ -21,8 +21,14 @@ from mdsmix.storage import is_url
 from mdsmix.tokenizer.card import find_tokenizer
 from mdsmix.tokenizer.snapshot import begin_description, forget_descriptions
 
-WITHOUT_WORK = {"-h", "--help", "--dry-run"}
-"Options with which a command converts nothing."
+WITH_WORK = {
+    *("--budget", "--engine", "--finish", "--json", "--limit", "--log-file", "--max-bad"),
+    *("--memory", "--only", "--part", "--quarantine-crashes", "--quiet", "--reencode"),
+    *("--verify-source", "--verify-target", "--workers", "-q"),
+}
+"""The options of `mdsmix convert` with which it converts. With `--help`, `--dry-run` or a wrong
+option it converts nothing, and would wait at its end for the thread: 5 s for Gemma 3.
+"""
 
 
 @contextmanager
@@ -70,8 +76,9 @@ def open_tokenizer_for_command(words: Sequence[str]) -> Iterator[None]:
         words: the words of the command line after `convert`: the recipe first.
     """
     overrides = [word for word in words[1:] if "=" in word and not word.startswith("-")]
+    options = {word.partition("=")[0] for word in words if word.startswith("-")}
     try:
-        if words and not WITHOUT_WORK.intersection(words):
+        if words and options <= WITH_WORK:
             with suppress(MdsmixError, Misfit, OSError, ValueError):
                 _begin_opening(
                     words[0], overrides, lambda recipe: {*_find_new_streams(recipe)} == {True}
