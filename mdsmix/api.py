@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mdsmix.arguments import refuse_wrong_arguments
 from mdsmix.errors import MixRefused, RecipeError
+from mdsmix.interrupts import delay_signals
 
 if TYPE_CHECKING:
     from mdsmix.conversion.run import Outcome, OutcomeT, PartOutcome
@@ -105,10 +106,12 @@ def convert(
 
     settings = _list_settings(overrides, max_bad, budget)
     with open_tokenizer_early(recipe, settings, only, limit):
-        from mdsmix.conversion import run
-        from mdsmix.conversion.planning import Options
-        from mdsmix.report.conversions import Conversion
-        from mdsmix.report.progress import watching
+        # Python can lose a Ctrl-C in an import, and keep the lock of the module for ever.
+        with delay_signals():
+            from mdsmix.conversion import run
+            from mdsmix.conversion.planning import Options
+            from mdsmix.report.conversions import Conversion
+            from mdsmix.report.progress import watching
 
         options = Options(
             only=only,
@@ -159,10 +162,11 @@ def convert_part(
 
     settings = _list_settings(overrides, max_bad, budget)
     with open_tokenizer_early(recipe, settings, only):
-        from mdsmix.conversion import run
-        from mdsmix.conversion.planning import Options, parse_part
-        from mdsmix.report.conversions import ConvertedPart
-        from mdsmix.report.progress import watching
+        with delay_signals():  # as in `convert`
+            from mdsmix.conversion import run
+            from mdsmix.conversion.planning import Options, parse_part
+            from mdsmix.report.conversions import ConvertedPart
+            from mdsmix.report.progress import watching
 
         options = Options(
             only=only,

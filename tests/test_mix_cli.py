@@ -62,7 +62,8 @@ def test_a_stream_is_named_by_its_folder_its_split_or_its_index(
     for targets in (["web", "chat/train"], ["web/train/index.json", "flat"], ["flat/index.json"]):
         assert [s.name for s in resolve_mix(targets).streams] == targets
     shutil.copytree(streams / "web/train", streams / "elsewhere/web/val")
-    assert [s.url for s in named_streams(["elsewhere", "flat"])] == ["elsewhere/web/train", "flat"]
+    named = [stream.url for stream in named_streams(["elsewhere", "flat"])]
+    assert named == ["elsewhere/web/train", "elsewhere/web/val", "flat"]
 
 
 def test_the_last_lines_are_folded_between_words_in_a_narrow_terminal(

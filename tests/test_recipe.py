@@ -150,6 +150,7 @@ def assert_refused(words: str, read: Callable[[], object]) -> None:
         read()
     message = str(refusal.value)
     assert (words in message, "\n" in message, len(message) < 600) == (True, False, True), message
+    assert not message.endswith(".."), message
 
 
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path) -> None:
@@ -163,6 +164,7 @@ def test_other_files_are_refused_in_a_short_sentence(tmp_path: Path) -> None:
         "(while parsing a flow sequence, line 2).",
         "a: 1\n\tb: 2": "recipe: line 2, column 1: found a tab character",
         "a: 1\na: 2": "recipe: line 2, column 1: found duplicate key a.",
+        "a: &x [*x]": "recipe: line 1, column 4: YAML recursive aliases are not supported.",
         "[]": "must be keys and values",
         "- 1": "must be keys and values",
         "": "recipe.yaml is empty: name a recipe",

@@ -22,7 +22,7 @@ import pytest
 from xxhash import xxh128_hexdigest
 
 from mdsmix.cache import cache_folder
-from mdsmix.errors import Unreachable, Unusable
+from mdsmix.errors import RecipeError, Unreachable, Unusable
 from mdsmix.processor.loaded import read_saved_texts
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards.manifest import TokenizerCard
@@ -235,6 +235,12 @@ def test_a_snapshot_has_the_tokenizers_arguments_and_sizes(
     assert all(replace(both, vocab_size=size).dtype == dtype for size, dtype in sizes)
 
 
+def test_arguments_that_json_cannot_contain_are_refused(tokenizer_folder: Path) -> None:
+    for kwargs in ({"a": b"hi"}, {"a": {1: 2}}):
+        with pytest.raises(RecipeError, match=r"^tokenizer\.kwargs cannot be written as JSON"):
+            open_by_name(tokenizer_folder, **kwargs)
+
+
 def test_a_name_without_a_tokenizer_gives_a_one_line_error(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     lost = "there is no folder or file of this name"
@@ -243,6 +249,7 @@ def test_a_name_without_a_tokenizer_gives_a_one_line_error(tmp_path: Path, cache
     for name, why in (
         (tmp_path, ""),
         *((name, lost) for name in ("./nope", "/nope/at/all", "a/b/c", "~/nope", "nope.json")),
+        ("n" * 300, "and no repository on a hub"),  # longer than the name of a file can be
         ("tiktoken", "and no repository on a hub"),
     ):
         with pytest.raises(Unreachable) as caught:

@@ -69,8 +69,8 @@ def open_tokenizer_for_command(words: Sequence[str]) -> Iterator[None]:
 
     Options are not parsed here. So the tokenizer is opened only if no stream of the recipe has a
     folder: then the run has work, whatever `--only` and `--limit` are. In all other cases
-    `open_tokenizer_early` decides. If the words are wrong, such as an unknown option, the process
-    ends when the tokenizer is open.
+    `open_tokenizer_early` decides. If the value of an option is wrong, the process ends when the
+    tokenizer is open.
 
     Args:
         words: the words of the command line after `convert`: the recipe first.
@@ -80,9 +80,7 @@ def open_tokenizer_for_command(words: Sequence[str]) -> Iterator[None]:
     try:
         if words and options <= WITH_WORK:
             with suppress(MdsmixError, Misfit, OSError, ValueError):
-                _begin_opening(
-                    words[0], overrides, lambda recipe: {*_find_new_streams(recipe)} == {True}
-                )
+                _begin_opening(words[0], overrides, lambda recipe: all(_find_new_streams(recipe)))
         yield
     finally:
         forget_openings()

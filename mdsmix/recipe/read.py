@@ -284,7 +284,7 @@ def translate_errors(origin: object, noun: str) -> Iterator[None]:
         reported = (RecipeError, ValueError, TypeError, RecursionError)
         if not isinstance(error, (yaml.YAMLError, OmegaConfBaseException, *reported)):
             raise
-        reason = mask_secrets(_explain_error(error))
+        reason = mask_secrets(_explain_error(error)).rstrip(".")
         raise RecipeError(f"{origin} is not a readable {noun}: {reason}.") from None
 
 
@@ -361,7 +361,7 @@ def _locate_pretrained(name: str, folder: Path) -> str:
     the recipe's folder. Return any other name, such as a hub name, unchanged.
     """
     path = folder / os.path.expanduser(name)
-    return os.path.normpath(path) if name and path.exists() else name
+    return os.path.normpath(path) if name and os.path.exists(path) else name
 
 
 def _locate_stream(name: str, stream: StreamSpec, folder: Path) -> StreamSpec:

@@ -252,6 +252,8 @@ def _snapshot_folder(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any
     """Return the snapshot's folder in the cache, which need not exist. Its name is a hash of the
     original files, the recipe's arguments and the version of transformers.
 
+    Raises RecipeError if JSON cannot contain the arguments.
+
     Args:
         pretrained: whether `name` is a tokenizer or a processor.
         name: its folder, file or hub name.
@@ -259,7 +261,14 @@ def _snapshot_folder(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any
     """
     files = [*_hash_files(name, str(kwargs.get("revision", "main")))]
     key = [FORMAT, name, dict(kwargs), package_version("transformers"), files]
-    digest = xxhash.xxh128_hexdigest(orjson.dumps(key, option=orjson.OPT_SORT_KEYS))
+    try:
+        content = orjson.dumps(key, option=orjson.OPT_SORT_KEYS)
+    except TypeError as error:
+        raise RecipeError(
+            f"{pretrained}.kwargs cannot be written as JSON ({error}): write texts as keys, and "
+            "texts, numbers, true, false, null, lists or keys and values as values."
+        ) from None
+    digest = xxhash.xxh128_hexdigest(content)
     return cache_folder() / f"{pretrained}s" / digest
 
 
@@ -272,7 +281,7 @@ def _hash_files(name: str, revision: str) -> Iterator[tuple[str, str]]:
         revision: the recipe's revision, for a hub name.
     """
     path = Path(name)
-    if path.exists():
+    if os.path.exists(name):
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             if file.is_file() and file.suffix not in WEIGHT_SUFFIXES:
@@ -281,7 +290,7 @@ def _hash_files(name: str, revision: str) -> Iterator[tuple[str, str]]:
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     commit = hub / f"models--{name.replace('/', '--')}" / "refs" / revision
-    yield revision, commit.read_text() if commit.is_file() else ""
+    yield revision, commit.read_text() if os.path.isfile(commit) else ""
 
 
 def _hash_file(file: Path) -> str:
