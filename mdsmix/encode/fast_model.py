@@ -29,9 +29,9 @@ from mdsmix.tokenizer.bpe_json import find_joined
 from mdsmix.tokenizer.card import Tokenizer
 
 SMALL_FILE = 8_000_000
-"""Bytes of a tokenizer.json whose word form is made while transformers describes the tokenizer.
-That of Llama 2 has 1.8 MB. Gemma 3's has 33 MB: both together would take far more than 500 MB of
-memory.
+"""Bytes of a tokenizer.json whose word form is not only made but also opened while transformers
+describes the tokenizer. That of Llama 2 has 1.8 MB. Gemma 3's has 33 MB: both together would take
+far more than 500 MB of memory.
 """
 
 
