@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 from mdsmix.encode.fast_model import begin_opening, forget_openings
 from mdsmix.errors import MdsmixError
@@ -31,13 +31,12 @@ option it converts nothing, and would wait at its end for the thread: 5 s for Ge
 """
 
 
-@contextmanager
 def open_tokenizer_early(
     recipe: RecipeInput,
     overrides: Sequence[str] = (),
     only: Sequence[str] = (),
     limit: int | None = None,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Begin to open the tokenizer of a conversion, in a thread, for the `with` block that converts.
     If its folder is new to this machine, begin to describe it, in a process. At the end of the
     block a model or process that was not used is forgotten.
@@ -51,19 +50,12 @@ def open_tokenizer_early(
         only: the streams to convert; empty: all.
         limit: convert only so many first records of each stream; None: all.
     """
-    try:
-        with suppress(MdsmixError, Misfit, OSError, ValueError):
-            _begin_opening(
-                recipe, overrides, lambda recipe: any(_find_new_streams(recipe, only, limit))
-            )
-        yield
-    finally:
-        forget_openings()
-        forget_descriptions()
+    return _open_meanwhile(
+        recipe, overrides, lambda recipe: any(_find_new_streams(recipe, only, limit))
+    )
 
 
-@contextmanager
-def open_tokenizer_for_command(words: Sequence[str]) -> Iterator[None]:
+def open_tokenizer_for_command(words: Sequence[str]) -> AbstractContextManager[None]:
     """Begin to open the tokenizer of `mdsmix convert`, as `open_tokenizer_early` does, for the
     `with` block that imports Typer, parses the words and converts.
 
@@ -77,10 +69,21 @@ def open_tokenizer_for_command(words: Sequence[str]) -> Iterator[None]:
     """
     overrides = [word for word in words[1:] if "=" in word and not word.startswith("-")]
     options = {word.partition("=")[0] for word in words if word.startswith("-")}
+    if not words or not options <= WITH_WORK:
+        return nullcontext()
+    return _open_meanwhile(words[0], overrides, lambda recipe: all(_find_new_streams(recipe)))
+
+
+@contextmanager
+def _open_meanwhile(
+    recipe: RecipeInput, overrides: Sequence[str], has_work: Callable[[Recipe], bool]
+) -> Iterator[None]:
+    """Begin to open or to describe the tokenizer for the `with` block, if nothing is wrong. At the
+    end of the block, forget what was not used. The arguments are those of `_begin_opening`.
+    """
     try:
-        if words and options <= WITH_WORK:
-            with suppress(MdsmixError, Misfit, OSError, ValueError):
-                _begin_opening(words[0], overrides, lambda recipe: all(_find_new_streams(recipe)))
+        with suppress(MdsmixError, Misfit, OSError, ValueError):
+            _begin_opening(recipe, overrides, has_work)
         yield
     finally:
         forget_openings()

@@ -73,10 +73,10 @@ def list_phase_remarks(phase: PhaseOfMix, config: Settings) -> list[str]:
         config: the config that the phase is set into; empty if the YAML is a file of its own.
     """
     remarks = list[str]()
+    interval = config.get("save_interval", SAVE_INTERVAL)
     if not config.get("save_folder") and not _is_last(phase):
         remarks.append("set save_folder: the next phase begins with the last checkpoint")
-    elif not _is_last(phase) and not _saves_by_epochs(config):
-        interval = config.get("save_interval", SAVE_INTERVAL)
+    elif not _is_last(phase) and not _counts_epochs(interval):
         remarks.append(
             f"set save_interval ({interval}) so that no checkpoint falls on the last step of this "
             "phase (`to step` of `mdsmix plan`), or to 1ep: Composer saves that step once, inside "
@@ -139,11 +139,10 @@ def refuse_overwriting(into: str, targets: Iterable[str | None]) -> None:
             )
 
 
-def _saves_by_epochs(config: Settings) -> bool:
-    """Return whether the config saves checkpoints at the end of epochs alone: `save_interval: 1ep`,
-    or a number.
+def _counts_epochs(interval: Any) -> bool:
+    """Return whether a save_interval saves checkpoints at the end of epochs alone: `1ep`, or a
+    number.
     """
-    interval = config.get("save_interval", SAVE_INTERVAL)
     return isinstance(interval, int) or str(interval).endswith("ep")
 
 

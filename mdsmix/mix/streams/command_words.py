@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mdsmix.errors import RecipeError
@@ -13,7 +13,7 @@ from mdsmix.recipe import Recipe
 from mdsmix.recipe.read import read_text, split_overrides
 from mdsmix.shards.index import INDEX
 from mdsmix.shards.published import find_current, find_splits
-from mdsmix.storage import locate
+from mdsmix.storage import Location, locate
 
 MixInput = str | os.PathLike[str] | Sequence[str] | Mapping[Any, Any] | Recipe
 """A mix as a user gives it: a recipe or a training config, as a path or as keys and values, or
@@ -119,11 +119,7 @@ def list_stream_urls(urls: Iterable[str]) -> list[str]:
     """Return the URLs of single streams. A local folder that contains the streams of a whole mix is
     replaced by the `train` splits of these streams.
     """
-    streams = list[str]()
-    for url in urls:
-        # A URL without such splits is a stream itself.
-        streams += _list_train_splits(url) or [url]
-    return streams
+    return _replace_mixes(urls, _list_train_splits)
 
 
 def list_all_splits(urls: Iterable[str]) -> list[str]:
@@ -131,19 +127,31 @@ def list_all_splits(urls: Iterable[str]) -> list[str]:
     replaced by all streams in it: every split, such as `out/web/train` and `out/web/eval`, and
     streams without a split.
     """
+    return _replace_mixes(urls, _list_streams_of_mix)
+
+
+def _replace_mixes(
+    urls: Iterable[str], list_streams: Callable[[str, Location], list[str]]
+) -> list[str]:
+    """Return the URLs of single streams: a local folder is replaced by the streams that are found
+    in it. A folder without any is a stream itself.
+
+    Args:
+        urls: folders and URLs of streams or of mixes.
+        list_streams: returns the URLs of the streams in a local folder, from its URL and location.
+    """
     streams = list[str]()
     for url in urls:
-        streams += _list_streams_of_mix(url) or [url]
+        folder = locate(url)
+        found = [] if folder.is_store else list_streams(url, folder)
+        streams += found or [url]
     return streams
 
 
-def _list_streams_of_mix(url: str) -> list[str]:
+def _list_streams_of_mix(url: str, folder: Location) -> list[str]:
     """Return the URLs of all published streams in a local folder that has a stream with a split in
-    it. Empty for other folders, and for a store.
+    it. Empty for other folders.
     """
-    folder = locate(url)
-    if folder.is_store:
-        return []
     streams = list[str]()
     has_splits = False
     for name in folder.folders():
@@ -156,13 +164,10 @@ def _list_streams_of_mix(url: str) -> list[str]:
     return streams if has_splits else []
 
 
-def _list_train_splits(url: str) -> list[str]:
+def _list_train_splits(url: str, folder: Location) -> list[str]:
     """Return the URLs of the published `train` splits of the streams in a local folder, such as
-    `out/web/train` for `out`. Empty for a store.
+    `out/web/train` for `out`.
     """
-    folder = locate(url)
-    if folder.is_store:
-        return []
     splits = list[str]()
     for name in folder.folders():
         if find_current(folder / name / "train"):
