@@ -173,6 +173,45 @@ def test_a_raised_rule_converts_only_the_streams_that_it_shapes(
     assert not any(outcome.done for outcome in run_recipe(recipe))
 
 
+def test_an_added_field_of_a_shape_is_no_change_of_the_recipe(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe with only `shape: openai` names all fields of the shape; version 1 had no `system`.
+    `check` refused such streams: "converted by another recipe".
+    """
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "so"}]
+    write_jsonl(tmp_path / "chats.jsonl", [{"messages": messages}] * 3)
+    source = {"path": "chats.jsonl", "shape": "openai"}
+    streams = {"chats": {"kind": "finetuning", "source": source}}
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=64, streams=streams)
+    older = replace(SHAPES["openai"], version=1, optional=("tools",))
+    with monkeypatch.context() as patch:
+        patch.setitem(SHAPES, "openai", older)
+        run_recipe(recipe)
+    output = run_ok("check", recipe).out
+    assert "the rule shape.openai was version 1" in output
+    assert "recipe-changed" not in output
+    assert "source.system" not in run_ok("convert", recipe, "--dry-run").out
+    # Another name of the added field, and another field of the same version, are changes.
+    renamed = (
+        "streams.chats.source={path: chats.jsonl, shape: openai, messages: messages, system: s}"
+    )
+    assert "source.system was not set and is s" in mdsmix("check", recipe, renamed).out
+    run_recipe(recipe)
+    short = "streams.chats.source={path: chats.jsonl, shape: openai, messages: messages}"
+    assert "source.system was system and is not set" in mdsmix("check", recipe, short).out
+
+
+def test_streams_of_a_newer_mdsmix_are_named(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        raise_kind(patch)
+        run_recipe(recipe)
+    output = run_ok("convert", recipe)
+    said = "stream pairs: a newer mdsmix has published the stream, by other rules (kind.pairs was"
+    assert said in output.err + output.out
+    assert "rules of mdsmix have changed" not in output.err + output.out
+
+
 def test_only_streams_with_unread_extras_are_converted_again(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,10 +83,14 @@ class Work:
             watcher.say(reason)
         changes = compare_rules(plan.old.rules, plan.job.rules) if plan.old else []
         if changes:
+            cause = "rules of mdsmix have changed since the stream was published"
+            end = ""
+            if any(change.published > change.current for change in changes):
+                cause = "a newer mdsmix has published the stream, by other rules"
+                end = " by the older rules of this one: if you want the newer rows, upgrade mdsmix"
             watcher.say(
-                f"stream {plan.job.name}: rules of mdsmix have changed since the stream was "
-                f"published ({join_names([*map(str, changes)])}); the work units that these rules "
-                "affect are converted again"
+                f"stream {plan.job.name}: {cause} ({join_names([*map(str, changes)])}); the work "
+                f"units that these rules affect are converted again{end}"
             )
         # A target that was empty when the run began needs no listing.
         is_empty = plan.target.is_empty

@@ -10,6 +10,7 @@ from mdsmix.encode.answer_ends import is_ended_by_next
 from mdsmix.frozen import frozen
 from mdsmix.messages import format_yaml_value, join_names
 from mdsmix.recipe.stream_spec import SourceSpec
+from mdsmix.shapes import find_shape
 from mdsmix.shards.manifest import Encoding
 
 SOURCE_KEYS = {field.name for field in fields(SourceSpec)}
@@ -61,6 +62,8 @@ def compare_encodings(published: Encoding, current: Encoding) -> list[KeyChange]
         current: the settings in the recipe.
     """
     changes = compare_keys(list_recipe_keys(published), list_recipe_keys(current))
+    added_keys = _list_added_keys(published, current)
+    changes = [change for change in changes if change.key not in added_keys]
     depends_on_stops = is_ended_by_next(published)
     if not depends_on_stops:
         changes = [change for change in changes if change.key != STOPS]
@@ -68,6 +71,25 @@ def compare_encodings(published: Encoding, current: Encoding) -> list[KeyChange]
     # name it only if it is the only change.
     own_changes = [change for change in changes if change.key != DERIVED]
     return own_changes or changes
+
+
+def _list_added_keys(published: Encoding, current: Encoding) -> set[str]:
+    """Return the keys of the recipe that a newer version of the stream's shape has added, such as
+    `source.system`. A recipe with only `shape: openai` names all keys of its shape, so nobody has
+    changed it. The rule of the shape then says that the stream is outdated.
+    """
+    shape = find_shape(current.shape, current.fields)
+    if shape is None or published.shape != current.shape:
+        return set()
+    rule = f"shape.{shape.name}"
+    if current.rules.get(rule, 1) <= published.rules.get(rule, 1):
+        return set()
+    added = set[str]()
+    for key in shape.optional:
+        has_own_name = current.fields.get(key) == key
+        if has_own_name and key not in published.fields:
+            added.add(f"source.{key}")
+    return added
 
 
 def compare_sources(published: Mapping[str, Any], current: Mapping[str, Any]) -> list[KeyChange]:
