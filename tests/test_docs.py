@@ -21,7 +21,8 @@ import yaml
 
 from mdsmix import errors
 from mdsmix.cli.commands import make_app
-from mdsmix.cli.main import INTERRUPTED, PIPE_CLOSED, TERMINATED
+from mdsmix.cli.main import INTERRUPTED, PIPE_CLOSED
+from mdsmix.cli.stop_signals import TERMINATED
 from mdsmix.conversion.job import make_job
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.reasons import list_bad_reasons

@@ -5,24 +5,22 @@ code. It imports nothing heavy, and Typer only when it has begun to open a conve
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from gc import freeze
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mdsmix.cli import json_document
 from mdsmix.cli.json_document import describe_error, describe_failure
+from mdsmix.cli.stop_signals import TERMINATED, raise_stop_signals
 from mdsmix.errors import MdsmixError, SeveralFailed, Unreachable
 from mdsmix.messages import make_printable
 from mdsmix.report.log_file import close_log, write_log
 
 INTERRUPTED = 130
 "The exit code for Ctrl-C, the same as typer's."
-TERMINATED = 143
-"The exit code for SIGTERM, which a scheduler sends. Workers stop, and the lease is released."
 PIPE_CLOSED = 141
 "The exit code for a closed pipe, as after `| head`."
 WINDOWS = (
@@ -78,10 +76,8 @@ def _run_command() -> Ending:
     if sys.platform == "win32":
         code = Unreachable.exit_code
         return Ending(code, [f"error: {WINDOWS}"], describe_error("Unreachable", WINDOWS, code))
-    with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
-        with _open_tokenizer_early(sys.argv[1:]):
+        with raise_stop_signals(), _open_tokenizer_early(sys.argv[1:]):
             from mdsmix.cli.commands import make_app_for  # 40 ms, mostly Typer
 
             # Click would take the name from how Python was started, also in `_MDSMIX_COMPLETE`.
