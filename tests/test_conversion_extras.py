@@ -602,6 +602,9 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
     keep = [
         {"messages": [question | {"keep": 0}, answer | {"keep": n}]} for n in (0, 1, True, False)
     ]
+    # WildChat's keys say something else.
+    keys = {"toxic": False, "turn_identifier": 1}
+    keep.append({"messages": [question | keys, answer | keys]})
     thought = {"messages": [question, answer | {"reasoning": "Hm.", "score": 1}]}
     scored = {"messages": [question, answer | {"score": 0.5}]}
     rejected = {"messages": [question, answer], "rejected_response": "no"}
@@ -613,6 +616,8 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
     )
     assert "name it in the recipe by source.train_mark: keep" in output
     assert "score of messages" not in output
+    assert "toxic of messages" not in output
+    assert "turn_identifier of messages" not in output
     assert "WARNING: the field messages.reasoning of 1 record is not read" in output
     assert "WARNING: the field rejected_response of 1 record is not read" in output
     drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer)

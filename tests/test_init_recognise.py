@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdsmix.init.data_files import FirstRecords, find_data
-from mdsmix.init.drafts import find_paths, format_recipe, group_files, make_names_unique
-from mdsmix.init.recognise import guess_shapes
+from mdsmix.init.drafts import find_paths, group_files, make_names_unique
+from mdsmix.init.recognise import describe_unknown, guess_shapes
 from mdsmix.kinds import open_recipe
-from mdsmix.shapes.condition import parse_where
 from mdsmix.sources import SourceFile
 from mdsmix.storage import Stat, locate
 from tests.converting import Answer, manifest_of, mdsmix, run_ok, write_jsonl
@@ -295,6 +294,43 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "prompt_response",
         {"prompt": "question", "response": "answer"},
     ),
+    "orca's preferences": (
+        {"system": "s", "question": "q", "chosen": "a", "rejected": "b"},
+        "preference_openai",
+        {"prompt": "question", "chosen": "chosen", "rejected": "rejected", "system": "system"},
+    ),
+    "argilla's preferences": (
+        {"system": "s", "input": "q", "chosen": "So it is", "rejected": "So it was", "n": 1},
+        "preference_alpaca",
+        {"instruction": "input", "chosen": "chosen", "rejected": "rejected", "system": "system"},
+    ),
+    "nemo's preferences": (
+        {
+            "prompt": "q",
+            "chosen_response": "a",
+            "rejected_response": "b",
+            "chosen_reward": 2,
+            "rejected_reward": 1.5,
+        },
+        "preference",
+        {
+            "prompt": "prompt",
+            "chosen": "chosen_response",
+            "rejected": "rejected_response",
+            "chosen_reward": "chosen_reward",
+            "rejected_reward": "rejected_reward",
+        },
+    ),
+    "preferences without their scores": (
+        {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": None, "score_rejected": 1},
+        "preference",
+        {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+    ),
+    "a conversation that was made of question and solution": (
+        {"question": "a", "solution": "b", "conversations": SHARED, "style": "x"},
+        "sharegpt",
+        {"conversations": "conversations"},
+    ),
     "functions": (
         {"messages": CALLED, "functions": [{"name": "f", "parameters": {}}]},
         "openai",
@@ -328,26 +364,24 @@ def test_prompts_with_another_text_are_not_recognised() -> None:
         assert not any(guess.is_right for guess in guess_shapes(head({"prompt": prompt, "z": "a"})))
 
 
-def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
-    """Only TRL's names are those of unpaired preferences, which are a kind of their own."""
-    kto = [{"prompt": f"q{n}", "response": f"a{n}", "label": n % 3 > 0} for n in range(9)]
-    classes = [{"prompt": "q", "completion": "a", "label": n} for n in range(9)]
-    good = [{"prompt": "q", "response": "a", "label": True}] * 9
-    factory = [{"instruction": "q", "output": "a", "kto_tag": n % 3 > 0} for n in range(9)]
-    for records, where in ((kto, "label"), (classes, None), (good, None), (factory, "kto_tag")):
-        write_jsonl(tmp_path / "a.jsonl", records)
-        notices: list[Any] = []
-        (draft,) = group_files(find_data([str(tmp_path)], tmp_path, notices), notices)
-        assert draft.source.get("where") == where
-        (tmp_path / "recipe.yaml").write_text(
-            format_recipe({"tokenizer": "t", "max_seq_len": 64, "local": "mix"}, [draft])
-        )
-        (stream,) = open_recipe(tmp_path / "recipe.yaml").streams.values()
-        trained = (
-            [parse_where(where).refusal(record) is None for record in records] if where else []
-        )
-        assert stream.source.where == where
-        assert trained == [record[where] for record in records if where]
+def test_preferences_with_an_unknown_question_are_not_recognised() -> None:
+    """The common beginning of two answers is no prompt, and a system message is none either."""
+    answers = {"chosen": "It is a hen", "rejected": "It is a cow"}
+    for asked in ({"frage": "What is it?"}, {"frage": "What?", "system": "Be short."}):
+        assert not any(guess.is_right for guess in guess_shapes(head(asked | answers)))
+    (line,) = describe_unknown(head({"frage": "What is it?"} | answers), [])
+    assert "prompt: FIELD" in line
+    for known in ({}, {"source": "web", "n": 3}):
+        assert guess_shapes(head(known | answers))[0].is_right
+    dialogue = {"chosen": "Human: A?\n\nAssistant: b", "rejected": "Human: A?\n\nAssistant: c"}
+    assert guess_shapes(head(dialogue | {"topic": "two words"}))[0].is_right
+
+
+def test_single_messages_of_a_tree_are_no_documents() -> None:
+    message = {"message_id": "b", "parent_id": "a", "role": "prompter", "text": "Why?"}
+    assert not any(guess.is_right for guess in guess_shapes(head(message)))
+    (line,) = describe_unknown(head(message), [])
+    assert "OpenAssistant" in line
 
 
 def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() -> None:

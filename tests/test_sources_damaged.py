@@ -290,6 +290,13 @@ UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
         Unreachable,
         r"remove source\.header from the recipe, and name the fields .* \(Answer, question , id\)",
     ),
+    (
+        "a.csv",
+        b"id,Question,answer\n1,2,3\n",
+        {"header": ("number", "asked", "said")},
+        Unreachable,
+        r"and name the fields as this line does \(id, Question, answer\)",
+    ),
     ("a.jsonl", b"1\n", {"header": ("n",)}, RecipeError, r"header does not apply to a\.jsonl"),
     (
         "a.jsonl",
@@ -309,6 +316,15 @@ FOLDERS: list[tuple[str, Any, type[MdsmixError], str]] = [
         "lists 1 file that is missing: .*gone.arrow",
     ),
     ("state.json", {}, Unreachable, "lists no _data_files"),
+    (
+        "state.json",
+        {
+            "_data_files": [{"filename": "dataset.arrow"}],
+            "_indices_data_files": [{"filename": "indices.arrow"}],
+        },
+        RecipeError,
+        "names a file of indices, so the data files also have rows that are not in the data set",
+    ),
     ("state.json", {"_data_files": [{"filename": "../a.arrow"}]}, Unreachable, "leads out of"),
 ]
 
@@ -323,6 +339,17 @@ def test_a_setting_or_folder_that_does_not_fit_is_refused_with_one_sentence(tmp_
         (folder / name).write_text(json.dumps(tree))
         with pytest.raises(error, match=message):
             find_files(["set"], folder.parent)
+
+
+def test_records_of_words_are_no_header(tmp_path: Path) -> None:
+    """Usual names of fields alone, in less than half of the cells, or next to a text."""
+    for content, header in (
+        (b"answer\nword\n", ("word",)),
+        (b"answer,hen,egg\n", ("a", "b", "c")),
+        (b"question,answer 42!\n", ("word", "use")),
+    ):
+        batches = read_file(tmp_path, "a.csv", content, header=header)
+        assert sum(batch.count for batch in batches) == content.count(b"\n")
 
 
 def test_values_that_are_not_strings_keep_their_types(tmp_path: Path) -> None:

@@ -72,6 +72,15 @@ _RESULT: Message = {
 _STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 "Keys of messages that every template reads, so they are never reported as unread."
 AS_MARK = " as 0 or 1"
+NO_MARKS = frozenset(
+    (
+        *("toxic", "redacted", "prefix", "partial", "is_error", "end_turn"),
+        *("turn", "turn_id", "turn_identifier", "turn_index", "index", "idx", "id", "step"),
+    )
+)
+"""Keys of messages that say something else than whether the message is trained, although their
+values may be 0 and 1: `toxic` and `redacted` of WildChat, `prefix` of DeepSeek and Mistral.
+"""
 """The end of the name of an unread key, if the key may be a mark: a value in each message that says
 whether the message is trained.
 """
@@ -360,9 +369,9 @@ def describe_possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
     """
     for name, count in unread.items():
         key = name.removesuffix(AS_MARK)
+        field = key.removeprefix("messages.")
         # If `unread` also has the plain key, some records have values other than 0 and 1.
-        if key != name and key not in unread:
-            field = key.removeprefix("messages.")
+        if key != name and key not in unread and field not in NO_MARKS:
             yield (
                 f"the key {field} of messages is 0 or 1, or false or true, in all "
                 f"{plural(count, 'record')} that have this key, and is not read: if it says which "

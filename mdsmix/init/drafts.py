@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from mdsmix.errors import MdsmixError
 from mdsmix.init.data_files import Notices, read_head
-from mdsmix.init.recognise import Guess, describe_unknown, find_bad_answer_mark, guess_shapes
+from mdsmix.init.field_doubts import find_condition
+from mdsmix.init.recognise import Guess, describe_unknown, guess_shapes
 from mdsmix.kinds import Piece
 from mdsmix.messages import plural
 from mdsmix.recipe import StreamSpec
@@ -113,9 +114,9 @@ def make_draft(name: str, guess: Guess, files: Sequence[SourceFile], paths: Sequ
             keys[key] = value
         else:
             source[key] = value
-    mark = find_bad_answer_mark(guess)
-    if mark:
-        source["where"] = mark
+    condition = find_condition(guess)
+    if condition:
+        source["where"] = condition
     return Draft(name=clean_name(name), guess=guess, files=files, keys=keys, source=source)
 
 
@@ -353,7 +354,7 @@ WHY = {
     "format": "by its first bytes",
     "split_by": "what is a document: file, line or paragraph",
     "nulls": "nulls inside objects are removed: Arrow adds them for keys that an object lacks",
-    "where": "answers that this field marks as false are not trained",
+    "where": "answers that this field marks as bad are left out",
 }
 "Key -> the comment after the key, for any value."
 

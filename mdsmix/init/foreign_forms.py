@@ -154,6 +154,25 @@ def _is_calls_as_answers(record: Mapping[str, Any]) -> bool:
     return {"query", "tools", "answers"} <= record.keys()
 
 
+def _is_preference_without_prompt(record: Mapping[str, Any]) -> bool:
+    """Check whether a record has two answers, no prompt by a usual name, and another text or list
+    that may be the prompt.
+    """
+    if "prompt" in record or not {"chosen", "rejected"} <= record.keys():
+        return False
+    others = [value for name, value in record.items() if name not in ("chosen", "rejected")]
+    return any(
+        isinstance(other, list) or (isinstance(other, str) and " " in other) for other in others
+    )
+
+
+def is_message_of_tree(record: Mapping[str, Any]) -> bool:
+    """Check whether a record is one message of a tree of messages, as in OpenAssistant:
+    `{"message_id": ..., "parent_id": ..., "role": ..., "text": ...}`.
+    """
+    return {"message_id", "parent_id", "role"} <= record.keys()
+
+
 def _is_wrapped(record: Mapping[str, Any]) -> bool:
     """Check whether a record is a whole file: an object with its records in a list (WRAPPERS)
     that has no messages, `{"data": [{...}, ...]}`.
@@ -251,6 +270,18 @@ FORMS = (
         _is_without_content,
         "download the content of each blob_id as the data set's page describes, and write it as "
         "the field `content`",
+    ),
+    ForeignForm(
+        "preferences whose prompt has an unusual name",
+        _is_preference_without_prompt,
+        "write a recipe with `kind: preference` and `source: {path: ..., prompt: FIELD, chosen: "
+        f"chosen, rejected: rejected}}`, {OR_READ}",
+    ),
+    ForeignForm(
+        "OpenAssistant (each message of a tree is a record)",
+        is_message_of_tree,
+        "join each message with those that it answers, from parent to parent, and write each such "
+        f"path of the tree as messages, as in {EXAMPLE}, {OR_READ}",
     ),
     ForeignForm(
         "a dialogue in one text (USER: and ASSISTANT: in a field chat)",

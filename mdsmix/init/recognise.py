@@ -19,15 +19,16 @@ from typing import Any
 from mdsmix.encode.answer_parts import has_earlier_call, list_parts
 from mdsmix.frozen import frozen
 from mdsmix.init.data_files import FirstRecords
-from mdsmix.init.foreign_forms import OR_READ, find_foreign_form
+from mdsmix.init.foreign_forms import OR_READ, find_foreign_form, is_message_of_tree
 from mdsmix.kinds import KINDS, Kind
 from mdsmix.kinds.reasons import list_bad_reasons
 from mdsmix.messages import format_field, join_counts, join_names, make_printable
 from mdsmix.recipe import SourceSpec
-from mdsmix.record import Conversation, Document, Pair, detail_of
+from mdsmix.record import SYSTEM_ROLES, Conversation, Document, Pair, detail_of
 from mdsmix.shapes import SHAPES, Shape
-from mdsmix.shapes.fields import make_deriver, parse_field
+from mdsmix.shapes.fields import find_value, make_deriver, parse_field
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
+from mdsmix.shapes.preference import ANSWERS, BEGINS, REWARDS, Preference
 from mdsmix.shapes.prompt import ANSWER, Prompt
 from mdsmix.sources.sniff import sniff_format
 
@@ -39,10 +40,8 @@ GOOD_SHARE = 0.9
 """Guesses that read this share of the records or more count as equally good. A recipe allows a
 tenth of bad records, and an option is not worth it for a few records.
 """
-BAD_ANSWER_MARKS = frozenset({"label", "labels", "chosen", "is_good", "desirable", "kto_tag"})
-"""Names of fields that may mark bad answers by false. LLaMA-Factory's records for KTO have the last
-one.
-"""
+TRAINED_OR_ASKED = (Document, Pair, Conversation, Prompt)
+"What shapes give that may read the parts of a list of messages that was made of them."
 OTHER_MESSAGES = frozenset({"bad_message_keys", "unknown_role", "messages_not_a_list"})
 "Reason codes of records whose messages a shape does not know."
 VERL_ANSWER = "reward_model.ground_truth"
@@ -95,6 +94,8 @@ class Guess:
     "`reasoning` and `calls` -> records whose answers have that part."
     with_earlier_calls: int = 0
     "Records that call tools in an answer before the last one."
+    unasked: int = 0
+    "Preferences without a question: only a system message is before their answers."
 
     @property
     def is_right(self) -> bool:
@@ -185,12 +186,29 @@ def _guess_shape(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
     the shape needs, yield only one guess that names the missing keys.
     """
     fields = _find_fields(shape, head)
+    if not {*REWARDS}.isdisjoint(fields) and not _has_rewards(fields, head):
+        fields = {key: name for key, name in fields.items() if key not in REWARDS}
     missing = tuple(key for key in shape.fields if key not in fields)
     if missing:
         yield Guess(head=head, shape=shape, fields=fields, missing=missing)
         return
     for options in ({}, *shape.guess(_prepare_records(shape, fields, head), fields)):
         yield try_shape(shape, fields, options, head)
+
+
+def _has_rewards(fields: Mapping[str, str], head: FirstRecords) -> bool:
+    """Check whether all records have numbers as rewards of both answers. Some data sets have these
+    fields without numbers.
+
+    Args:
+        fields: key of the shape -> the records' field for it.
+        head: the first records.
+    """
+    if not {*REWARDS} <= fields.keys():
+        return False
+    names = [fields[key] for key in REWARDS]
+    rewards = [find_value(name, record) for record in head.parsed(names) for name in names]
+    return all(type(reward) in (int, float) for reward in rewards)
 
 
 CONTEXTS = ("context", "passage", "document", "background")
@@ -258,9 +276,13 @@ def _ignores_a_list(guess: Guess, lists: Set[str]) -> bool:
     Args:
         lists: the fields with lists of messages (`_find_read_lists`).
     """
-    has_messages = any(key in guess.shape.structured for key in guess.shape.fields)
-    is_of_texts = guess.shape.gives in (Document, Pair, Conversation) and not has_messages
-    return is_of_texts and not lists.isdisjoint(guess.unread)
+    if guess.shape.gives not in TRAINED_OR_ASKED or lists.isdisjoint(guess.unread):
+        return False
+    names = [name for key, name in guess.fields.items() if key in guess.shape.structured]
+    for record in _prepare_records(guess.shape, guess.fields, guess.head):
+        if any(isinstance(find_value(name, record), list) for name in names):
+            return False
+    return True
 
 
 def _is_doubtful(guess: Guess) -> bool:
@@ -269,12 +291,23 @@ def _is_doubtful(guess: Guess) -> bool:
     - Records of a shape whose images are in the texts (Qwen-VL) have none in them.
     - A `solution` is the response to a `problem` (NuminaMath) or `question` (s1K). Next to `prompt`
       it is the verified answer, as in TRL's records for GRPO.
+    - Preferences without a question: the only message before their answers is the system's, and the
+      question has an unusual name. Or the question is taken for the common beginning of two texts
+      that are not dialogues, next to a field with other texts.
+    - A document is one message of a tree of messages, each in a record of its own.
     - Prompts alone have no verified answer, and other fields with texts or lists, such as an answer
       under an unusual name.
     """
     if guess.shape.has_images == "inside" and guess.is_right and not guess.pictures:
         return True
     if guess.fields.get("response") == "solution" and guess.fields.get("prompt") == "prompt":
+        return True
+    if guess.unasked and guess.unasked == guess.read:
+        return True
+    if guess.shape.gives is Document and any(map(is_message_of_tree, guess.head.objects)):
+        return True
+    is_two_texts = guess.shape.name == "preference" and not guess.missing
+    if is_two_texts and "prompt" not in guess.fields and _has_other_question(guess):
         return True
     if guess.shape.gives is not Prompt or ANSWER in guess.fields:
         return False
@@ -284,20 +317,18 @@ def _is_doubtful(guess: Guess) -> bool:
     return False
 
 
-def find_bad_answer_mark(guess: Guess) -> str | None:
-    """Return the field that marks bad answers in a file of questions and answers; None if no field
-    does.
-
-    Unpaired preferences (KTO) have a boolean for each answer. A model must not be trained on the
-    answers with false, which people rejected.
+def _has_other_question(guess: Guess) -> bool:
+    """Check whether records of two answers without a prompt have a text with a space in a field
+    that is not read. In dialogues such as hh-rlhf's the answers have the question themselves.
     """
-    if guess.kind.word != "finetuning":
-        return None
-    for name in sorted(guess.unread & BAD_ANSWER_MARKS):
-        values = [record.get(name) for record in guess.head.objects]
-        if False in values and all(type(value) is bool for value in values):
-            return name
-    return None
+    for record in guess.head.objects:
+        texts = [find_value(guess.fields[key], record) for key in ANSWERS]
+        if not all(isinstance(text, str) and BEGINS not in text for text in texts):
+            continue
+        others = [record.get(name) for name in guess.unread]
+        if any(isinstance(other, str) and " " in other.strip() for other in others):
+            return True
+    return False
 
 
 def _guess_images(shape: Shape, head: FirstRecords) -> Iterator[Guess]:
@@ -392,7 +423,16 @@ def try_shape(
         with_spans=len([result for result in results if getattr(result, "losses", None)]),
         parts=parts,
         with_earlier_calls=len([*filter(has_earlier_call, conversations)]),
+        unasked=len([*filter(_is_unasked, results)]),
     )
+
+
+def _is_unasked(result: Any) -> bool:
+    """Check whether a result is a preference of messages, none of which asks for the answer."""
+    if not isinstance(result, Preference) or not isinstance(result.chosen, Conversation):
+        return False
+    roles = {message["role"] for message in result.chosen.messages}
+    return roles <= {*SYSTEM_ROLES, "assistant"}
 
 
 def _prepare_records(shape: Shape, fields: Mapping[str, str], head: FirstRecords) -> Sequence[Any]:

@@ -26,13 +26,15 @@ from mdsmix.images.fetching import is_http, locate_image
 from mdsmix.images.judge import BadImage
 from mdsmix.init.data_files import Notices
 from mdsmix.init.drafts import Draft, format_recipe
+from mdsmix.init.field_doubts import find_lost_choices
+from mdsmix.init.foreign_forms import OR_READ
 from mdsmix.kinds import Kind, open_recipe
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.pictured import choose_image_token
 from mdsmix.kinds.printed_texts import is_printed_by_template
 from mdsmix.kinds.read_records import open_record_encoder
 from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
-from mdsmix.messages import join_counts, make_printable, plural
+from mdsmix.messages import format_field, join_counts, make_printable, plural
 from mdsmix.recipe import ImagesSpec, Recipe
 from mdsmix.record import FILTERED, detail_of
 from mdsmix.shapes import SHAPES
@@ -243,6 +245,12 @@ def _note_trial(draft: Draft, template_error: str) -> None:
                 "audio and video are not supported"
             )
             return
+    choices = find_lost_choices(draft.guess)
+    if choices:
+        draft.refused = (
+            f"{counts}; the questions do not contain their choices, which are in the field "
+            f"{format_field(choices)}: write these into the questions, {OR_READ}"
+        )
 
 
 def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, notices: Notices) -> bool:

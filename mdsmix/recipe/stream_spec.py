@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import MISSING, field
+from dataclasses import MISSING, field, fields
+from functools import cache
 from typing import Any, Literal
 
 from mdsmix.frozen import frozen
@@ -420,3 +421,15 @@ def find_foreign_keys(stream: StreamSpec, groups: Collection[str]) -> Iterator[s
                 f"{key.name} is only for {group}, so it would change nothing here: remove "
                 f"{key.name} from this stream."
             )
+
+
+@cache
+def list_usual_names() -> frozenset[str]:
+    """Return the usual names of fields in records: the keys of a source that name fields, and their
+    names in other tools, such as `prompt` and `question`.
+    """
+    names = set(FIELDS)
+    for spec in fields(SourceSpec):
+        if spec.name in FIELDS:
+            names.update(spec.metadata.get("also called", ()))
+    return frozenset(names)

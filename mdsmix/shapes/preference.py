@@ -385,7 +385,13 @@ def _answer_items(raw: RawRecord, key: str) -> list[Any]:
     return read_messages(raw, key) if isinstance(answer, list) else [answer]
 
 
-REWARD_SYNONYMS = {"chosen_reward": ("score_chosen",), "rejected_reward": ("score_rejected",)}
+ANSWER_SYNONYMS = {
+    "chosen": ("chosen_response",),
+    "rejected": ("rejected_response",),
+    "chosen_reward": ("score_chosen", "chosen_score", "chosen_rating", "chosen-rating"),
+    "rejected_reward": ("score_rejected", "rejected_score", "rejected_rating", "rejected-rating"),
+}
+"Keys of preferences -> other names of their fields in common data sets."
 PREFERENCE = Shape(
     name="preference",
     version=3,  # the prompt is found after a system message
@@ -396,7 +402,7 @@ PREFERENCE = Shape(
     text_or_messages=("prompt", *ANSWERS),
     extras=(VARIABLES, OBJECTS),
     options=("consecutive_roles", MARK),
-    also_called=REWARD_SYNONYMS,
+    also_called=ANSWER_SYNONYMS,
     guess=lambda *_: TRIES[:1],
     reasons=CONVERSATION_REASONS
     | EXTRAS_REASONS
@@ -424,9 +430,9 @@ PREFERENCE_OPENAI = Shape(
     extras=(VARIABLES, OBJECTS),
     options=("consecutive_roles", "nulls", MARK),
     also_called={
-        **REWARD_SYNONYMS,
+        **ANSWER_SYNONYMS,
         "prompt": ("messages",),
-        "chosen": ("messages",),
+        "chosen": ("chosen_response", "messages"),
         "rejected": ("rejected_response", "rejected_messages"),
     },
     guess=lambda *_: TRIES,
@@ -443,7 +449,8 @@ PREFERENCE_ALPACA = Shape(
     skipped_if_false=SKIPPED_IF_FALSE,
     extras=(VARIABLES, OBJECTS),
     options=("joined_by",),
-    also_called=REWARD_SYNONYMS,
+    # Intel's and Argilla's pairs by Orca have a `system`, and a `question` or `input`.
+    also_called={**ANSWER_SYNONYMS, "instruction": ("question", "query", "input", "problem")},
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS | ALPACA_REASONS,
     parse=with_extras(parse_preference_alpaca),
 )
@@ -455,7 +462,7 @@ PREFERENCE_SHAREGPT = Shape(
     structured=("conversations", *ANSWERS, "tools", *REWARDS),
     extras=(VARIABLES, OBJECTS),
     options=("tags", "consecutive_roles", "nulls", MARK),
-    also_called={**REWARD_SYNONYMS, **SHAREGPT.also_called},
+    also_called={**ANSWER_SYNONYMS, **SHAREGPT.also_called},
     guess=guess_options,
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse_preference_sharegpt),

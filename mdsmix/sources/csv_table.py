@@ -13,6 +13,7 @@ has semicolons but not the delimiter, the delimiter is `;`.
 from __future__ import annotations
 
 import csv
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from typing import ClassVar, NamedTuple
 
 from mdsmix.errors import Unreachable
 from mdsmix.messages import make_printable
+from mdsmix.recipe.stream_spec import list_usual_names
 from mdsmix.sources.format import (
     BLANK,
     BYTE_ORDER_MARK,
@@ -35,6 +37,8 @@ from mdsmix.sources.inflate import opened
 from mdsmix.sources.jsonl import is_utf8
 from mdsmix.sources.units import SourceFile, Span, Unit
 
+NAME = re.compile(r"[a-z_][a-z0-9_. -]{0,40}")
+"What the name of a field looks like, in lower case."
 LONGEST_FIELD = 16 << 20
 "The most characters of a cell; the reader uses four bytes for each."
 MOST_SHOWN = 160
@@ -124,11 +128,16 @@ def _refuse_repeated_header(
 
 def _names_fields(cells: Sequence[str], header: Sequence[str]) -> bool:
     """Check whether a row is a header rather than a record: more than half of its cells are names
-    of the recipe's header, perhaps in another order or with other capitals.
+    of the recipe's header, perhaps in another order or with other capitals. Or it has two cells or
+    more that look like names, and more than half of them are usual names of fields (`question`).
     """
+    words = [cell.strip().casefold() for cell in cells]
     names = {name.strip().casefold() for name in header}
-    named = [cell for cell in cells if cell.strip().casefold() in names]
-    return 2 * len(named) > len(header)
+    if 2 * sum(word in names for word in words) > len(header):
+        return True
+    look_like_names = len(words) > 1 and all(map(NAME.fullmatch, words))
+    usual_names = list_usual_names()
+    return look_like_names and 2 * sum(word in usual_names for word in words) > len(words)
 
 
 def _read_header(file: SourceFile, rows: Iterator[Item]) -> list[str]:

@@ -50,6 +50,7 @@ def list_data_files(folder: Location) -> FoundFiles:
         stat = (folder / INDEX).stat()
         return [(folder / INDEX, stat)] if stat else []
 
+    _refuse_indices(folder / STATE)
     # List the files that the state names.
     files: FoundFiles = []
     missing = list[str]()
@@ -67,6 +68,20 @@ def list_data_files(folder: Location) -> FoundFiles:
             f"{join_names(missing)}. Copy the folder again"
         )
     return files
+
+
+def _refuse_indices(state: Location) -> None:
+    """Raise RecipeError if a folder has a file of indices next to its data, as `datasets` before
+    2.0 wrote for a data set that was shuffled or filtered. The data files then have all rows, also
+    those that the data set had not, in another order.
+    """
+    fetched = state.fetch()
+    if fetched and orjson.loads(fetched[1]).get("_indices_data_files"):
+        raise RecipeError(
+            f"{state} names a file of indices, so the data files also have rows that are not in "
+            "the data set: open it with datasets (load_from_disk), and save it again "
+            "(save_to_disk), which writes only its rows"
+        )
 
 
 def _read_list(file: Location, key: str) -> list[Any] | None:

@@ -1,0 +1,138 @@
+"""Fields that the best guess at a shape leaves unread although they may matter, such as a second
+answer, the choices of a question, or a mark of bad answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from mdsmix.init.recognise import Guess, usual_names
+from mdsmix.messages import format_field, plural
+from mdsmix.shapes.fields import find_value
+from mdsmix.shapes.sharegpt import TAGS
+
+BAD_ANSWER_MARKS = frozenset({"label", "labels", "chosen", "is_good", "desirable", "kto_tag"})
+"""Names of fields that may mark bad answers by false. LLaMA-Factory's records for KTO have the last
+one.
+"""
+CHOICES = ("choices", "options", "answer_choices", "answerchoices", "answer_options")
+"Names of the field with the choices of a question that has several."
+NEMO_MASK = "mask"
+"The field in which NeMo's records name the roles whose messages are not trained."
+
+
+def find_condition(guess: Guess) -> str | None:
+    """Return the condition `where` that leaves out answers that the records mark as bad; None if
+    they mark none.
+    """
+    mark = find_bad_answer_mark(guess)
+    if mark:
+        return mark
+    role = _find_masked_role(guess)
+    return f"{NEMO_MASK} != '{role}'" if role else None
+
+
+def find_bad_answer_mark(guess: Guess) -> str | None:
+    """Return the field that marks bad answers in a file of questions and answers; None if no field
+    does.
+
+    Unpaired preferences (KTO) have a boolean for each answer. A model must not be trained on the
+    answers with false, which people rejected.
+    """
+    if guess.kind.word != "finetuning":
+        return None
+    for name in sorted(guess.unread & BAD_ANSWER_MARKS):
+        values = [record.get(name) for record in guess.head.objects]
+        if False in values and all(type(value) is bool for value in values):
+            return name
+    return None
+
+
+def _find_masked_role(guess: Guess) -> str | None:
+    """Return the assistant's role if a record of NeMo names it in `mask`: NeMo then trains the
+    other messages of the record, and none of its answers. None if no record does.
+    """
+    if "conversations" not in guess.shape.fields or NEMO_MASK not in guess.unread:
+        return None
+    role: str = (TAGS | guess.options.get("tags", {}))["assistant_tag"]
+    masked = any(record.get(NEMO_MASK) == role for record in guess.head.objects)
+    return role if masked and "'" not in role else None
+
+
+def describe_doubts(guess: Guess) -> Iterator[str]:
+    """Yield a sentence on each key of the shape that could also be read from another field, and on
+    records whose answers NeMo does not train.
+    """
+    for key, name in guess.fields.items():
+        rivals = [
+            other
+            for other in usual_names(guess.shape, key)
+            if other in guess.unread and _has_alike_values(guess, name, other)
+        ]
+        for rival in rivals:
+            lengths = [_describe_length(guess, field) for field in (name, rival)]
+            yield (
+                f"`{key}` is read from the field {format_field(name)} ({lengths[0]}), and not from "
+                f"{format_field(rival)} ({lengths[1]}): if that is wrong, write `{key}: {rival}`"
+            )
+    role = _find_masked_role(guess)
+    if role:
+        yield (
+            f"the field {NEMO_MASK} is {role} in some records: NeMo does not train the answers of "
+            "these, and the condition `where` leaves them out"
+        )
+
+
+def _has_alike_values(guess: Guess, name: str, other: str) -> bool:
+    """Check whether two fields of the records have values of one type, other than numbers, nulls
+    and truth values.
+    """
+    for record in guess.head.objects:
+        value = find_value(name, record)
+        if value and isinstance(value, (str, list)) and type(record.get(other)) is type(value):
+            return True
+    return False
+
+
+def _describe_length(guess: Guess, name: str) -> str:
+    """Return the middle length of a field's values: `28 characters`, or of lists `3 messages`."""
+    values = [find_value(name, record) for record in guess.head.objects]
+    lengths = [len(value) for value in values if isinstance(value, (str, list))]
+    middle = int(median(lengths)) if lengths else 0
+    are_lists = any(isinstance(value, list) for value in values)
+    return plural(middle, "message" if are_lists else "character")
+
+
+def find_lost_choices(guess: Guess) -> str | None:
+    """Return the field with the choices of questions that do not contain them, as in MMLU:
+    `{"question": ..., "choices": [...], "answer": 2}`. None if no record has such a field.
+
+    Without its choices, such a question has no answer.
+    """
+    questions = [name for key, name in guess.fields.items() if key in ("prompt", "instruction")]
+    for name in guess.unread:
+        if not questions or name.lower() not in CHOICES:
+            continue
+        if any(_lacks_choices(record, questions[0], name) for record in guess.head.objects):
+            return name
+    return None
+
+
+def _lacks_choices(record: Mapping[str, Any], question: str, name: str) -> bool:
+    """Check whether a field of a record has choices that the question does not contain."""
+    text = record.get(question)
+    choices = _list_choices(record.get(name))
+    return isinstance(text, str) and bool(choices) and not all(choice in text for choice in choices)
+
+
+def _list_choices(value: Any) -> Sequence[str]:
+    """Return the choices of a question: the texts of a list, those of the list `text` of an object,
+    as in ARC, the values of an object such as `{"A": ..., "B": ...}`, or one text with all of them.
+    """
+    if isinstance(value, dict):
+        value = value.get("text") or [*value.values()]
+    if isinstance(value, str):
+        return [value] if value else []
+    return [choice for choice in value or () if isinstance(choice, str)]

@@ -1,0 +1,98 @@
+"""Fields that a recognised shape leaves unread although they may matter: `init` names them, sets a
+condition, or leaves the stream out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mdsmix.init.data_files import find_data
+from mdsmix.init.drafts import format_recipe, group_files
+from mdsmix.kinds import open_recipe
+from mdsmix.shapes.condition import parse_where
+from tests.converting import Answer, run_ok, write_jsonl
+
+
+def test_answers_that_a_field_marks_as_bad_are_left_out(tmp_path: Path) -> None:
+    """Only TRL's names are those of unpaired preferences, which are a kind of their own."""
+    kto = [{"prompt": f"q{n}", "response": f"a{n}", "label": n % 3 > 0} for n in range(9)]
+    classes = [{"prompt": "q", "completion": "a", "label": n} for n in range(9)]
+    good = [{"prompt": "q", "response": "a", "label": True}] * 9
+    factory = [{"instruction": "q", "output": "a", "kto_tag": n % 3 > 0} for n in range(9)]
+    for records, where in ((kto, "label"), (classes, None), (good, None), (factory, "kto_tag")):
+        write_jsonl(tmp_path / "a.jsonl", records)
+        notices: list[Any] = []
+        (draft,) = group_files(find_data([str(tmp_path)], tmp_path, notices), notices)
+        assert draft.source.get("where") == where
+        (tmp_path / "recipe.yaml").write_text(
+            format_recipe({"tokenizer": "t", "max_seq_len": 64, "local": "mix"}, [draft])
+        )
+        (stream,) = open_recipe(tmp_path / "recipe.yaml").streams.values()
+        trained = (
+            [parse_where(where).refusal(record) is None for record in records] if where else []
+        )
+        assert stream.source.where == where
+        assert trained == [record[where] for record in records if where]
+
+
+def run_init(folder: Path, tokenizer: Path, record: dict[str, Any]) -> Answer:
+    """Run `init` on three equal records; `out` is the recipe."""
+    write_jsonl(folder / "a.jsonl", [record] * 3)
+    answer = run_ok(
+        "init", folder / "a.jsonl", "--tokenizer", tokenizer, "-o", folder / "r.yaml", "--replace"
+    )
+    return Answer(answer.code, (folder / "r.yaml").read_text(), answer.err)
+
+
+def test_a_second_field_for_the_same_key_is_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    derived = {"question": "6 + 1?", "answer": "7", "solution": "We add them. 7"}
+    answer = run_init(tmp_path, tokenizer_folder, derived)
+    assert (
+        "a: `response` is read from the field solution (14 characters), and not from answer (1 "
+        "character): if that is wrong, write `response: answer`" in answer.err
+    )
+    assert "response: solution" in answer.out
+    # Another field with numbers, nulls or lists is no second answer.
+    for other in (7, None, ["7"]):
+        answer = run_init(tmp_path, tokenizer_folder, derived | {"answer": other})
+        assert "and not from" not in answer.err
+
+
+def test_questions_without_their_choices_are_left_out(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    question = {"question": "Which town?", "answer": "B"}
+    for name, choices in (
+        ("choices", ["Ghent", "Liege"]),
+        ("options", {"A": "Ghent", "B": "Liege"}),
+        ("choices", {"text": ["Ghent", "Liege"], "label": ["A", "B"]}),
+        ("Options", "A) Ghent B) Liege"),
+    ):
+        answer = run_init(tmp_path, tokenizer_folder, question | {name: choices})
+        assert f"do not contain their choices, which are in the field {name}" in answer.err
+        assert "# left out" in answer.out
+    # The number of the choice, as in MMLU; and questions that contain their choices.
+    numbered = question | {"answer": 1, "choices": ["Ghent", "Liege"]}
+    assert "do not contain their choices" in run_init(tmp_path, tokenizer_folder, numbered).err
+    whole = {"question": "Ghent or Liege?", "answer": "B", "options": ["Ghent", "Liege"]}
+    answer = run_init(tmp_path, tokenizer_folder, whole)
+    assert "# left out" not in answer.out
+    assert "fields of a that are not read: options" in answer.err
+
+
+def test_answers_that_nemo_masks_are_left_out(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """`mask` names the roles whose messages NeMo does not train."""
+    turns = [{"from": "User", "value": "a"}, {"from": "Assistant", "value": "b"}]
+    usual = {"mask": "User", "conversations": turns}
+    masked = {"mask": "Assistant", "conversations": turns}
+    answer = run_init(tmp_path, tokenizer_folder, usual)
+    assert "where" not in answer.out
+    answer = run_init(tmp_path, tokenizer_folder, masked)
+    assert "where: mask != 'Assistant'" in answer.out
+    assert "NeMo does not train the answers of these" in answer.err
+    assert "no record becomes a sample" in answer.err
+    write_jsonl(tmp_path / "b.jsonl", [usual, masked, usual])
+    recipe = tmp_path / "b.yaml"
+    run_ok("init", tmp_path / "b.jsonl", "--tokenizer", tokenizer_folder, "-o", recipe)
+    assert "records tried: 3, written: 2; filtered: 1 where" in recipe.read_text()
