@@ -32,6 +32,20 @@ class Column:
     "The column's name in JSON. Empty: the heading is the name."
 
 
+@frozen
+class Worded:
+    """A value that is text for a person and a number for a program."""
+
+    text: str
+    "Such as `up to date`; it may be empty."
+    figure: float | None = None
+    "The value in JSON. None: the value has no meaning there, and is null."
+
+
+BLANK = Worded("")
+"A cell without a value, such as the weight of all streams together."
+
+
 @frozen(kw_only=True)
 class Table:
     """Columns, and rows with a raw value for each column. None is an unknown value."""
@@ -137,7 +151,9 @@ def format_cell(column: Column, value: Any) -> str:
     is_estimate = isinstance(value, Estimate)
     if value is None or (is_estimate and not is_known(value)):
         return "?"
-    # A column of numbers may contain a string, such as `up to date`.
+    if isinstance(value, Worded):
+        return make_printable(value.text)
+    # A column of numbers may contain a string in a table that is never JSON.
     if isinstance(value, str):
         return make_printable(value)
     number_format = NUMBERS.get(column.form)
@@ -148,9 +164,14 @@ def format_cell(column: Column, value: Any) -> str:
 def table_to_json(table: Table) -> Tree:
     """Return the table as a tree for JSON, with one mapping for each row."""
     keys = [column.key or column.heading for column in table.columns]
-    tree: Tree = {"rows": [dict(zip(keys, row, strict=True)) for row in table.rows]}
+
+    def name_values(row: Row) -> Tree:
+        values = [cell.figure if isinstance(cell, Worded) else cell for cell in row]
+        return dict(zip(keys, values, strict=True))
+
+    tree: Tree = {"rows": [name_values(row) for row in table.rows]}
     if table.total:
-        tree["total"] = dict(zip(keys, table.total, strict=True))
+        tree["total"] = name_values(table.total)
     if table.notes:
         tree["notes"] = list(table.notes)
     return tree

@@ -41,14 +41,14 @@ from mdsmix.shards.manifest import UnitShards
 from mdsmix.shards.published import open_stream_in
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.storage import locate
-from mdsmix.table import Column, Table, table_to_json
+from mdsmix.table import Column, Table, Worded, table_to_json
 from mdsmix.tokenizer.decoder import Decoder
 from tests.published import CONCAT, TOKEN_ROW, make_manifest, publish
 
 SHARE = Column("share", "share", key="share_of_tokens")
 TABLE = Table(
     columns=(Column("stream", "text"), Column("tokens"), SHARE, Column("seconds", "seconds")),
-    rows=[("web[a]", 123_456_789_012, 0.25, 1.26), ("chat", None, 0.75, "up to date")],
+    rows=[("web[a]", 123_456_789_012, 0.25, 1.26), ("chat", None, 0.75, Worded("up to date", 0.0))],
     total=("all", 5, 1.0, 2.0),
     notes=["  a note of several words"],
 )
@@ -92,7 +92,10 @@ def test_a_pipe_gets_the_lines_that_rich_prints(
 def test_programs_get_raw_values_and_people_get_them_spelled() -> None:
     tree = table_to_json(TABLE)
     keys = ("stream", "tokens", "share_of_tokens", "seconds")
-    assert [tuple(row[key] for key in keys) for row in tree["rows"]] == TABLE.rows
+    assert [tuple(row[key] for key in keys) for row in tree["rows"]] == [
+        ("web[a]", 123_456_789_012, 0.25, 1.26),
+        ("chat", None, 0.75, 0.0),
+    ]
     assert (tree["total"]["tokens"], tree["notes"]) == (5, TABLE.notes)
     head, _, first, second, *_, total, note = printed(TABLE, 100)
     assert [" ".join(line.split()) for line in (head, first, second, total)] == [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mdsmix.conversion.bad_records import ARRAY
 from mdsmix.conversion.run import Outcome, PartOutcome
@@ -31,7 +31,7 @@ from mdsmix.shapes.extras import VARIABLES
 from mdsmix.shapes.image_parts import FIELDS
 from mdsmix.shards.counts import BAD_SHARE, NO_MATCH, NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest
-from mdsmix.table import UNKNOWN, Column, Row, Table, Tree, table_to_json
+from mdsmix.table import BLANK, UNKNOWN, Column, Row, Table, Tree, Worded, table_to_json
 
 if TYPE_CHECKING:
     from mdsmix.mix.offline.mix_streams import MixOutcome
@@ -212,8 +212,8 @@ def conversion_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _row(name: str, outcomes: Sequence[Outcome]) -> Row:
-    """Return one row of the table of conversions (COLUMNS): sums over one or more streams. The
-    column of seconds says `up to date` if nothing was converted.
+    """Return one row of the table of conversions (COLUMNS): sums over one or more streams. If
+    nothing was converted, the column of seconds has `up to date`, which is 0 s for a program.
     """
     records = Records()
     shards = 0
@@ -223,8 +223,8 @@ def _row(name: str, outcomes: Sequence[Outcome]) -> Row:
         records += manifest.records
         shards += sum(unit.shards for unit in manifest.parts)
         tokens += trained_tokens(manifest)
-    seconds: Any = "up to date"
-    tokens_per_second: Any = ""
+    seconds: float | Worded = Worded("up to date", 0.0)
+    tokens_per_second: int | Worded = BLANK
     if any(outcome.done for outcome in outcomes):
         seconds = sum(outcome.seconds for outcome in outcomes)
         new_tokens = sum(outcome.new_tokens for outcome in outcomes)
@@ -635,6 +635,6 @@ def mixture_table(outcome: MixOutcome) -> Table:
     return Table(
         columns=MIXTURE,
         rows=rows,
-        total=("all", samples, "", all_drawn, 1.0, all_tokens, token_share),
+        total=("all", samples, BLANK, all_drawn, 1.0, all_tokens, token_share),
         notes=notes,
     )

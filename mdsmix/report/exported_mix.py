@@ -10,7 +10,7 @@ from mdsmix.exporting.stream_rows import sum_counts
 from mdsmix.frozen import frozen
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item
-from mdsmix.table import Column, Row, Table, Tree, table_to_json
+from mdsmix.table import BLANK, Column, Row, Table, Tree, table_to_json
 
 COLUMNS = (
     Column("stream", "text"),
@@ -50,13 +50,13 @@ class ExportedMix(Result):
         for outcome in self.streams:
             row = self._make_row(outcome.stream, [outcome], outcome.state)
             if self.weights:
-                row = (*row, self.weights.get(outcome.stream, ""))  # evaluations have no weight
+                row = (*row, self.weights.get(outcome.stream, BLANK))  # evaluations have no weight
             rows.append(row)
         total: Row | None = None
         if len(rows) > 1:
             total = self._make_row("all", self.streams, "")
             if self.weights:
-                total = (*total, "")
+                total = (*total, BLANK)
         columns = [*COLUMNS, WEIGHT] if self.weights else COLUMNS
         return Table(columns=columns, rows=rows, total=total)
 
