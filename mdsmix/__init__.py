@@ -8,8 +8,6 @@ used, so that `import mdsmix` and `mdsmix --help` stay fast.
 
 from __future__ import annotations
 
-from importlib import import_module
-
 TYPE_CHECKING = False  # type checkers take it as True; importing `typing` for it takes 20 ms
 if TYPE_CHECKING:
     from typing import Any
@@ -142,6 +140,8 @@ if not TYPE_CHECKING:  # for a type checker every name would be Any
         """Import a public name when it is first used (PEP 562)."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
         value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value

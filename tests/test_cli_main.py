@@ -25,7 +25,7 @@ COMMANDS = typer.main.get_command(commands.make_app()).commands  # type: ignore[
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Answer:
-    def fail(prog_name: str) -> None:
+    def fail(prog_name: str, standalone_mode: bool) -> None:
         raise error
 
     monkeypatch.setattr(commands, "make_app", lambda **_: fail)
@@ -54,9 +54,28 @@ def test_help_names_commands_options_and_codes_and_wrong_usage_ends_with_two() -
     for arguments in (["convrt"], ["convert", "a.yaml", "--limit", "0"], ["inspect", "--no-such"]):
         answer = mdsmix(*arguments)
         assert (answer.code, answer.out) == (2, "")
-        assert "Error" in answer.err
+        assert answer.err.startswith("error: ")
+        assert answer.err.count("\n") == 1
     assert "Did you mean 'convert'" in mdsmix("convrt").err
     assert mdsmix("--", "convert", "--help").out == mdsmix("convert", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("plan a.yaml --batch x", "--batch x is not a whole number of 1 or more. See `mdsmix plan"),
+        ("plan a.yaml --batch 0", "--batch 0 is not a whole number of 1 or more. See `mdsmix plan"),
+        ("inspect a -n -1", "--samples -1 is not a whole number of 0 or more. See `mdsmix inspect"),
+        ("bench a --step-ms 0", "--step-ms 0.0 is not a number of 0.1 or more. See `mdsmix bench"),
+        ("convert a --no-such", "No such option: --no-such. See `mdsmix convert"),
+        ("check", ""),
+    ],
+)
+def test_wrong_words_are_one_sentence(words: str, sentence: str) -> None:
+    """A command without its arguments shows its help, and no error."""
+    answer = mdsmix(*words.split())
+    assert answer.code == 2
+    assert answer.err == (f"error: {sentence} --help`.\n" if sentence else "")
 
 
 def test_help_has_every_command_in_one_of_four_groups() -> None:

@@ -282,7 +282,7 @@ def test_one_sentence_says_why_there_is_no_page(tmp_path: Path) -> None:
     for arguments, out, code, words in (
         ([tmp_path / "gone"], page, 4, "contains no published stream"),
         ([tmp_path / "a.yaml", "x=1"], page, 2, "a.yaml: no such file"),
-        ([], page, 2, "Usage"),
+        ([], page, 2, "Missing argument"),
         ([project, "--batch", 7, "--gpus", 2], page, 2, "cannot be divided among 2 devices"),
         ([project], tmp_path, 2, str(tmp_path)),
         ([project], tmp_path / "no/r.html", 2, str(tmp_path / "no/r.html")),

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from mdsmix.cli import json_document
 from mdsmix.cli.json_document import describe_error, describe_failure
 from mdsmix.cli.stop_signals import TERMINATED, raise_stop_signals
-from mdsmix.errors import MdsmixError, SeveralFailed, Unreachable
+from mdsmix.cli.usage_errors import describe_usage_error, is_usage_error
+from mdsmix.errors import MdsmixError, RecipeError, SeveralFailed, Unreachable
 from mdsmix.messages import make_printable
 from mdsmix.report.log_file import close_log, write_log
 
@@ -81,19 +82,25 @@ def _run_command() -> Ending:
             from mdsmix.cli.commands import make_app_for  # 40 ms, mostly Typer
 
             # Click would take the name from how Python was started, also in `_MDSMIX_COMPLETE`.
-            make_app_for(sys.argv[1:])(prog_name="mdsmix")
+            app = make_app_for(sys.argv[1:])
+            code = app(prog_name="mdsmix", standalone_mode=False)
+        return _end_by_code(code)
     except MdsmixError as failed:
         errors = failed.errors if isinstance(failed, SeveralFailed) else [failed]
         sentences = [f"error: {error}" for error in errors]
         return Ending(failed.exit_code, sentences, describe_failure(failed))
-    except SystemExit as end:
-        return _end_by_exit(end)
-    except KeyboardInterrupt:  # before a command begins: a command turns Ctrl-C into an exit code
+    except SystemExit as end:  # SIGTERM, a closed pipe, or the end of shell completion
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
+            return Ending(PIPE_CLOSED)
+        return _end_by_code(end.code)
+    except KeyboardInterrupt:  # before a command begins: Typer turns it into an exit code
         tree = describe_error(json_document.INTERRUPTED, KEPT, INTERRUPTED)
         return Ending(INTERRUPTED, [KEPT], tree)
     except BrokenPipeError:
         raise
     except Exception as error:
+        if is_usage_error(error):
+            return _end_by_usage_error(error)
         if os.environ.get("MDSMIX_DEBUG"):
             raise
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -103,7 +110,6 @@ def _run_command() -> Ending:
         )
         tree = describe_error(type(error).__name__, sentence, 1)
         return Ending(1, [f"error: {sentence}"], tree)
-    return Ending(0)
 
 
 def _open_tokenizer_early(words: Sequence[str]) -> AbstractContextManager[None]:
@@ -117,26 +123,27 @@ def _open_tokenizer_early(words: Sequence[str]) -> AbstractContextManager[None]:
     return open_tokenizer_for_command(words[1:])
 
 
-def _end_by_exit(end: SystemExit) -> Ending:
-    """Return the ending of a command that Typer ended: by its own exit code, by Ctrl-C, or after
-    it has printed an error on the words of the command line.
+def _end_by_code(code: object) -> Ending:
+    """Return the ending of a command that has ended itself, by Ctrl-C or by SIGTERM.
+
+    Args:
+        code: the exit code as `sys.exit` takes it: None is 0, and a message is 1.
     """
-    cause = end.__context__
-    if isinstance(cause, BrokenPipeError):  # typer and rich turn it into exit code 1
-        return Ending(PIPE_CLOSED)
-    # As Python itself reads the argument of sys.exit: None is 0, and a message is 1.
-    code = 1
-    if isinstance(end.code, int):
-        code = end.code
-    elif end.code is None:
-        code = 0
+    if code is None:
+        return Ending(0)
+    if not isinstance(code, int):
+        return Ending(1)
     if code in (INTERRUPTED, TERMINATED):
         return Ending(code, [KEPT], describe_error(json_document.INTERRUPTED, KEPT, code))
-    format_message = getattr(cause, "format_message", None)
-    if format_message:  # Typer has printed the error already
-        tree = describe_error(json_document.USAGE_ERROR, format_message(), code)
-        return Ending(code, error=tree)
     return Ending(code)
+
+
+def _end_by_usage_error(error: Exception) -> Ending:
+    """Return the ending of a command whose words are wrong."""
+    sentence = describe_usage_error(error)
+    code = RecipeError.exit_code
+    tree = describe_error(json_document.USAGE_ERROR, sentence, code)
+    return Ending(code, [f"error: {sentence}"] if sentence else [], tree)
 
 
 def _open_standard_streams() -> None:
