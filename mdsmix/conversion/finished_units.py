@@ -142,6 +142,8 @@ class StoredUnits:
         # Read its record.
         key = window_key(job, window, dropped)
         file = self.find_file(key, window)
+        if not file:
+            return None
         unit_file = self.segments.get(file) or read_unit_file(job.folder, file)
         record = parse_record(unit_file.records.get(key, b""))
         if record is None or not job.trusts(record.backend):

@@ -1,6 +1,6 @@
 """Readers of objects, for every store. `ObjectReader` reads from start to end, and continues if
-the answer's body breaks off. `RandomReader` reads parts in any order, of an object or of the bytes
-of an upload.
+the answer's body breaks off. `RandomReader` reads parts of an object in any order. An upload reads
+the parts of a file as one.
 
 A reader of a directory or a footer (zip, parquet) reads a few bytes at a time, first near the end.
 A request takes as long for 1 KB as for 1 MB. So `RandomReader` requests more bytes than were asked
@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 _READ_BYTES = 8 << 20
 "Bytes that `readall` reads at once. With the 8 KiB of RawIOBase's own it would be 7 times slower."
-_JOINED_BYTES = 1 << 20
-"Bytes of a file's parts that are joined at once for an upload."
 
 
 class OpenedBody(NamedTuple):
@@ -149,7 +147,37 @@ class ObjectReader(io.RawIOBase):
         super().close()
 
 
-class RandomReader(io.RawIOBase):
+class _SeekingReader(io.RawIOBase):
+    """The position of a reader that can seek. A subclass has `readinto`."""
+
+    def __init__(self, size: int) -> None:
+        """Begin at the first byte.
+
+        Args:
+            size: the number of bytes that can be read.
+        """
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move to another position, as files of Python do. Return the new position."""
+        origins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
+        position = origins[whence] + offset
+        if position < 0:
+            raise OSError(
+                errno.EINVAL, f"cannot seek to byte {position}, before the beginning of the file"
+            )
+        self._position = position
+        return position
+
+
+class RandomReader(_SeekingReader):
     """A reader of an object that can seek.
 
     A request asks for at least `ahead` bytes, up to the object's end. The bytes are kept until the
@@ -164,30 +192,12 @@ class RandomReader(io.RawIOBase):
             size: the number of bytes of the object.
             ahead: the least bytes of a request.
         """
+        super().__init__(size)
         self._fetch = fetch
-        self._size = size
         self._ahead = ahead
-        self._position = 0
         self._block = b""
         "The bytes of the last request."
         self._block_start = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move to another position, as files of Python do. Return the position in the object."""
-        origins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
-        position = origins[whence] + offset
-        if position < 0:
-            raise OSError(
-                errno.EINVAL, f"cannot seek to byte {position}, before the beginning of the file"
-            )
-        self._position = position
-        return position
 
     def readinto(self, buffer: Any, /) -> int:
         """Copy the next bytes into the buffer or into its first part. Return the number of copied
@@ -251,24 +261,35 @@ def make_version_reader(file: Location, stat: Stat, ahead: int) -> BinaryIO:
     return make_random_reader(fetch, stat.size, ahead)
 
 
+class _PartsReader(_SeekingReader):
+    """Reads parts of bytes one after the other, as if they were joined."""
+
+    def __init__(self, parts: Sequence[Bytes]) -> None:
+        """Store the parts, which must not change while they are read."""
+        self._parts = [memoryview(part) for part in parts]
+        self._ends = list(accumulate(map(len, parts)))
+        super().__init__(self._ends[-1] if parts else 0)
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Copy the next bytes of one part into the first bytes of the buffer. Return the number of
+        copied bytes; 0 after the last part.
+        """
+        number = bisect_right(self._ends, self._position)
+        if number == len(self._parts):
+            return 0
+        part = self._parts[number]
+        start = len(part) - (self._ends[number] - self._position)
+        data = part[start : start + len(buffer)]
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
 def make_parts_reader(parts: Sequence[Bytes]) -> BinaryIO:
-    """Return a reader of the joined parts of a file, which can seek. At most 1 MiB of them is
-    joined at a time: to join all parts of a shard would take 64 MiB for each upload.
+    """Return a reader of the joined parts of a file, which can seek. It copies only the bytes that
+    are read: to join the parts of a shard would take 64 MiB for each upload.
 
     Args:
         parts: bytes, one after the other. They must not change while they are read.
     """
-    ends = list(accumulate(map(len, parts)))
-
-    def fetch(start: int, end: int) -> bytes:
-        """Return the bytes from `start` on and before `end`."""
-        pieces = list[memoryview]()
-        for number in range(bisect_right(ends, start), len(parts)):
-            part = memoryview(parts[number])
-            part_start = ends[number] - len(part)
-            if part_start >= end:
-                break
-            pieces.append(part[max(0, start - part_start) : end - part_start])
-        return b"".join(pieces)
-
-    return make_random_reader(fetch, ends[-1] if ends else 0, _JOINED_BYTES)
+    return cast(BinaryIO, io.BufferedReader(_PartsReader(parts)))

@@ -136,6 +136,19 @@ def test_at_a_new_target_a_unit_needs_two_writes_and_one_read(work: Any, proxy: 
     assert counts[2].missed <= 6, counts[2]
 
 
+def test_a_deleted_stream_is_converted_again_without_a_search_for_its_records(
+    work: Any, bucket: str, proxy: Proxy
+) -> None:
+    recipe = work({"web": make_texts(*range(5))})
+    run_recipe(recipe)
+    stream = locate(f"s3://{bucket}/mix/web/train")
+    stream.delete_all([name for name, _ in stream.list(recursive=True)])
+    with count_requests(proxy) as requests:
+        (outcome,) = run_recipe(recipe)
+    assert (outcome.done, outcome.reused) == (5, 0)
+    assert not requests.for_key("/.mdsmix"), requests
+
+
 @pytest.mark.parametrize(("publish", "copies"), [("replace", {}), ("versioned", {"PUT copy": 5})])
 def test_with_one_new_unit_each_record_and_its_fingerprints_are_read_once(
     work: Any, proxy: Proxy, publish: str, copies: dict[str, int]
