@@ -4,15 +4,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import orjson
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mdsmix.encode.encoded import Encoded, add_special_tokens, lay_out_targets, split_rows
+from mdsmix.encode.encoded import (
+    Encoded,
+    add_special_tokens,
+    lay_out_targets,
+    lay_out_turns,
+    split_rows,
+)
+from mdsmix.encode.labels import Labels, Targets, Turns
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.ragged import Ragged
@@ -34,6 +42,8 @@ SPECIAL = "special_token_in_text"
 BEFORE, AFTER = {"prefix_ids": [BOS]}, {"suffix_ids": [EOS]}
 ROWS = st.lists(st.lists(st.integers(0, 65535), max_size=9), max_size=9)
 AROUND = st.lists(st.integers(0, 9), max_size=2)
+SIDE = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3)
+SAMPLES = st.lists(st.lists(st.tuples(SIDE, SIDE), min_size=1, max_size=3), max_size=4)
 
 
 def read_pairs(encoded: Encoded) -> list[tuple[list[int], list[int]]]:
@@ -210,6 +220,26 @@ def test_bos_and_eos_are_added_if_the_tokenizer_adds_none(lettered: Tokenizer) -
                 open_documents(lettered, around, layout=layout, **added), "abc"
             )
             assert rows == [[*head, *to_ids("abc"), *tail]], (prefix, suffix, adds)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SAMPLES)
+@example([[([0], [10**9]), ([100], [10**6, 1])], [([1], [1])]])
+@example([])
+def test_turns_are_stored_as_compact_json(
+    lettered: Tokenizer, samples: list[list[tuple[list[int], list[int]]]]
+) -> None:
+    sides = [side for sample in samples for turn in sample for side in turn]
+    turns = Turns(Ragged.from_rows(sides, np.uint32), np.array([*map(len, samples)], np.int64))
+    labels = Labels(Targets(max_seq_len=99), turns, EOS)
+    stored = lay_out_turns(labels, lettered, range(len(samples))).columns["turns"]
+    assert stored.values.dtype == np.uint8
+    trees = [
+        [{"input_ids": prompt, "labels": response} for prompt, response in sample]
+        for sample in samples
+    ]
+    expected = [json.dumps(tree, separators=(",", ":")).encode() for tree in trees]
+    assert [row.tobytes() for row in stored] == expected
 
 
 @settings(max_examples=60, deadline=None)
