@@ -9,6 +9,8 @@ import io
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import tracemalloc
 from contextlib import nullcontext
@@ -197,6 +199,19 @@ def test_a_forked_worker_trusts_the_endpoints_of_its_parent_but_has_its_own_clie
     assert child.exitcode == 0
 
 
+def test_a_client_is_made_without_pyopenssl_which_can_be_imported_later() -> None:
+    code = (
+        "import sys\n"
+        "from mdsmix.storage import locate\n"
+        "locate('s3://b/x').is_on_this_machine\n"
+        "assert 'botocore.httpsession' in sys.modules and 'OpenSSL' not in sys.modules\n"
+        "import urllib3.contrib.pyopenssl\n"
+        "import botocore.httpsession, ssl\n"
+        "assert botocore.httpsession.SSLContext is ssl.SSLContext\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_forked_worker_does_not_read_the_description_of_s3_again(
     clock: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -204,15 +219,16 @@ def test_a_forked_worker_does_not_read_the_description_of_s3_again(
     changed, the files there are read.
     """
     reads = list[str]()
-    load_file = JSONFileLoader.load_file
+    read_description = s3_client._read_description
 
-    def record(loader: JSONFileLoader, path: str) -> Any:
-        content = load_file(loader, path)
+    def record(path: str) -> Any:
+        content = read_description(path)
+        assert content == JSONFileLoader().load_file(path)
         if content is not None:
             reads.append(path)
         return content
 
-    monkeypatch.setattr(JSONFileLoader, "load_file", record)
+    monkeypatch.setattr(s3_client, "_read_description", record)
 
     def make_client() -> list[str]:
         """Make a new client. Return the names of the files that were read for it."""

@@ -4,13 +4,18 @@ credentials file only when a client is made, so expired credentials are renewed 
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
+import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
+
+import orjson
 
 from mdsmix.errors import Unreachable
 from mdsmix.storage.location import Stat
@@ -158,7 +163,8 @@ def _make_client(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
         pid: the process: a forked process must not share the sockets of its parent's client.
         settings: (name, value) of the environment variables that set the client's options.
     """
-    import botocore.session
+    with _hide_pyopenssl():
+        import botocore.session
     from botocore.config import Config
 
     config = Config(
@@ -188,7 +194,43 @@ def _open_loader(data_path: str | None) -> Any:
     """
     from botocore.loaders import create_loader
 
-    return create_loader(data_path)
+    loader = create_loader(data_path)
+    loader.file_loader.load_file = _read_description
+    return loader
+
+
+def _read_description(path: str) -> Any:
+    """Return the content of a JSON file of botocore; None if the file is missing.
+
+    botocore's own function makes an OrderedDict of each object. A client takes 105 ms of CPU time
+    with it, and 80 with this one.
+
+    Args:
+        path: the path without its suffix, which is `.json` or `.json.gz`.
+    """
+    with suppress(FileNotFoundError):
+        return orjson.loads(Path(f"{path}.json").read_bytes())
+    with suppress(FileNotFoundError):
+        return orjson.loads(gzip.decompress(Path(f"{path}.json.gz").read_bytes()))
+    return None
+
+
+@contextmanager
+def _hide_pyopenssl() -> Iterator[None]:
+    """Import botocore in a `with` block without pyOpenSSL, which Streaming installs. botocore would
+    import it for the class SSLContext of urllib3 alone, which it otherwise takes from urllib3
+    itself. That takes 40 ms of the 115 of botocore's import.
+    """
+    name = "urllib3.contrib.pyopenssl"
+    if name in sys.modules:
+        yield
+        return
+    modules: dict[str, Any] = sys.modules
+    modules[name] = None  # an import of it raises ImportError
+    try:
+        yield
+    finally:
+        del modules[name]
 
 
 # A new client reads the credentials again.
