@@ -21,6 +21,12 @@ def main() -> None:
         from mdsmix.cli.main import run
 
         run()
+    except SystemExit as end:
+        end_at_stop_signals()
+        from mdsmix.cli.process_end import end_process
+
+        end_process(int(end.code or 0))
+        raise
     finally:
         end_at_stop_signals()
 
