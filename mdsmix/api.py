@@ -105,7 +105,7 @@ def convert(
     from mdsmix.conversion.early_opening import open_tokenizer_early
 
     settings = _list_settings(overrides, max_bad, budget)
-    with open_tokenizer_early(recipe, settings, only, limit):
+    with open_tokenizer_early(recipe, settings, only, limit, finish):
         # Python can lose a Ctrl-C in an import, and keep the lock of the module for ever.
         with delay_signals():
             from mdsmix.conversion import run

@@ -10,6 +10,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import xxhash
+
 from mdsmix.errors import Unreachable
 
 
@@ -25,6 +27,16 @@ def cache_folder() -> Path:
     user_cache = os.environ.get("XDG_CACHE_HOME")
     parent = Path(user_cache) if user_cache else Path.home() / ".cache"
     return parent / "mdsmix"
+
+
+def locate_known_sources(target: str) -> Path:
+    """Return the file in the cache with the hashes of the sources of a stream. It exists once a run
+    on this machine has converted a part of the stream.
+
+    Args:
+        target: the URL or folder where the stream is published.
+    """
+    return cache_folder() / "seen" / f"{xxhash.xxh128_hexdigest(target)}.jsonl"
 
 
 def is_in_cache(path: Path) -> bool:

@@ -19,12 +19,15 @@ import pytest
 import typer.main
 
 import mdsmix
+from mdsmix.cache import keep_in_cache
 from mdsmix.cli import main
 from mdsmix.cli.commands import make_app
 from mdsmix.conversion import early_opening, unit
+from mdsmix.conversion.source_cache import KnownSources
 from mdsmix.encode import fast_model
 from mdsmix.engines import local_engine
 from mdsmix.errors import RecipeError
+from mdsmix.storage import retries
 from mdsmix.tokenizer import snapshot
 from tests.converting import Answer, Project, assert_refused, chats, documents, read_public_files
 
@@ -129,11 +132,11 @@ def test_words_that_convert_nothing_open_nothing(project: Project, opened: list[
     assert fast_model._openings == {}
 
 
-def test_all_options_of_the_command_but_dry_run_are_known() -> None:
+def test_all_options_of_the_command_but_two_are_known() -> None:
     group: Any = typer.main.get_command(make_app(only="convert"))
     parameters = group.commands["convert"].params
     options = {word for parameter in parameters for word in parameter.opts if word[0] == "-"}
-    assert options == early_opening.WITH_WORK | {"--dry-run"}
+    assert options == early_opening.WITH_WORK | {"--dry-run", "--finish"}
 
 
 def test_a_new_tokenizer_is_opened_while_transformers_describes_it(
@@ -219,6 +222,25 @@ def test_only_the_chosen_streams_count(project: Project, opened: list[bool]) -> 
     assert opened == [True]
     project.convert_ok("--workers", 2)
     assert opened == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "opens"), [((), True), (("--part", "1/2"), True), (("--finish",), False)]
+)
+def test_a_stream_in_a_store_is_new_if_this_machine_has_converted_none_of_it(
+    project: Project, opened: list[bool], options: tuple[str, ...], opens: bool
+) -> None:
+    """Nothing answers there, so the runs fail."""
+    project.convert_ok("--dry-run")
+    project.patch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    project.patch.setattr(retries, "_FIRST_SECONDS", 0.0)
+    remote = f"s3://bucket{project.folder}"  # no other test uses it
+    project.configure(remote=remote)
+    assert project.convert(*options).code == 4
+    assert opened == [True] * opens
+    keep_in_cache(KnownSources.empty(f"{remote}/web/train").path, b"")
+    assert project.convert(*options).code == 4
+    assert opened == [True] * opens
 
 
 @pytest.mark.parametrize("options", [("--part", "1/2"), ("--limit", "5"), ()])

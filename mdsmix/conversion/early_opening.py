@@ -1,9 +1,9 @@
 """Begins to open the tokenizer of a conversion as soon as its recipe is read.
 
 The libraries and modules of a conversion take 0.15 s to import, and Typer 0.03 s. A thread opens
-the tokenizer meanwhile, on another processor (fast_model.py), if the run certainly has work. A
-process describes a tokenizer that is new to this machine (snapshot.py). So this module imports no
-other module of its package, and no library but those that read a recipe.
+the tokenizer meanwhile, on another processor (fast_model.py), if the run has work. A process
+describes a tokenizer that is new to this machine (snapshot.py). So this module imports no other
+module of its package, and no library but those that read a recipe.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
+from mdsmix.cache import locate_known_sources
 from mdsmix.encode.fast_model import begin_opening, forget_openings
 from mdsmix.errors import MdsmixError
 from mdsmix.recipe import Recipe, load_recipe
@@ -22,12 +23,13 @@ from mdsmix.tokenizer.card import find_tokenizer
 from mdsmix.tokenizer.snapshot import begin_description, forget_descriptions
 
 WITH_WORK = {
-    *("--budget", "--engine", "--finish", "--json", "--limit", "--log-file", "--max-bad"),
+    *("--budget", "--engine", "--json", "--limit", "--log-file", "--max-bad"),
     *("--memory", "--only", "--part", "--quarantine-crashes", "--quiet", "--reencode"),
     *("--verify-source", "--verify-target", "--workers", "-q"),
 }
 """The options of `mdsmix convert` with which it converts. With `--help`, `--dry-run` or a wrong
-option it converts nothing, and would wait at its end for the thread: 5 s for Gemma 3.
+option it converts nothing, and would wait at its end for the thread: 5 s for Gemma 3. With
+`--finish` parts of an array have probably converted all.
 """
 
 
@@ -36,20 +38,24 @@ def open_tokenizer_early(
     overrides: Sequence[str] = (),
     only: Sequence[str] = (),
     limit: int | None = None,
+    finish: bool = False,
 ) -> AbstractContextManager[None]:
     """Begin to open the tokenizer of a conversion, in a thread, for the `with` block that converts.
     If its folder is new to this machine, begin to describe it, in a process. At the end of the
     block a model or process that was not used is forgotten.
 
-    Nothing is begun if all streams may be up to date, or if anything is wrong: the conversion then
-    opens the tokenizer itself, or reports what is wrong.
+    Nothing is begun if all streams may be up to date or converted in parts (`finish`), or if
+    anything is wrong: the conversion then opens the tokenizer itself, or reports what is wrong.
 
     Args:
         recipe: the recipe, as `open_recipe` takes it.
         overrides: `key=value` each.
         only: the streams to convert; empty: all.
         limit: convert only so many first records of each stream; None: all.
+        finish: whether the run joins the parts of an array.
     """
+    if finish:
+        return nullcontext()
     return _open_meanwhile(
         recipe, overrides, lambda recipe: any(_find_new_streams(recipe, only, limit))
     )
@@ -59,8 +65,8 @@ def open_tokenizer_for_command(words: Sequence[str]) -> AbstractContextManager[N
     """Begin to open the tokenizer of `mdsmix convert`, as `open_tokenizer_early` does, for the
     `with` block that imports Typer, parses the words and converts.
 
-    Options are not parsed here. So the tokenizer is opened only if no stream of the recipe has a
-    folder: then the run has work, whatever `--only` and `--limit` are. In all other cases
+    Options are not parsed here. So the tokenizer is opened only if all streams of the recipe are
+    new: then the run has work, whatever `--only` and `--limit` are. In all other cases
     `open_tokenizer_early` decides. If the value of an option is wrong, the process ends when the
     tokenizer is open.
 
@@ -93,7 +99,7 @@ def _open_meanwhile(
 def _begin_opening(
     recipe: RecipeInput, overrides: Sequence[str], has_work: Callable[[Recipe], bool]
 ) -> None:
-    """Begin to open or to describe the tokenizer if the run certainly has work.
+    """Begin to open or to describe the tokenizer if the run has work.
 
     Args:
         recipe: the recipe, as `open_recipe` takes it.
@@ -118,7 +124,8 @@ def _find_new_streams(
     recipe: Recipe, only: Sequence[str] = (), limit: int | None = None
 ) -> list[bool]:
     """Return for each stream that is to be converted whether it has no folder yet. A store is not
-    asked, since that takes as long as the imports.
+    asked, since that takes as long as the imports. A stream in a store counts as new if this
+    machine has converted no part of it.
 
     Args:
         recipe: the recipe.
@@ -128,5 +135,6 @@ def _find_new_streams(
     are_new = list[bool]()
     for stream in recipe.choose_sourced(only):
         target = recipe.target(stream, limit)
-        are_new.append(not is_url(target) and not os.path.exists(target))
+        path = locate_known_sources(target) if is_url(target) else target
+        are_new.append(not os.path.exists(path))
     return are_new

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import TypeVar
 
 from mdsmix.conversion.bad_records import delete_stale_files, refuse_too_many_bad
@@ -62,7 +62,7 @@ from mdsmix.processor.server import SERVER_BYTES, list_server_pids, share_server
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records
 from mdsmix.shards.index import Index
-from mdsmix.shards.lease import hold_lease
+from mdsmix.shards.lease import LEASE_PATH, hold_lease
 from mdsmix.shards.manifest import Manifest
 from mdsmix.sources.find import drop_empty_files
 from mdsmix.sources.stamps import remember_stamps
@@ -216,7 +216,7 @@ def _run_streams(
         for plan in plans:
             if plan.old is None and not options.is_finish:
                 begin_opening(plan.job.tokenizer, plan.job.backend)
-        publish_pretrained([plan.job for plan in plans])
+        _prepare_target(plans, options)
         # Start the one process that counts images' tokens for all workers.
         if any(plan.job.processor for plan in plans):
             cleanup.enter_context(share_server())
@@ -245,6 +245,20 @@ def _run_streams(
                 yield outcome
     if errors:
         raise join_errors(errors)
+
+
+def _prepare_target(plans: Sequence[StreamPlan], options: Options) -> None:
+    """Publish the tokenizer and the processor of the streams. Meanwhile try whether the store
+    respects the conditions of writes, if a stream is new there: its lease will need the result.
+    Each of both waits for several requests, one after the other.
+    """
+    steps: list[Callable[[], object]] = [
+        partial(publish_pretrained, [plan.job for plan in plans]),
+    ]
+    new_folders = [plan.job.folder for plan in plans if plan.old is None]
+    if options.part is None and new_folders and new_folders[0].is_store:
+        steps.append((new_folders[0] / LEASE_PATH).try_conditions)
+    map_threads(lambda step: step(), steps)
 
 
 def _convert_stream(

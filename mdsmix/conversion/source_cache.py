@@ -37,7 +37,7 @@ from typing import Any, TypeAlias
 import orjson
 import xxhash
 
-from mdsmix.cache import cache_folder, keep_in_cache
+from mdsmix.cache import keep_in_cache, locate_known_sources
 from mdsmix.conversion.job import Dropped, Job
 from mdsmix.conversion.keys import lines_keys
 from mdsmix.conversion.unit_files import FOLDER, compress_with_checksum, read_if_exists
@@ -85,8 +85,7 @@ class KnownSources:
         """Return a cache that knows nothing yet, for the stream that is published at `target`. The
         stream's cache file is not read, but `note` and `save` write to it.
         """
-        name = f"{xxhash.xxh128_hexdigest(target)}.jsonl"
-        return KnownSources(cache_folder() / "seen" / name)
+        return KnownSources(locate_known_sources(target))
 
     @staticmethod
     def load(target: str) -> KnownSources:
