@@ -80,8 +80,12 @@ class Lines(NamedTuple):
         """Return int64 [size]: 1 for all tokens of rows, and 0 for padding."""
         # np.full takes twice as long.
         mask = np.empty(self.size, np.int64)
-        mask.fill(1)
-        self.fill_gaps(mask, 0)
+        if not self.gaps:
+            mask.fill(1)
+            return mask
+        mask.fill(0)
+        for begin, end in zip(self.begins, self.ends, strict=True):
+            mask[begin:end] = 1
         return mask
 
     def fill_gaps(self, values: Tokens, padding: int) -> None:
@@ -188,6 +192,16 @@ def _place_rows(lengths: tuple[int, ...], width: int, is_left: bool) -> Lines:
 
 def _label_ranges(rows: IdRows, lines: Lines, stored_ids: NDArray[Any]) -> Tokens:
     """Return int64 [size]: the ids of the trained ranges, and IGNORED_LABEL everywhere else."""
+    if lines.gaps:
+        # Padding is written once. So a batch of pairs takes 5 % less, of conversations 3 %; one of
+        # full rows, whose ids are cast at once, would take 8 % more.
+        labels = np.empty(lines.size, np.int64)
+        labels.fill(IGNORED_LABEL)
+        for ranges, row_begin in zip(rows.trained, lines.begins, strict=True):
+            for begin, end in ranges:
+                trained = slice(row_begin + begin, row_begin + end)
+                labels[trained] = stored_ids[trained]
+        return labels
     labels = stored_ids.astype(np.int64)
     position = 0
     for ranges, row_begin in zip(rows.trained, lines.begins, strict=True):

@@ -184,7 +184,7 @@ class IdRows:
             if policy.eos not in (None, last_token) and len(ids) < policy.max_seq_len:
                 ids.append(policy.eos)
                 trained[-1] = (middle, len(ids))
-            packed_ids = struct.pack(f"<{len(ids)}i", *ids)
+            packed_ids = struct.pack(f"<{len(ids)}I", *ids)
         except (ValueError, LookupError, TypeError, struct.error):
             return False
         if len(ids) > policy.max_seq_len:

@@ -33,8 +33,8 @@ from mdsmix.shards.token_ids import (
 )
 
 Row = TypeVar("Row")
-TURN_DTYPE = np.dtype("<i4")
-"The dtype as which the ids of conversations are written: JSON has none."
+TURN_DTYPE = np.dtype("<u4")
+"The dtype as which the ids of conversations are written: JSON has none. It has no negative ids."
 OTHER_DTYPES: dict[str, np.dtype[Any]] = {
     STARTS: np.dtype(np.int32),
     LOSS_MASK: np.dtype(np.uint8),
