@@ -32,7 +32,7 @@ from mdsmix.storage.hub_errors import (
 )
 from mdsmix.storage.location import CHANGED, NO_LIMIT, Bytes, Entries, Location, Stat, refuse_dots
 from mdsmix.storage.object_reader import make_random_reader
-from mdsmix.storage.retries import Connection, retry
+from mdsmix.storage.retries import Connection, has_answered, retry
 
 T = TypeVar("T")
 
@@ -43,6 +43,8 @@ _AT_ONCE = 1000
 "The most files that the hub deletes or describes by one request."
 _READ_BYTES = 8 << 20
 "Bytes of a request if a file is read from start to end."
+_KNOCK_SECONDS = 10
+"How long the first answer of the hub may take."
 _LOOKS = 3
 "How often a file that is replaced again and again is tried to be read whole."
 
@@ -100,6 +102,8 @@ class HubBucketPath(BucketPath):
             request: called with huggingface_hub's HfApi.
         """
         with hide_retry_lines():
+            if not has_answered(find_endpoint()):
+                retry(self.url, HUB_ERRORS, _connect, _knock)
             return retry(self.url, HUB_ERRORS, _connect, request)
 
     # Reading
@@ -312,6 +316,15 @@ def _import_utils() -> Any:
 
 def _connect() -> Connection:
     return Connection(_make_api(), find_endpoint())
+
+
+def _knock(api: Any) -> None:
+    """Send the hub a request that huggingface_hub does not repeat. Any answer will do.
+
+    huggingface_hub repeats its own requests for 23 s. A hub that has never answered, such as one
+    with a wrong address, is to be reported sooner.
+    """
+    _import_utils().get_session().head(find_endpoint(), timeout=_KNOCK_SECONDS)
 
 
 def _make_stat(file: Any) -> Stat:

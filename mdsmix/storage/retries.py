@@ -57,6 +57,11 @@ def show_wait(endpoint: str, sentence: str) -> None:
         show_notice(sentence)
 
 
+def has_answered(endpoint: str) -> bool:
+    """Return whether this endpoint has answered a request of this process or of its parent."""
+    return endpoint in _answered
+
+
 def note_answer(endpoint: str) -> None:
     """Note that this endpoint has answered: requests to it are retried for longer, and the next
     wait for it is shown again.

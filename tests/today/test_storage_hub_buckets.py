@@ -321,15 +321,25 @@ def test_a_hub_that_fails_for_a_while_is_waited_for(
     assert next(statuses, None) is None
 
 
+@pytest.mark.parametrize("has_answered", [False, True])
 def test_a_hub_that_does_not_answer_is_given_up(
-    root: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    has_answered: bool,
+    root: Location,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """huggingface_hub logs two lines for each retry of a listing. The user gets one sentence."""
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    """huggingface_hub repeats a listing for 23 s, and logs two lines for each retry. If the hub has
+    answered before, the user gets one sentence. Otherwise nothing is repeated after _FIRST_SECONDS.
+    """
+    pauses = list[float]()
+    monkeypatch.setattr("time.sleep", pauses.append)
     monkeypatch.setattr(retries, "_FIRST_SECONDS", 0)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://user:secret@127.0.0.1:9")
+    monkeypatch.setattr(retries, "_LATER_SECONDS", 0)
+    endpoint = "http://user:secret@127.0.0.1:9"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     hub_buckets._make_api.cache_clear()
     monkeypatch.setattr(retries, "_waited_for", set())
+    monkeypatch.setattr(retries, "_answered", {endpoint} if has_answered else set())
     logger = logging.getLogger("huggingface_hub")
     monkeypatch.setattr(logger, "propagate", True)
     sentences = list[str]()
@@ -341,7 +351,8 @@ def test_a_hub_that_does_not_answer_is_given_up(
             assert "at http://127.0.0.1:9" in str(caught.value)
     assert caplog.messages == []
     reason = "the hub does not answer, or is overloaded; the request is sent again"
-    assert sentences == [f"waiting for http://127.0.0.1:9: {reason}"]
+    assert sentences == [f"waiting for http://127.0.0.1:9: {reason}"] * has_answered
+    assert bool(pauses) == has_answered
 
 
 def test_other_lines_of_huggingface_hub_are_still_shown(
