@@ -88,7 +88,9 @@ def test_lines_with_long_numbers_are_found(texts: list[str], indent: int) -> Non
     """At any offset in the block, and no other lines."""
     lines = [f"{' ' * indent}{text}\n".encode() for text in texts]
     expected = [index for index, line in enumerate(lines) if LONG_RUN.search(line)]
-    assert find_lines_with_long_numbers(lines) == expected
+    text = b"".join(lines)
+    assert find_lines_with_long_numbers(lines, text) == expected
+    assert find_lines_with_long_numbers(lines, memoryview(b"x" + text)[1:]) == expected
 
 
 @given(st.lists(st.one_of(VALUES.map(json.dumps), st.sampled_from(["?", "", "1e400", "[1"]))))
@@ -103,6 +105,8 @@ def test_lines_are_read_one_by_one(texts: list[str]) -> None:
         values += alone
         if fault:
             faults[index] = fault[0]
+    for whole in (None, memoryview(b"x" + b"".join(lines))[1:]):
+        assert repr(decode_lines(lines, whole)) == repr(decode_lines(lines))
     records, found_faults = decode_lines(lines)
     assert repr(records) == repr(values)
     assert found_faults == faults

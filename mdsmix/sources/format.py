@@ -92,8 +92,12 @@ Decoded = tuple[list[Any], dict[int, str]]
 string -> reason code, for each byte string that is not a record. The reason BLANK (an empty line)
 is not a fault.
 """
-Decoder = Callable[[list[bytes]], Decoded]
-"A function that decodes a list of byte strings, such as the lines of a block."
+Buffer = bytes | memoryview
+"Bytes, or a view of them."
+Decoder = Callable[[list[bytes], Buffer | None], Decoded]
+"""A function that decodes a list of byte strings, such as the lines of a block. Its second argument
+is one buffer with all of them, one after the other, or None if they are in several buffers.
+"""
 
 
 @dataclass(slots=True)
@@ -119,7 +123,7 @@ class BoundedBytes:
     def is_too_long(self) -> bool:
         return self.length > LONGEST
 
-    def item(self, decode: Decoder, **numbers: int) -> Item:
+    def item(self, decode: Callable[[list[bytes]], Decoded], **numbers: int) -> Item:
         """Return the collected bytes as an item: the decoded record, or a reason code.
 
         Args:
@@ -161,7 +165,9 @@ class Block:
     record that is too long to be kept. A line includes its newline.
     """
     whole: memoryview | None = None
-    "All lines in one buffer, as in the file, so that hashing need not join `raws`; None for items."
+    """All lines in one buffer, as in the file, so that neither hashing nor decoding need join
+    `raws`; None for items.
+    """
     decoder: Decoder | None = None
     "Decodes the lines; None for items, which are decoded already."
     items: Sequence[Item] = ()
@@ -184,7 +190,7 @@ class Block:
             return len(self.whole)
         return sum(map(len, self.raws))
 
-    def content(self) -> bytes | memoryview:
+    def content(self) -> Buffer:
         """Return the bytes that are hashed, to find out later whether the records have changed.
 
         If the contents of all blocks of a file are joined, the result is the same wherever one
@@ -214,7 +220,7 @@ class Block:
         already (parquet, tar).
         """
         if self.decoder and not self.items:
-            return self.decoder(self.raws)
+            return self.decoder(self.raws, self.whole)
         records = [item.record for item in self.items if not item.reason]
         faults = {index: item.reason for index, item in enumerate(self.items) if item.reason}
         return records, faults

@@ -26,6 +26,7 @@ from mdsmix.sources.format import (
     BYTE_ORDER_MARK,
     Block,
     BoundedBytes,
+    Buffer,
     Decoded,
     Decoder,
     Format,
@@ -51,13 +52,17 @@ Pieces = Iterator[tuple[int, bytes]]
 "Yields (offset, bytes) for consecutive parts of one file, without a byte order mark."
 
 
-def decode_lines(lines: list[bytes]) -> Decoded:
+def decode_lines(lines: list[bytes], whole: Buffer | None = None) -> Decoded:
     """Return (values, reasons) of lines of JSON: the values in order, and index -> reason code for
     each line that is not JSON. Example: `[b'1', b'?']` gives `([1], {1: "not_json"})`.
+
+    Args:
+        lines: the lines.
+        whole: all lines in one buffer; None if they are in several buffers.
     """
     records = list[Any]()
     faults = dict[int, str]()
-    values = chain.from_iterable(_read_in_parts(lines))
+    values = chain.from_iterable(_read_in_parts(lines, whole))
     while True:
         try:
             # If a line raises an error, `extend` has already added the values before it, and the
@@ -69,12 +74,14 @@ def decode_lines(lines: list[bytes]) -> Decoded:
             faults[index] = find_line_reason(lines[index], error)
 
 
-def _read_in_parts(lines: list[bytes]) -> Iterator[Iterator[Any]]:
+def _read_in_parts(lines: list[bytes], whole: Buffer | None) -> Iterator[Iterator[Any]]:
     """Yield iterators that together read all lines in order. orjson is faster, but would change
-    large whole numbers: `read_json` reads the lines that may contain one.
+    large whole numbers: `read_json` reads the lines that may contain one. The arguments are those
+    of `decode_lines`.
     """
+    text = b"".join(lines) if whole is None else whole
     start = 0
-    for index in find_lines_with_long_numbers(lines):
+    for index in find_lines_with_long_numbers(lines, text):
         yield map(orjson.loads, lines[start:index])
         yield map(read_json, lines[index : index + 1])
         start = index + 1
@@ -272,8 +279,8 @@ class Jsonl(Format):
                 pieces = read_owned_bytes(stream, start, end)
             yield from split_lines(pieces, span, file, self.lines_format, self.decoder)
 
-    def decoder(self, lines: list[bytes]) -> Decoded:
+    def decoder(self, lines: list[bytes], whole: Buffer | None = None) -> Decoded:
         """Return (records, reasons) of the lines: the records in order; and index -> reason code
-        for each line that is not a record.
+        for each line that is not a record. The arguments are those of `decode_lines`.
         """
-        return decode_lines(lines)
+        return decode_lines(lines, whole)

@@ -22,11 +22,14 @@ fourth word of a text shows whether the text may contain such a run.
 """
 
 
-def find_lines_with_long_numbers(lines: Sequence[bytes]) -> list[int]:
+def find_lines_with_long_numbers(lines: Sequence[bytes], text: bytes | memoryview) -> list[int]:
     """Return the indexes of the lines that contain a run of digits which may be a whole number
     beyond 64 bits, ascending. Digits inside strings count too.
+
+    Args:
+        lines: the lines.
+        text: all lines in one buffer.
     """
-    text = b"".join(lines)
     offsets = _find_runs(text)
     if not len(offsets):
         return []
@@ -42,14 +45,15 @@ def find_lines_with_long_numbers(lines: Sequence[bytes]) -> list[int]:
     return [*with_long_numbers]
 
 
-def _find_runs(text: bytes) -> NDArray[np.int64]:
+def _find_runs(text: bytes | memoryview) -> NDArray[np.int64]:
     """Return offsets of places with 16 digits in a row, ascending. Each run of 19 digits or more
     contains at least one of these offsets.
 
     The whole text is searched in 0.1 ns a byte.
     """
     words = np.frombuffer(text, np.uint32, len(text) // 4)
-    candidates = WORDS * np.flatnonzero(_are_digits(words[::WORDS]))
+    # Most words have a byte that is neither a digit nor one of the six characters after 9.
+    candidates = WORDS * np.flatnonzero(_have_threes(words[::WORDS]))
     # Keep a word if 4 words in a row that include it are digits: look at 3 words on either side.
     # At the ends of the text the first or last word is repeated, so a few places too many are kept.
     around = candidates[:, np.newaxis] + np.arange(1 - WORDS, WORDS)
@@ -60,9 +64,10 @@ def _find_runs(text: bytes) -> NDArray[np.int64]:
 
 def _are_digits(words: NDArray[np.uint32]) -> NDArray[np.bool_]:
     """Return bool: whether all four bytes of each word are digits, 0x30 to 0x39."""
-    high_bits = np.uint32(0xF0F0F0F0)
-    threes = np.uint32(0x30303030)
-    have_threes = words & high_bits == threes
     # 0x3A to 0x3F have a 3 in front too, but no longer if 6 is added.
-    keep_threes = words + np.uint32(0x06060606) & high_bits == threes
-    return np.asarray(have_threes & keep_threes)
+    return np.asarray(_have_threes(words) & _have_threes(words + np.uint32(0x06060606)))
+
+
+def _have_threes(words: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Return bool: whether the higher four bits of all four bytes of each word are 3."""
+    return np.asarray(words & np.uint32(0xF0F0F0F0) == np.uint32(0x30303030))

@@ -17,6 +17,7 @@ from mdsmix.sources.format import (
     BYTE_ORDER_MARK,
     Block,
     BoundedBytes,
+    Buffer,
     Decoded,
     Item,
     Splits,
@@ -63,7 +64,7 @@ class Text(Jsonl):
     heeds: ClassVar[tuple[str, ...]] = ("split_by",)
     lines_format = "text line"
 
-    def decoder(self, lines: list[bytes]) -> Decoded:
+    def decoder(self, lines: list[bytes], whole: Buffer | None = None) -> Decoded:
         return decode_texts([line[:-1].removesuffix(b"\r") for line in lines])
 
     def check(self, file: SourceFile) -> None:

@@ -89,9 +89,11 @@ class BatchContent(NamedTuple):
         records = [*self.records]
         faults_of_blocks = list[dict[int, str]]()
         for decode, lines in self.blocks:
+            whole = None
             if not isinstance(lines, list):
-                lines = BytesIO(lines).readlines()
-            block_records, faults = decode(lines)
+                whole = memoryview(lines)
+                lines = BytesIO(whole).readlines()
+            block_records, faults = decode(lines, whole)
             records += block_records
             faults_of_blocks.append(faults)
         return records, faults_of_blocks
