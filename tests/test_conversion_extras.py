@@ -170,6 +170,22 @@ def read_trained_calls(project: Project, last: bool) -> list[bool]:
     return ["<tool_call>" in "".join(map(decode, row)) for row in trained]
 
 
+def test_texts_before_results_of_tools_are_calls(project: Project, styles: dict[str, Path]) -> None:
+    """ToolACE's calls are texts of another form."""
+    question, answer = talk("user", "assistant")["messages"]
+    call = {"role": "assistant", "content": '[weather(city="Oslo")]'}
+    called = [question, call, RESULT, answer]
+    plain = [question, answer, question, answer]
+    project.write_source({"messages": messages} for messages in (called, plain, called))
+    configure_chats(project, styles["tools"], shape="openai")
+    project.convert_ok("target_responses=last")
+    assert project.manifest.totals.untrained_calls == 2
+    drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer)
+    assert "target_responses: all" in drafted.out
+    project.convert_ok("target_responses=all", "--reencode")
+    assert project.manifest.totals.untrained_calls == 0
+
+
 @pytest.mark.parametrize("responses", ["last", "all"])
 def test_records_whose_calls_are_not_trained_are_counted(
     project: Project, styles: dict[str, Path], responses: str
@@ -622,6 +638,8 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
     assert "WARNING: the field rejected_response of 1 record is not read" in output
     drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer)
     assert "WARNING: a: the key keep of messages is 0 or 1" in drafted.err
+    assert "the field messages.reasoning of 1 record is not read" in drafted.err
+    assert "train_parts" not in drafted.out
     named = configure_chats(project, styles["tools"], shape="openai", train_mark="keep").convert_ok(
         "--reencode"
     )

@@ -59,6 +59,21 @@ def test_a_second_field_for_the_same_key_is_named(tmp_path: Path, tokenizer_fold
         assert "and not from" not in answer.err
 
 
+def test_reasoning_in_a_field_of_its_own_is_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """The template that `init` proposes converts, and gives the reasoning before the answer."""
+    record = {"prompt": "6 + 1?", "thinking": "I add them.", "response": "7"}
+    answer = run_init(tmp_path, tokenizer_folder, record)
+    proposed = 'response: "<think>\\n{thinking}\\n</think>\\n\\n{response}"'
+    assert f"write `{proposed}`" in answer.err
+    (tmp_path / "r.yaml").write_text(answer.out.replace("response: response", proposed))
+    run_ok("convert", tmp_path / "r.yaml")
+    shown = run_ok("inspect", tmp_path / "mix/a").out
+    assert "<think>\nI add them.\n</think>\n\n7" in shown
+    # Nemotron's field says only whether there is reasoning.
+    switch = {"prompt": "6 + 1?", "reasoning": "on", "response": "7"}
+    assert "are not trained" not in run_init(tmp_path, tokenizer_folder, switch).err
+
+
 def test_questions_without_their_choices_are_left_out(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

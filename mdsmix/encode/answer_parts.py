@@ -36,6 +36,12 @@ from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
 PARTS = ("reasoning", "calls", "answer")
 "The parts of an answer, by their names in the recipe."
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+UNREAD_REASONING = tuple(f"messages.{key}" for key in REASONING_KEYS)
+"The names under which reasoning is counted that the chat template does not print."
+REASONING_HINT = (
+    "rename this field to the key that the chat template prints (reasoning_content, reasoning or "
+    "thinking), or move its text into the content"
+)
 "The keys of messages that templates print as reasoning."
 THINK = "<think>"
 THINK_END = "</think>"
@@ -401,14 +407,19 @@ def list_parts(conversation: Conversation) -> set[str]:
 
 
 def has_earlier_call(conversation: Conversation) -> bool:
-    """Check whether an answer before the last one calls tools, by `tool_calls` or in its text.
-    Answers that are marked as not trained do not count, neither as earlier ones nor as the last.
+    """Check whether an answer before the last one calls tools, by `tool_calls`, in its text, or
+    since the result of a tool follows it: the call is then a text of another form, such as
+    ToolACE's `[weather(city="Oslo")]`. Answers that are marked as not trained do not count, neither
+    as earlier ones nor as the last.
     """
-    earlier_answers = find_trained_answers(conversation)[:-1]
-    return any(
-        message.get("tool_calls") or _CALL_TEXT.search(_join_texts(message.get("content")))
-        for message in [conversation.messages[position] for position in earlier_answers]
-    )
+    messages = conversation.messages
+    for position in find_trained_answers(conversation)[:-1]:
+        message = messages[position]
+        if message.get("tool_calls") or messages[position + 1]["role"] == "tool":
+            return True
+        if _CALL_TEXT.search(_join_texts(message.get("content"))):
+            return True
+    return False
 
 
 def require_findable_parts(template: ChatTemplate) -> None:

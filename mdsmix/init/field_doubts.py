@@ -19,6 +19,11 @@ one.
 """
 CHOICES = ("choices", "options", "answer_choices", "answerchoices", "answer_options")
 "Names of the field with the choices of a question that has several."
+REASONING = (
+    *("reasoning_content", "reasoning", "thinking", "thought", "thoughts", "cot", "complex_cot"),
+    *("chain_of_thought", "thinking_trajectory", "rationale", "reasoning_trace"),
+)
+"Names of the field with the reasoning that comes before the answer."
 NEMO_MASK = "mask"
 "The field in which NeMo's records name the roles whose messages are not trained."
 
@@ -62,8 +67,8 @@ def _find_masked_role(guess: Guess) -> str | None:
 
 
 def describe_doubts(guess: Guess) -> Iterator[str]:
-    """Yield a sentence on each key of the shape that could also be read from another field, and on
-    records whose answers NeMo does not train.
+    """Yield a sentence on each key of the shape that could also be read from another field, on a
+    field with reasoning, and on records whose answers NeMo does not train.
     """
     for key, name in guess.fields.items():
         rivals = [
@@ -77,12 +82,30 @@ def describe_doubts(guess: Guess) -> Iterator[str]:
                 f"`{key}` is read from the field {format_field(name)} ({lengths[0]}), and not from "
                 f"{format_field(rival)} ({lengths[1]}): if that is wrong, write `{key}: {rival}`"
             )
+    yield from _describe_reasoning(guess)
     role = _find_masked_role(guess)
     if role:
         yield (
             f"the field {NEMO_MASK} is {role} in some records: NeMo does not train the answers of "
             "these, and the condition `where` leaves them out"
         )
+
+
+def _describe_reasoning(guess: Guess) -> Iterator[str]:
+    """Yield a sentence on each field that is not read and seems to have the reasoning before an
+    answer that is a text. A word such as `on` is no reasoning.
+    """
+    keys = [key for key in ("response", "output") if key in guess.fields]
+    for name in sorted(guess.unread) if keys else ():
+        values = [record.get(name) for record in guess.head.objects]
+        has_texts = any(isinstance(value, str) and " " in value.strip() for value in values)
+        if name.lower() in REASONING and has_texts:
+            answer = guess.fields[keys[0]]
+            yield (
+                f"the texts of {format_field(name)} are not trained: if they are the reasoning "
+                f'before the answer, write `{keys[0]}: "<think>\\n{{{name}}}\\n</think>\\n\\n'
+                f'{{{answer}}}"`, or as the model writes its reasoning'
+            )
 
 
 def _has_alike_values(guess: Guess, name: str, other: str) -> bool:

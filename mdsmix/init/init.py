@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from mdsmix.encode.answer_parts import REASONING_HINT, UNREAD_REASONING
 from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import describe_possible_marks
 from mdsmix.errors import MdsmixError, RecipeError
@@ -221,6 +222,13 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
     unread = [name for name in tried.unread if name != TAR_NAME]
     if unread:
         yield f"fields of {draft.name} that are not read: {join_printable(unread)}"
+    for name in UNREAD_REASONING:
+        if name in tried.unread:
+            yield (
+                f"WARNING: of {first_records}, the field {name} of "
+                f"{plural(tried.unread[name], 'record')} is not read, so it is ignored in "
+                f"training: {REASONING_HINT}"
+            )
     for mark in describe_possible_marks(tried.unread):
         yield f"WARNING: {draft.name}: {mark}"
     yield from draft.ends

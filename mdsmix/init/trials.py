@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from mdsmix.encode.answer_parts import UNREAD_REASONING
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import MdsmixError
@@ -213,13 +214,17 @@ def _note_trial(draft: Draft, template_error: str) -> None:
     if draft.guess.parts:
         counted = list[str]()
         untrained = list[str]()
+        is_unprinted = not tried.unread.keys().isdisjoint(UNREAD_REASONING)
         for name, count in draft.guess.parts.items():
+            if name == "reasoning" and is_unprinted:
+                continue  # it is not trained anyway
             counted.append(f"{plural(count, 'record')} with {name}")
             untrained.append(f"{name}: false")
-        draft.notes.append(
-            f"{' and '.join(counted)} in the answers; to leave these parts untrained: "
-            f"`train_parts: {{{', '.join(untrained)}}}`"
-        )
+        if counted:
+            draft.notes.append(
+                f"{' and '.join(counted)} in the answers; to leave these parts untrained: "
+                f"`train_parts: {{{', '.join(untrained)}}}`"
+            )
     if draft.guess.options.get(WEIGHTS):
         draft.notes.append(
             "some records have loss weights, which only mdsmix.load and train_loader.name: mdsmix "

@@ -400,17 +400,25 @@ class TurnRenderer:
 
         Args:
             conversations: the records.
-            plain: the plain ones among them. Their calls can only be texts.
+            plain: the plain ones among them. Their calls can only be texts, or texts before the
+                result of a tool.
             rendered: their rows.
             has_call_texts: whether a text of the conversations may be a call.
         """
         leaves_out_calls = not self.encoding.train_parts.get("calls", True)
-        has_calls = has_call_texts or len(plain.positions) < len(conversations)
-        if leaves_out_calls or self.encoding.target_prompts != "none" or not has_calls:
-            return set()
         trains_last = self.encoding.target_responses == "last"
         makes_one_turn = self.encoding.rewritten_history == "last"
-        skipped = set[int]() if has_call_texts else {*plain.positions}
+        trains_all = not trains_last and not makes_one_turn
+        if leaves_out_calls or self.encoding.target_prompts != "none" or trains_all:
+            return set()
+        skipped = set[int]()
+        if not has_call_texts:
+            skipped = {*plain.positions}
+            if any("tool" in roles for roles in {*plain.conversations.roles}):
+                roles_at = zip(plain.positions, plain.conversations.roles, strict=True)
+                skipped = {position for position, roles in roles_at if "tool" not in roles}
+        if len(skipped) == len(conversations):
+            return set()
         return {
             position
             for position, row in zip(rendered.positions, rendered.rows, strict=True)

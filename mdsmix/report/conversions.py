@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mdsmix.conversion.bad_records import ARRAY
 from mdsmix.conversion.run import Outcome, PartOutcome
+from mdsmix.encode.answer_parts import REASONING_HINT, UNREAD_REASONING
 from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import UNPRINTED, describe_possible_marks
 from mdsmix.estimate.budget_share import BudgetShare
@@ -50,11 +51,6 @@ IMAGES_HINT = (
 )
 MOST_UNREAD = 8
 "Unread fields to name."
-REASONING = ("messages.reasoning_content", "messages.reasoning", "messages.thinking")
-REASONING_HINT = (
-    "rename this field to the key that the chat template prints (reasoning_content, reasoning or "
-    "thinking), or move its text into the content"
-)
 RATINGS = ("label", "kto_tag")
 "Fields that may mark bad answers. LLaMA-Factory's records for KTO have the second one."
 NO_IMAGES_HINT = "streams of prompts and of unpaired preferences have no images"
@@ -88,7 +84,7 @@ MEANINGFUL_FIELDS = (
     "messages.images",
     "messages.videos",
     "messages.audios",
-    *REASONING,
+    *UNREAD_REASONING,
     "messages.content beside tool_calls",
 )
 "Fields that change the meaning of a record in LLaMA-Factory, OpenAI, TRL and others."
@@ -541,7 +537,7 @@ def _field_hint(name: str, may_have_images: bool) -> str:
         return IMAGES_HINT if may_have_images else NO_IMAGES_HINT
     if name in RATINGS:
         return f"if it marks bad answers, set where: {name} on the source"
-    if name in REASONING:
+    if name in UNREAD_REASONING:
         return REASONING_HINT
     if name.startswith(f"{VARIABLES}."):
         return VARIABLE_HINT
