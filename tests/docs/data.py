@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,6 @@ import yaml
 from tests.converting import documents, flip_byte, pairs, run_ok, set_age, write_recipe
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 from tests.tool_styles import QWEN_2_5, QWEN_3
-
-CALLS = """tokenizer: ./tokenizer
-max_seq_len: 2048
-local: ./mix
-target_responses: all
-streams:
-  calls: {kind: finetuning, source: {path: calls.jsonl, messages: messages}}
-"""
 
 
 def damaged() -> None:
@@ -106,39 +97,19 @@ def small_llama() -> dict[str, Any]:
     return {"model": LlamaForCausalLM(LlamaConfig(**shape, **few))}
 
 
-def calls() -> None:
-    """The conversation of the page, which calls a tool, and a template in the manner of Qwen 2.5;
-    the recipe names a shape that does not read it.
-    """
+def qwen_2_5() -> None:
+    """A template in the manner of Qwen 2.5."""
+    _set_template(QWEN_2_5)
+
+
+def qwen_3() -> None:
+    """A template in the manner of Qwen 3."""
+    _set_template(QWEN_3)
+
+
+def _set_template(template: str) -> None:
     config = Path("tokenizer/tokenizer_config.json")
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": QWEN_2_5}))
-    page = (Path(__file__).parents[2] / "docs/conversations.md").read_text("utf-8")
-    (shown,) = re.findall(r"\$ cat calls\.jsonl.*\n((?:[ {].*\n)+)", page)
-    _write("calls.jsonl", [json.loads(shown)])
-    Path("recipe.yaml").write_text(CALLS)
-
-
-def thoughts() -> None:
-    """The conversation of the page, with reasoning, and a template in the manner of Qwen 3."""
-    config = Path("tokenizer/tokenizer_config.json")
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": QWEN_3}))
-    page = (Path(__file__).parents[2] / "docs/conversations.md").read_text("utf-8")
-    (shown,) = re.findall(r"\$ cat thoughts\.jsonl.*\n((?:[ {].*\n)+)", page)
-    _write("thoughts.jsonl", [json.loads(shown)])
-
-
-def mistakes() -> None:
-    """The conversation of the page, with a `train_detail`."""
-    page = (Path(__file__).parents[2] / "docs/conversations.md").read_text("utf-8")
-    (shown,) = re.findall(r"\$ cat mistakes\.jsonl.*\n((?:[ {].*\n)+)", page)
-    _write("mistakes.jsonl", [json.loads(shown)])
-
-
-def weighed() -> None:
-    """The conversation of the page, with a loss weight."""
-    page = (Path(__file__).parents[2] / "docs/conversations.md").read_text("utf-8")
-    (shown,) = re.findall(r"\$ cat weighed\.jsonl.*\n((?:[ {].*\n)+)", page)
-    _write("weighed.jsonl", [json.loads(shown)])
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
 
 
 def few() -> None:
