@@ -12,32 +12,9 @@ from typing import Any
 import orjson
 import yaml
 
-from tests.converting import documents, flip_byte, pairs, run_ok, set_age, write_recipe
+from tests.converting import run_ok
 from tests.pictures import drawing, record, seeing_tokenizer, write_drawings
 from tests.tool_styles import QWEN_2_5, QWEN_3
-
-
-def damaged() -> None:
-    """A byte in the middle of the shard of docs is another."""
-    (shard,) = Path("demo/mix/docs/train").glob("*.mds")
-    flip_byte(shard, 1000)
-
-
-def edited_nine_days_ago() -> None:
-    source = Path("demo/corpus/docs.jsonl")
-    more = b'{"text": "one more line, which nobody had read before"}\n'
-    source.write_bytes(source.read_bytes() + more)
-    run_ok("convert", "yamls/demo.yaml")
-    set_age(Path("demo/mix/docs"), 9)
-
-
-def two_alike() -> None:
-    """A recipe of two streams of pairs, for `mdsmix mix`."""
-    docs = documents("demo/corpus/docs.jsonl", layout="document", min_tokens=8)
-    streams = {"docs": docs, "faq": pairs("demo/corpus/faq.jsonl")}
-    mix = {"docs": {"repeat": 0.5}, "faq": {"repeat": 2}}
-    settings = {"max_seq_len": 256, "local": "mix", "streams": streams, "mix": mix}
-    run_ok("convert", write_recipe(Path(), Path("demo/tokenizer"), **settings))
 
 
 def sights() -> None:
@@ -78,12 +55,6 @@ def seeing_preferences() -> None:
         sides = {key: [{"role": "assistant", "content": text}] for key, text in answers.items()}
         records.append({"images": [name], "prompt": prompt, **sides})
     _write("likes.jsonl", records)
-
-
-def chats() -> None:
-    """600 conversations with an id each."""
-    records = map(orjson.loads, _corpus_lines("chat"))
-    _write("chats.jsonl", ({"id": f"c{n}"} | each for n, each in enumerate(records)))
 
 
 def small_llama() -> dict[str, Any]:
@@ -154,30 +125,6 @@ def _write_documents(*names: str) -> None:
     for n, path in enumerate(map(Path, names)):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"\n".join([*lines[n * 200 : n * 200 + 200], b""]))
-
-
-def published_anew() -> dict[str, Any]:
-    """A YAML with its lock and the state of a run in mid-epoch; then web is another one."""
-    from mdsmix.load import build_loader
-
-    run_ok("convert", "yamls/demo.yaml")
-    run_ok("render-yaml", "yamls/demo.yaml", "-o", "train.yaml")
-    loader = build_loader("train.yaml", batch_size=8)
-    next(iter(loader))
-    state = loader.state_dict()
-    source = Path("demo/corpus/docs.jsonl")
-    lines = source.read_bytes().splitlines(keepends=True)
-    source.write_bytes(b"".join([*lines, lines[7][:-3], b'."}\n']))
-    run_ok("convert", "yamls/demo.yaml")
-    return {"state": state, "build_loader": build_loader}
-
-
-def articles_and_chats() -> None:
-    """articles.jsonl with a broken line, and chats.jsonl."""
-    texts = _corpus_lines("docs")
-    texts[120] = texts[120][:40]
-    Path("articles.jsonl").write_bytes(b"\n".join([*texts, b""]))
-    Path("chats.jsonl").write_bytes(b"\n".join(_corpus_lines("chat")) + b"\n")
 
 
 def broken_lines() -> None:
