@@ -45,7 +45,7 @@ from tests.converting import (
     write_recipe,
 )
 from tests.processes import SET_UNIT_SIZE
-from tests.ray.delayed_engine import DelayingEngine, ProcessTree, wait_until
+from tests.ray.delayed_engine import DelayingEngine, ProcessTree, SharingEngine, wait_until
 from tests.tasks import ignore_progress, make_call, wait_for_file, write_slowly
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -195,6 +195,20 @@ def test_a_late_worker_of_a_lost_node_changes_nothing(cluster: Cluster, recipe: 
     finally:
         os.kill(late.supervisor, signal.SIGKILL)
         cluster.replace(late.raylet)
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("victim", ["assistant", "worker"])
+def test_a_unit_that_two_workers_share_loses_one_of_them(recipe: Path, victim: str) -> None:
+    engine = SharingEngine(recipe.parent / "shared", victim)
+    watcher = converting.RecordingWatcher()
+    with closing(engine):
+        list(convert(open_recipe(recipe), Options(only=["web"]), watcher, engine))
+    assert (engine.folder / "died").exists()
+    if victim == "worker":
+        assert (engine.folder / "assisted").stat().st_size > 0
+    assert read_published(recipe.parent / "out") == convert_in_one_process(recipe)
+    assert mdsmix("verify", recipe.parent / "out/web/train").code == 0
 
 
 @pytest.mark.usefixtures("cluster")
