@@ -75,7 +75,8 @@ _SENTENCES = {
     "ConnectionError": f"the store closed the connection; {_AGAIN}",
     "ProtocolError": f"the store closed the connection; {_AGAIN}",
     "IncompleteRead": f"the connection broke in the middle; {_AGAIN}",
-    "ProxyError": "the proxy does not answer; check HTTP_PROXY and HTTPS_PROXY",
+    "ProxyError": "the proxy does not answer, or refuses to connect; check HTTP_PROXY "
+    "and HTTPS_PROXY",
     "SSLError": "the TLS connection failed; check REQUESTS_CA_BUNDLE, and whether the endpoint "
     "begins with http:// or https://",
     "OSError": "the certificates for TLS cannot be read; correct REQUESTS_CA_BUNDLE",

@@ -66,7 +66,8 @@ _SENTENCES = {
     "SSLError": "the TLS connection failed; check REQUESTS_CA_BUNDLE, and whether the endpoint "
     "begins with http:// or https://",
     "OSError": "a file of TLS certificates is missing; check REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE",
-    "ProxyError": "the proxy does not answer; check HTTP_PROXY and HTTPS_PROXY",
+    "ProxyError": "the proxy does not answer, or refuses to connect; check HTTP_PROXY "
+    "and HTTPS_PROXY",
     "NewConnectionError": f"nothing answers there; {_ADDRESS}",
     "NameResolutionError": f"the name of the server is not known; {_ADDRESS}",
     "ConnectionError": f"the store closed the connection; {_AGAIN}",

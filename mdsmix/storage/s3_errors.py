@@ -109,7 +109,8 @@ _SENTENCES = {
     "with http:// or https://",
     "EndpointConnectionError": f"nothing answers there; start the server, or {_ADDRESS}",
     "ConnectTimeoutError": f"nothing answers there in time; check the network, or {_ADDRESS}",
-    "ProxyConnectionError": "the proxy does not answer; check HTTP_PROXY and HTTPS_PROXY",
+    "ProxyConnectionError": "the proxy does not answer, or refuses to connect; check HTTP_PROXY "
+    "and HTTPS_PROXY",
     "ReadTimeoutError": f"the store stopped answering; {_AGAIN}",
     "ConnectionClosedError": f"the store closed the connection; {_AGAIN}",
     "ResponseStreamingError": f"the connection broke in the middle; {_AGAIN}",

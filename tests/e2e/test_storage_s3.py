@@ -19,6 +19,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.storage import Location, locate, retries, s3, s3_client
 from tests.counting import count_requests
 from tests.faults import CONDITIONS, IGNORES, RACES, Proxy, Rule
+from tests.tls_tunnel import open_tunnel
 
 DATA = os.urandom(11 << 20)
 
@@ -107,7 +108,11 @@ REFUSALS: list[tuple[dict[str, str | None], str, str]] = [
     ({"AWS_SECRET_ACCESS_KEY": "WRONG-SECRET"}, "", "secret key is wrong"),
     ({"AWS_ACCESS_KEY_ID": "UNKNOWN-KEY"}, "", "does not know this access key"),
     ({"AWS_SESSION_TOKEN": "WRONG-TOKEN"}, "", "unset AWS_SESSION_TOKEN if the access key needs"),
-    ({"HTTP_PROXY": "http://user:PASSWORD@127.0.0.1:1"}, "", "the proxy does not answer; check"),
+    (
+        {"HTTP_PROXY": "http://user:PASSWORD@127.0.0.1:1"},
+        "",
+        "the proxy does not answer, or refuses to connect; check",
+    ),
     ({"S3_ENDPOINT_URL": "127.0.0.1:9000"}, "", "does not start with http://"),
     ({"S3_ENDPOINT_URL": "http://user:PASSWORD@127.0.0.1:1"}, "", "nothing answers there"),
     ({"AWS_ACCESS_KEY_ID": "BROKEN-KEY\n"}, "", "AWS_ACCESS_KEY_ID contains a line break"),
@@ -157,6 +162,31 @@ def test_requests_take_the_proxy_of_the_environment(
     with count_requests(proxy) as requests:
         assert (root / "x").read() == b"2"
     assert requests.by_operation == {}
+
+
+def test_a_store_with_https_is_reached_through_a_proxy(
+    minio: str, root: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The certificate of the store is checked, and the password for the proxy is sent."""
+    monkeypatch.setattr(retries, "_FIRST_SECONDS", 0)
+    (root / "x").write(DATA)
+    host = "s3.example.com"
+    with open_tunnel(minio, host, tmp_path) as tunnel:
+        monkeypatch.setenv("S3_ENDPOINT_URL", f"https://{host}")
+        monkeypatch.setenv("HTTPS_PROXY", tunnel.proxy.replace("//", "//user:PASSWORD@"))
+        monkeypatch.setenv("NO_PROXY", "")
+        with pytest.raises(Unreachable, match="check AWS_CA_BUNDLE") as refusal:
+            (root / "x").read()
+        assert "PASSWORD" not in str(refusal.value)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tunnel.certificate))
+        assert (root / "x").read() == DATA
+        (root / "y").write(DATA[:-1])
+        assert (root / "y").read(5) == DATA[5:-1]
+        password = base64.b64encode(b"user:PASSWORD").decode()
+        assert all(f"Proxy-Authorization: Basic {password}" in head for head in tunnel.connects)
+        monkeypatch.setenv("S3_ENDPOINT_URL", "https://other.example.com")
+        with pytest.raises(Unreachable, match="or refuses to connect"):
+            (root / "x").read()
 
 
 def test_a_broken_body_is_continued_where_it_broke(root: Location, proxy: Proxy) -> None:
