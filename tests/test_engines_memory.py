@@ -20,7 +20,7 @@ from mdsmix.engines.memory import MemoryBudget, choose_memory_cap, count_cpus, p
 from mdsmix.errors import RecipeError
 from tests.converting import Project
 from tests.processes import run_and_measure
-from tests.tasks import ignore_progress, make_call, make_settings
+from tests.tasks import Call, ignore_progress, make_call, make_settings
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -113,7 +113,7 @@ def test_a_system_that_cannot_measure_memory_is_reported(
     left to believe that it is.
     """
     assert memory.can_measure_memory()
-    monkeypatch.setattr(memory, "_read_field", lambda path, name: 0)
+    monkeypatch.setattr(memory, "_read_fields", lambda path, *names: [0] * len(names))
     project.write_source(["a text " * 9])
     answer = project.convert()
     assert answer.code == 0
@@ -146,6 +146,20 @@ def test_as_many_workers_are_allowed_as_fit(monkeypatch: pytest.MonkeyPatch) -> 
     sizes[1], sizes[2] = 150, 300
     budget.update([1, 2], at_once=True)
     assert budget.allowed_workers(8) == 1, "one has taken 900"
+
+
+def allocate(size: int, *_: object) -> bytes:
+    return b"x" * size
+
+
+def test_the_rows_of_the_last_task_count_in_the_peak() -> None:
+    """Also if the task is too short for a measurement at regular times."""
+    small, large = (Call(allocate, (size,), store=len) for size in (MIB, 200 * MIB))
+    with closing(LocalEngine(make_settings(1))) as engine:
+        assert [*engine.run([small], ignore_progress, print)] == [(0, MIB)]
+        peak = engine.peak
+        assert [*engine.run([large], ignore_progress, print)] == [(0, 200 * MIB)]
+        assert engine.peak - peak > 190 * MIB
 
 
 def test_large_documents_stay_within_a_small_cap(project: Project) -> None:

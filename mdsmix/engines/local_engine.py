@@ -168,7 +168,8 @@ class LocalEngine:
         Assistants do parts of other workers' tasks. If a task was interrupted, they are stopped
         too. Otherwise nobody waits for their parts, so the assistants become idle and stay.
         """
-        self.budget.update(self._pids, at_once=True)  # the last time that these workers count
+        if self.workers:  # the run was interrupted
+            self.budget.update(self._pids, at_once=True)
         with delay_signals():
             stopped = self.workers
             self.workers = []
@@ -267,6 +268,9 @@ class LocalEngine:
             case ("storing",):
                 worker.storing = worker.current
                 worker.current = None
+                # After the last task all of its rows are in memory, and nobody waits for this.
+                if not self.queue and not any(other.current for other in self.workers):
+                    self.budget.update(self._pids, at_once=True)
             case "done", result:
                 number = worker.finish_storing()
                 self._after_task(worker)

@@ -102,6 +102,8 @@ class MemoryBudget:
     "Whether a work unit is finished, so that the need of a worker is known."
     _used: int = 0
     "The bytes that all processes used together at the last measurement (PSS)."
+    _own: int = 0
+    "The bytes of this process at the last measurement (RSS); 0 before it."
     _next: float = field(default_factory=lambda: time.monotonic() + PERIOD)
     "When the next measurement is due, by `time.monotonic()`."
 
@@ -123,6 +125,7 @@ class MemoryBudget:
         side_bytes = sum(map(measure_pss, self.side_pids()))
         self.reserved = max(self.reserved, side_bytes)
         self._used = side_bytes + sum(map(measure_pss, [os.getpid(), *pids]))
+        self._own = measure_rss(os.getpid())
         self.peak = max(self.peak, self._used)
         self._worst = max([self._worst, *map(measure_peak_private, pids)])
         end = time.monotonic()
@@ -151,8 +154,10 @@ class MemoryBudget:
         usable = int(self.cap * HEADROOM)
         if self._used > usable:
             return 1
-        # All that fit if each needs as much as the largest one so far.
-        for_workers = usable - self.reserved - measure_rss(os.getpid())
+        # All that fit if each needs as much as the largest one so far. This is asked for at each
+        # message of a worker, so nothing is measured here.
+        self._own = self._own or measure_rss(os.getpid())
+        for_workers = usable - self.reserved - self._own
         fitting = for_workers // self._worst
         return max(1, min(workers, fitting))
 
@@ -183,35 +188,35 @@ def can_measure_memory() -> bool:
 
 def measure_pss(pid: int) -> int:
     """Return the proportional set size (PSS) of a process in bytes; 0 if it is unknown."""
-    return _read_field(f"/proc/{pid}/smaps_rollup", "Pss:")
+    return _read_fields(f"/proc/{pid}/smaps_rollup", "Pss")[0]
 
 
 def measure_rss(pid: int) -> int:
     """Return the resident set size of a process in bytes; 0 if it is unknown."""
-    return _read_field(f"/proc/{pid}/status", "VmRSS:")
+    return _read_fields(f"/proc/{pid}/status", "VmRSS")[0]
 
 
 def measure_peak_private(pid: int) -> int:
     """Return the most bytes that a process has used so far, without the files that are mapped into
     its memory: these are libraries, which all workers share.
     """
-    status = f"/proc/{pid}/status"
-    return _read_field(status, "VmHWM:") - _read_field(status, "RssFile:")
+    peak, files = _read_fields(f"/proc/{pid}/status", "VmHWM", "RssFile")
+    return peak - files
 
 
-def _read_field(path: str, name: str) -> int:
-    """Return the bytes of a field of a file of /proc, whose line is like `Pss:   1024 kB`; 0 if the
-    field or the file is missing.
+def _read_fields(path: str, *names: str) -> list[int]:
+    """Return the bytes of fields of a file of /proc, whose lines are like `Pss:   1024 kB`; 0 for a
+    field that is missing, or if the file is missing.
     """
     try:
-        lines = Path(path).read_text().splitlines()
+        content = b"\n" + Path(path).read_bytes()
     except OSError:  # the process has ended, or this is not Linux
-        return 0
-    for line in lines:
-        if line.startswith(name):
-            kilobytes = int(line.split()[1])
-            return kilobytes * 1024
-    return 0
+        return [0] * len(names)
+    values = list[int]()
+    for name in names:
+        line = content.partition(b"\n%s:" % name.encode())[2].partition(b"\n")[0]
+        values.append(int(line.split()[0]) * 1024 if line else 0)
+    return values
 
 
 def choose_memory_cap() -> int:
