@@ -45,6 +45,7 @@ from mdsmix.encode.backend_files import (
     name_fastokens,
 )
 from mdsmix.encode.fast_model import open_model, take_word_form
+from mdsmix.encode.separator import TextJoiner, find_separators
 from mdsmix.encode.token_spelling import TokenSpans, TokenSpelling
 from mdsmix.encode.word_form import CharacterParts, FirstSpace
 from mdsmix.errors import RecipeError, Unreachable
@@ -207,30 +208,40 @@ class Fastokens(Backend):
         "What prepends a space to texts; None if the tokenizer does that itself, or not at all."
         words = self._open_word_form(tokenizer) if tries_word_form else None
         if words:
-            self._model = words
             self._parts = CharacterParts.read(words)
             self._first_space = FirstSpace.read(words)
-            return
-        path = find_joined(tokenizer.path)
+        self._model = words or self._open_model(find_joined(tokenizer.path))
+        self._joiner = TextJoiner(find_separators(self._model))
+
+    def _open_model(self, path: str) -> Any:
+        """Return fastokens' model of a tokenizer.json."""
         try:
-            self._model = open_model(path, self)
+            return open_model(path, self)
         except ValueError:  # perhaps since the vocabulary skips ids
             from fastokens import Tokenizer as Model
 
             complete = fill_id_gaps(Path(path).read_bytes())
             if complete is None:
                 raise
-            self._model = Model.from_json_str(complete)
+            return Model.from_json_str(complete)
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         texts = list(texts)
         if self._first_space:
             texts = self._first_space.prepend(texts, match_special)
+        rows: Ragged | None = None
+        if match_special:
+            rows = self._joiner.encode(texts, partial(self._encode_each, match_special=True))
+        if rows is None:
+            rows = self._encode_each(texts, match_special)
+        return self._parts.expand(rows) if self._parts else rows
+
+    def _encode_each(self, texts: Sequence[str], match_special: bool) -> Ragged:
+        """Return the model's own ids of each text."""
         ids, offsets = self._model.encode_batch_flat(
             texts, add_special_tokens=False, split_special_tokens=not match_special
         )
-        rows = Ragged(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64))
-        return self._parts.expand(rows) if self._parts else rows
+        return Ragged(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64))
 
     def _open_word_form(self, tokenizer: Tokenizer) -> Any:
         """Return fastokens' model of the tokenizer's word form, or None if it has none."""
