@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from mdsmix.encode.answer_parts import REASONING_KEYS, THINK, THINK_END
-from mdsmix.encode.chat import ChatTemplate, find_trained_answers
+from mdsmix.encode.chat import ChatTemplate, PlainPart, find_trained_answers
 from mdsmix.encode.forms import make_call_probe, make_tool_probe, prints_key
 from mdsmix.frozen import frozen
 from mdsmix.messages import plural
@@ -97,6 +97,28 @@ def _find_last_tag(text: str, is_at_end: bool = False) -> str:
     """
     tags = re.findall(rf"{_TAG}\s*$" if is_at_end else _TAG, text)
     return tags[-1].rstrip() if tags else ""
+
+
+def find_faultless(plain: PlainPart, has_thoughts: bool) -> set[int]:
+    """Return positions of plain conversations that certainly have no fault: the only possible
+    faults of a plain conversation are a thought that is never closed, and the tags of results.
+
+    Args:
+        plain: the plain conversations of a batch.
+        has_thoughts: whether a text of the batch contains `<think>`.
+    """
+    conversations = plain.conversations
+    roles_and_contents = zip(conversations.roles, conversations.contents, strict=True)
+    return {
+        position
+        for position, (roles, contents) in zip(plain.positions, roles_and_contents, strict=True)
+        if "tool" not in roles and not (has_thoughts and any(map(_has_open_thought, contents)))
+    }
+
+
+def _has_open_thought(text: str) -> bool:
+    """Check whether a text contains `<think>` and no `</think>`."""
+    return THINK in text and THINK_END not in text
 
 
 def find_row_faults(

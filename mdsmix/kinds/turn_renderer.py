@@ -42,7 +42,7 @@ from mdsmix.encode.chat import (
 from mdsmix.encode.control_words import ControlWords, open_control_words
 from mdsmix.encode.labels import Turns
 from mdsmix.encode.trained_ranges import MarkedRange, mark_tokens, multiply_weights
-from mdsmix.kinds.row_faults import find_row_faults, list_signs
+from mdsmix.kinds.row_faults import find_faultless, find_row_faults, list_signs
 from mdsmix.kinds.turn_rows import PLACEHOLDERS, TurnRows, count_placeholders
 from mdsmix.record import Conversation, PlainConversations, RecordRefused, RichConversation
 from mdsmix.shapes.extras import VARIABLES
@@ -197,12 +197,11 @@ class TurnRenderer:
         placeholders = count_placeholders([suspicious], whole_texts)
         faults = dict[str, set[int]]()
         if suspicious and any(sign in suspicious for sign in list_signs(self.chat)):
-            searched = {*rendered.positions}
-            if THINK not in suspicious:
-                # Without thoughts, only results of tools can be at fault in plain conversations.
-                # Looking at all of them took a twentieth of a conversion of chats.
-                roles_at = zip(plain.positions, plain.conversations.roles, strict=True)
-                searched -= {position for position, roles in roles_at if "tool" not in roles}
+            # Looking at all plain conversations took a twentieth of a conversion of chats, and a
+            # sixth if their answers have thoughts.
+            searched = {*rendered.positions} - find_faultless(
+                plain, has_thoughts=THINK in suspicious
+            )
             trained = self.encoding.target_responses if self.trains_answers else ""
             faults = find_row_faults(conversations, searched, self.chat, trained)
         return TurnRows(
