@@ -342,9 +342,12 @@ class CheckedBackend(Backend):
             # How often the number of texts has doubled since the first 16: 0, 1, 2 at 16, 32, 64.
             doublings = (self._texts // FIRST_COMPARED).bit_length() - 1
             due = FIRST_COMPARED + COMPARED_PER_DOUBLING * doublings
+        missing = due - self._compared
+        if missing == 0:  # as in most batches
+            return ids
         filled = np.flatnonzero(ids.lengths).tolist()  # comparing an empty text proves nothing
         random = Random(self._texts)  # seeded, so that the choice can be repeated
-        chosen = random.sample(filled, min(due - self._compared, len(filled)))
+        chosen = random.sample(filled, min(missing, len(filled)))
         self._compared += len(chosen)
         # Short texts are compared as a whole, long ones by an excerpt.
         short = [row for row in chosen if len(texts[row]) <= SAMPLE_CHARACTERS]
