@@ -36,13 +36,13 @@ from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
 PARTS = ("reasoning", "calls", "answer")
 "The parts of an answer, by their names in the recipe."
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"The keys of messages that templates print as reasoning."
 UNREAD_REASONING = tuple(f"messages.{key}" for key in REASONING_KEYS)
 "The names under which reasoning is counted that the chat template does not print."
 REASONING_HINT = (
     "rename this field to the key that the chat template prints (reasoning_content, reasoning or "
     "thinking), or move its text into the content"
 )
-"The keys of messages that templates print as reasoning."
 THINK = "<think>"
 THINK_END = "</think>"
 "The tags around reasoning inside a content."
