@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -66,9 +67,12 @@ def _measure_both(setup: Setup, source: Path, server: Server) -> tuple[float, fl
 
 
 def _remote_command(setup: Setup, source: Path) -> list[str | Path]:
+    """Return the command that converts into a new folder of the bucket. The disk's folder is new
+    too, which mdsmix sees. In a store it only knows where it has converted before.
+    """
     sources = {"words": f"s3://{BUCKET}/{source.name}"}
     recipe = write_recipe(setup, sources, setup.work / "remote")
-    return [setup.mdsmix, "convert", recipe, f"remote=s3://{BUCKET}/mix"]
+    return [setup.mdsmix, "convert", recipe, f"remote=s3://{BUCKET}/mix/{secrets.token_hex(4)}"]
 
 
 def _requests(setup: Setup, source: Path, server: Server) -> float:
