@@ -2,14 +2,15 @@
 libraries, and each program is a fork of it.
 
 The process runs `python -m tests.preloaded "import this; import that"`. A line of JSON on its stdin
-is either a program to start, or the pid of one to wait for. A program names a folder with its
-standard input `in`, where `out` and `err` are written; the answer is its pid. The answer to a pid
-is its exit code.
+is a program to start, the pid of one to wait for, or a list of pids. A program names a folder with
+its standard input `in`, where `out` and `err` are written; the answer is its pid. The answer to a
+pid is its exit code. The answer to a list is the pid of the program that ends first.
 """
 
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import json
 import os
@@ -17,7 +18,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,8 +28,14 @@ from typing import Any
 
 SECONDS = 300
 """A program that runs longer hangs. It is ended by a signal, which its exit code shows, and its
-test fails.
+test fails. It prints first where its threads are.
 """
+SECONDS_TOGETHER = 60
+"""Programs that wait for each other and do not end by then, of which none has failed, hang. They
+take 2 to 20 s.
+"""
+SECONDS_AFTER_A_FAILURE = 5
+"How long the others may still run when one of them has failed: they may fail by themselves."
 
 
 class PreloadedPython:
@@ -60,7 +69,7 @@ class PreloadedPython:
         }
         return Program(self, self.send(order), folder)
 
-    def send(self, order: dict[str, Any] | int) -> int:
+    def send(self, order: dict[str, Any] | int | list[int]) -> int:
         """Send a line to the process, and return its answer."""
         with self._lock:
             if not self._process:
@@ -93,13 +102,52 @@ class Program:
         return (Path(self.folder.name) / stream).read_text()
 
     def wait(self) -> subprocess.CompletedProcess[str]:
-        alarm = threading.Timer(SECONDS, os.kill, (self.pid, signal.SIGALRM))
-        alarm.daemon = True
-        alarm.start()
-        with self.folder:
+        with self.folder, end_after(SECONDS, [self]):
             code = self.python.send(self.pid)
-            alarm.cancel()
             return subprocess.CompletedProcess([], code, self.read("out"), self.read("err"))
+
+
+@contextmanager
+def end_after(seconds: float, programs: Sequence[Program]) -> Iterator[None]:
+    """End programs by a signal if the `with` block takes longer. None of them has been waited for
+    before, so their pids are theirs.
+    """
+
+    def end() -> None:
+        for program in programs:
+            os.kill(program.pid, signal.SIGALRM)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def wait_together(programs: Sequence[Program]) -> list[subprocess.CompletedProcess[str]]:
+    """Wait for programs of one PreloadedPython that wait for each other, such as the ranks of a
+    training run. If one fails, the others are ended after SECONDS_AFTER_A_FAILURE.
+
+    Raises AssertionError with the end of the stderr of the program that failed first.
+    """
+    python = programs[0].python
+    running = list(programs)
+    results = dict[int, subprocess.CompletedProcess[str]]()
+    failure = ""
+    while running:
+        seconds = SECONDS_AFTER_A_FAILURE if failure else SECONDS_TOGETHER
+        with end_after(seconds, running):
+            pid = python.send([program.pid for program in running])
+        (ended,) = (program for program in running if program.pid == pid)
+        running.remove(ended)
+        result = results[pid] = ended.wait()
+        if result.returncode and not failure:
+            number = programs.index(ended)
+            failure = f"program {number} ended with {result.returncode}: {result.stderr[-3000:]}"
+    assert not failure, failure
+    return [results[program.pid] for program in programs]
 
 
 def _run(order: dict[str, Any]) -> None:
@@ -111,6 +159,7 @@ def _run(order: dict[str, Any]) -> None:
         with (folder / name).open(mode) as file:
             os.dup2(file.fileno(), descriptor)
     sys.stdin = os.fdopen(0)
+    faulthandler.register(signal.SIGALRM, chain=True)
     sys.argv = ["-c", *order["arguments"]]
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -136,11 +185,23 @@ def _end(code: int) -> None:
     os._exit(code)
 
 
+def _find_ended(pids: Sequence[int]) -> int:
+    """Wait until one of these forks ends. Return its pid; its exit code can still be asked for."""
+    while True:
+        for pid in pids:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+                return pid
+        time.sleep(0.02)
+
+
 def main() -> None:
     exec(sys.argv[1])
     gc.freeze()
     orders = os.fdopen(os.dup(0))
     for order in map(json.loads, orders):
+        if isinstance(order, list):
+            print(_find_ended(order), flush=True)
+            continue
         if isinstance(order, int):
             _, status = os.waitpid(order, 0)
             print(os.waitstatus_to_exitcode(status), flush=True)

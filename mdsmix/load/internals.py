@@ -16,6 +16,9 @@ opened for each (`benchmarks/loading.py`) |
 rows from a MinIO, 1 s with a client each |
 | locks, threads and connections of a dataset that was read in this process | it cannot be pickled
 for workers that are spawned or forked by a server; in a forked worker filelock refuses the lock |
+| the process group that StreamingDataset opens if the training loop has none, and closes again |
+the next one of a fast rank finds the closed one of a slow rank: one rank fails, and the others wait
+for half an hour |
 | the default of `shuffle_block_size`, which depends on the canonical nodes | a preview has another
 order than the run's |
 """
@@ -27,7 +30,7 @@ import io
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.metadata import version
 from time import sleep, time_ns
@@ -42,8 +45,10 @@ from streaming.base import dataset as streaming_dataset
 from streaming.base.batching import generate_work
 from streaming.base.constant import TICK
 from streaming.base.dataset import _Iterator, _ShardState
+from streaming.base.distributed import get_rank, get_world_size
 from streaming.base.storage.download import CloudDownloader
 from streaming.base.world import World
+from torch import distributed as dist
 
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
@@ -104,7 +109,8 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
 
     def __init__(self, **settings: Any):
         """Open the dataset with the keywords of StreamingDataset."""
-        super().__init__(**settings)
+        with open_process_group():
+            super().__init__(**settings)
         # Torch shares the tensor with the workers, so that each shard is read once per rank and not
         # once per worker.
         is_present = torch.from_numpy(self._shard_states.numpy() == _ShardState.LOCAL)
@@ -452,6 +458,37 @@ def _name_order(dataset: Any, world: World, epoch: int, start: int) -> str:
 def fill_shuffle_block_size(dataset: StreamingDataset, world: World) -> None:
     """Set the dataset's shuffle_block_size to Streaming's default if it is not set."""
     dataset._set_shuffle_block_size(world)
+
+
+_stores: list[Any] = []
+"""The stores in which ranks found each other, one for each process group that was opened here. They
+are kept to the end of the process: the first rank may be the server of all others.
+"""
+
+
+@contextmanager
+def open_process_group() -> Iterator[None]:
+    """Give a `with` block a process group of all ranks if the run has several and the training loop
+    has not opened one yet.
+
+    StreamingDataset opens one itself, under the same name for each dataset. If two datasets are
+    opened one after the other, a rank that is ahead reads from the store, under this name, the
+    address of a rank that is closing its first group. Here each group has a name of its own.
+    """
+    if get_world_size() == 1 or not dist.is_available() or dist.is_initialized():
+        yield
+        return
+    rank = get_rank()
+    size = get_world_size()
+    store, _, _ = next(dist.rendezvous("env://", rank, size))  # type: ignore[attr-defined]
+    _stores.append(store)
+    name = f"mdsmix/{len(_stores)}"
+    own_store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=own_store, rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def drop_connection(stream: Stream) -> None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
 
 from mdsmix.load import MixLoader, TokenIds, build_loader
 from tests.minio import free_port
-from tests.preloaded import PreloadedPython, Program
+from tests.preloaded import PreloadedPython, wait_together
 
 EOS, PAD = 0, 1
 IDS = TokenIds(eos=EOS, pad=PAD)
@@ -72,8 +73,14 @@ def config(mixed: Mixed, name: str = "finetuning", **dataset: Any) -> dict[str, 
     return {"max_seq_len": 8, "train_loader": {"name": name, "dataset": dataset} | loader}
 
 
-def ranks(programs: PreloadedPython, *program: object, **environment: str) -> list[Program]:
-    """Start a program in two processes, as two ranks of a training run on this machine."""
+def run_ranks(
+    programs: PreloadedPython, *program: object, **environment: str
+) -> list[CompletedProcess[str]]:
+    """Run a program in two processes, as two ranks of a training run on this machine. Return what
+    they have printed. If one fails, the other one is ended and the test fails.
+    """
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
     common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **environment}
-    return [programs.start(*program, **common, RANK=n, LOCAL_RANK=n) for n in "01"]
+    return wait_together(
+        [programs.start(*program, **common, RANK=number, LOCAL_RANK=number) for number in "01"]
+    )

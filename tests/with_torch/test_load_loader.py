@@ -8,6 +8,7 @@ import gc
 import json
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ from tests.with_torch.load_streams import (
     config,
     first_tokens,
     loaded,
-    ranks,
+    run_ranks,
     write_stream,
     write_tokens,
 )
@@ -181,6 +182,43 @@ def test_all_ranks_use_the_smallest_of_their_packing_ratios(
     assert loader._find_packing_ratio(read_settings(settings), rules, 8) == 1.5
 
 
+LOADERS_OF_A_RANK = """
+import json, os, sys, time
+import torch.distributed as dist
+from mdsmix.load import build_loader
+from tests.with_torch.load_streams import IDS, first_tokens
+slow_rank, *trees = json.loads(sys.argv[1])
+close = dist.destroy_process_group
+
+def close_late():
+    if os.environ["RANK"] == slow_rank:
+        time.sleep(0.5)
+    close()
+
+dist.destroy_process_group = close_late
+loaders = [build_loader(tree, 2, ids=IDS) for tree in trees]
+dist.init_process_group("gloo")  # the training loop's own
+print(json.dumps([first_tokens(loader) for loader in loaders]))
+dist.barrier()
+close()
+"""
+
+
+@pytest.mark.parametrize("slow_rank", ["0", "1"])
+def test_a_rank_is_slow_between_two_loaders(
+    tmp_path: Path, programs: PreloadedPython, slow_rank: str
+) -> None:
+    """Such as those of training and evaluation, before the training loop opens a process group. A
+    group of Streaming's own is found by the faster rank when it opens the second loader.
+    """
+    folders = [write_tokens(tmp_path / name, 8) for name in ("train", "eval")]
+    trees = [config({"a": {"local": str(folder)}}, "text") for folder in folders]
+    results = run_ranks(programs, LOADERS_OF_A_RANK, json.dumps([slow_rank, *trees]))
+    first, second = (json.loads(result.stdout) for result in results)
+    for tokens_of_ranks in zip(first, second, strict=True):
+        assert sorted(chain(*tokens_of_ranks)) == [10 + 8 * row for row in range(8)]
+
+
 DOCUMENTS_OF_A_RANK = """
 import json, sys
 from mdsmix.load import build_loader
@@ -250,11 +288,7 @@ def test_ranks_share_the_documents_of_packed_rows(
         config({"a": {"local": str(folder)}}, "mdsmix", **keys, **workers)
         for folder, keys, _ in cases
     ]
-    processes = ranks(programs, DOCUMENTS_OF_A_RANK, json.dumps(trees))
-    results = [process.wait() for process in processes]
-    assert [result.returncode for result in results] == [0, 0], [
-        result.stderr[-3000:] for result in results
-    ]
+    results = run_ranks(programs, DOCUMENTS_OF_A_RANK, json.dumps(trees))
     passes_of_ranks = [json.loads(result.stdout) for result in results]
     for (folder, keys, documents), *passes in zip(cases, *passes_of_ranks, strict=True):
         alone = loaded({"a": {"local": str(folder)}}, 2, "mdsmix", **keys)

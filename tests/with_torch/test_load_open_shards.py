@@ -25,7 +25,7 @@ from mdsmix.load.dataset import LOCK_KEY
 from mdsmix.load.open_shards import OpenShards
 from tests.alarm import fail_after
 from tests.preloaded import PreloadedPython
-from tests.with_torch.load_streams import config, first_tokens, loaded, ranks, write_tokens
+from tests.with_torch.load_streams import config, first_tokens, loaded, run_ranks, write_tokens
 
 pytestmark = pytest.mark.usefixtures("_release_loaders")
 ROWS = 90
@@ -460,10 +460,12 @@ def test_order_and_resume_are_those_of_a_bare_dataset(
 RANKS = """
 import json, sys
 from itertools import islice
+from torch.distributed import init_process_group
 from mdsmix.load import build_loader
 from tests.with_torch.load_streams import IDS, first_tokens
 from tests.with_torch.test_load_open_shards import open_bare, rows_of
 tree, copies, keys = json.loads(sys.argv[1])
+init_process_group("gloo")  # otherwise Streaming opens one for each bare dataset, which may fail
 loader = build_loader(tree, 4, ids=IDS)
 for count, copy in ((5, copies[0]), (None, copies[1])):
     bare = open_bare({"a": {"local": copy}}, 4, **keys)
@@ -484,11 +486,7 @@ def test_ranks_read_what_bare_datasets_of_ranks_do(
     copies = [str(shutil.copytree(folder, tmp_path / name)) for name in ("first", "second")]
     keys: dict[str, Any] = {"shuffle": True, "shuffle_seed": 2}
     tree = config({"a": {"local": str(folder)}}, "text", drop_last=False, **keys)
-    processes = ranks(programs, RANKS, json.dumps([tree, copies, keys]))
-    results = [process.wait() for process in processes]
-    assert [result.returncode for result in results] == [0, 0], [
-        result.stderr[-3000:] for result in results
-    ]
+    results = run_ranks(programs, RANKS, json.dumps([tree, copies, keys]))
     rest = [json.loads(result.stdout) for result in results]
     assert len({*rest[0], *rest[1]}) == len(rest[0]) + len(rest[1]) == ROWS - 2 * 5 * 4
 
@@ -508,10 +506,7 @@ def test_workers_of_ranks_read_each_sample_once(tmp_path: Path, programs: Preloa
     folder = write_tokens(tmp_path / "a", 48, size_limit=300)
     keys: dict[str, Any] = {"shuffle": True, "num_workers": 2, "drop_last": False}
     tree = config({"a": {"local": str(folder)}}, "text", **keys)
-    results = [process.wait() for process in ranks(programs, WORKERS_OF_RANKS, json.dumps(tree))]
-    assert [result.returncode for result in results] == [0, 0], [
-        result.stderr[-3000:] for result in results
-    ]
+    results = run_ranks(programs, WORKERS_OF_RANKS, json.dumps(tree))
     first, second = (json.loads(result.stdout) for result in results)
     assert len(first) == len(second) == 24
     assert sorted(first + second) == [10 + 8 * row for row in range(48)]

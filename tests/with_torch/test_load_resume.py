@@ -21,7 +21,7 @@ from mdsmix.errors import RecipeError
 from mdsmix.load import MixLoader
 from tests.preloaded import PreloadedPython
 from tests.versions import IS_TRANSFORMERS_4
-from tests.with_torch.load_streams import config, first_tokens, ranks
+from tests.with_torch.load_streams import config, first_tokens, run_ranks
 from tests.with_torch.test_load_lock import opened, publish
 
 pytestmark = pytest.mark.usefixtures("_release_loaders")
@@ -141,11 +141,7 @@ print(json.dumps(seen))
 def test_ranks_resume_together(mixed: Any, programs: PreloadedPython) -> None:
     """From the end of an epoch and from the middle of an earlier one, with two workers a rank."""
     settings = config(mixed, "mdsmix", shuffle=True, drop_last=True, **WORKERS)
-    processes = ranks(programs, TWO_RANKS, json.dumps(settings))
-    results = [process.wait() for process in processes]
-    assert [result.returncode for result in results] == [0, 0], [
-        result.stderr[-3000:] for result in results
-    ]
+    results = run_ranks(programs, TWO_RANKS, json.dumps(settings))
     for result in results:
         first, second, after_88, after_40 = json.loads(result.stdout)
         assert after_88 == second != first

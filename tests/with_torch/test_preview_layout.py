@@ -29,7 +29,15 @@ from mdsmix.mix.streams.resolve import make_mix
 from mdsmix.preview.options import EpochState
 from mdsmix.preview.step_rows import Step
 from tests.preloaded import PreloadedPython
-from tests.with_torch.load_streams import IDS, PAIR, config, first_tokens, pair, ranks, write_stream
+from tests.with_torch.load_streams import (
+    IDS,
+    PAIR,
+    config,
+    first_tokens,
+    pair,
+    run_ranks,
+    write_stream,
+)
 from tests.with_torch.test_preview import preview_of
 
 SIZES = {"web": 211, "faq": 97, "chat": 53}
@@ -200,8 +208,7 @@ def test_two_processes_share_streams(
         write_stream(tmp_path / name, PAIR, map(pair, range(count)), size_limit=900)
     packing = config(pairs, shuffle=True, packing_ratio=2.6)
     argument = json.dumps([plain, packing])
-    processes = [process.wait() for process in ranks(programs, RANK, argument)]
-    assert [process.returncode for process in processes] == [0, 0], processes
+    processes = run_ranks(programs, RANK, argument)
     sample_ids, counts = json.loads(processes[0].stdout.splitlines()[-1])
     # The two processes read different halves of an epoch, and go on after a stop.
     whole = sample_ids["whole"]
