@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mdsmix.init.data_files import FirstRecords, find_data
 from mdsmix.init.drafts import find_paths, group_files, make_names_unique
+from mdsmix.init.foreign_forms import is_keyed_records
 from mdsmix.init.recognise import describe_unknown, guess_shapes
 from mdsmix.kinds import open_recipe
 from mdsmix.sources import SourceFile
@@ -375,6 +376,19 @@ def test_preferences_with_an_unknown_question_are_not_recognised() -> None:
         assert guess_shapes(head(known | answers))[0].is_right
     dialogue = {"chosen": "Human: A?\n\nAssistant: b", "rejected": "Human: A?\n\nAssistant: c"}
     assert guess_shapes(head(dialogue | {"topic": "two words"}))[0].is_right
+
+
+def test_records_under_names_are_no_record() -> None:
+    """The first of them was read, by a path, and the others were fields that are not read."""
+    record = {"question": "a", "answer": "b"}
+    keyed = {"q1": record, "q2": record}
+    assert not any(guess.is_right for guess in guess_shapes(head(keyed)))
+    (line,) = describe_unknown(head(keyed), [])
+    assert "jq -c '.[]'" in line
+    # Fields of one record, and two such records.
+    message = {"role": "user", "content": "a"}
+    assert not is_keyed_records({"prompt": message, "chosen": message, "rejected": message})
+    assert guess_shapes(head(keyed, keyed))[0].is_right
 
 
 def test_single_messages_of_a_tree_are_no_documents() -> None:

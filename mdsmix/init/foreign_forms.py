@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from mdsmix.init.data_files import FirstRecords
 from mdsmix.kinds.turn_rows import is_message_text
+from mdsmix.recipe.stream_spec import list_usual_names
 
 EXAMPLE = (
     '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
@@ -195,6 +196,18 @@ def _is_table_of_columns(record: Mapping[str, Any]) -> bool:
     )
 
 
+def is_keyed_records(record: Mapping[str, Any]) -> bool:
+    """Check whether a record is a whole file with each record under a name of its own:
+    `{"q1": {"question": ..., "answer": ...}, "q2": {...}}`.
+    """
+    values = [*record.values()]
+    if len(values) < 2 or not list_usual_names().isdisjoint(record):
+        return False
+    if not all(isinstance(value, dict) and value for value in values):
+        return False
+    return all(value.keys() == values[0].keys() for value in values)
+
+
 FORMS = (
     ForeignForm(
         "Gemini (contents of parts)",
@@ -305,6 +318,12 @@ FORMS = (
         "a table of columns (pandas' to_json)",
         _is_table_of_columns,
         'write a record on each line: to_json(..., orient="records", lines=True)',
+        is_whole_file=True,
+    ),
+    ForeignForm(
+        "an object with each record under a name of its own",
+        is_keyed_records,
+        "write the records themselves, an object on each line, for example by `jq -c '.[]'`",
         is_whole_file=True,
     ),
 )

@@ -19,7 +19,12 @@ from typing import Any
 from mdsmix.encode.answer_parts import has_earlier_call, list_parts
 from mdsmix.frozen import frozen
 from mdsmix.init.data_files import FirstRecords
-from mdsmix.init.foreign_forms import OR_READ, find_foreign_form, is_message_of_tree
+from mdsmix.init.foreign_forms import (
+    OR_READ,
+    find_foreign_form,
+    is_keyed_records,
+    is_message_of_tree,
+)
 from mdsmix.kinds import KINDS, Kind
 from mdsmix.kinds.reasons import list_bad_reasons
 from mdsmix.messages import format_field, join_counts, join_names, make_printable
@@ -295,6 +300,7 @@ def _is_doubtful(guess: Guess) -> bool:
       question has an unusual name. Or the question is taken for the common beginning of two texts
       that are not dialogues, next to a field with other texts.
     - A document is one message of a tree of messages, each in a record of its own.
+    - The one record of the file has all its records, each under a name of its own.
     - Prompts alone have no verified answer, and other fields with texts or lists, such as an answer
       under an unusual name.
     """
@@ -304,7 +310,10 @@ def _is_doubtful(guess: Guess) -> bool:
         return True
     if guess.unasked and guess.unasked == guess.read:
         return True
-    if guess.shape.gives is Document and any(map(is_message_of_tree, guess.head.objects)):
+    objects = guess.head.objects
+    if guess.shape.gives is Document and any(map(is_message_of_tree, objects)):
+        return True
+    if len(objects) == 1 and is_keyed_records(objects[0]):
         return True
     is_two_texts = guess.shape.name == "preference" and not guess.missing
     if is_two_texts and "prompt" not in guess.fields and _has_other_question(guess):
