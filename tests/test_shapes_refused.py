@@ -10,6 +10,8 @@ from copy import deepcopy
 from itertools import product
 from typing import Any
 
+import pytest
+
 from mdsmix.kinds.membership import fingerprints
 from mdsmix.record import Conversation, RichConversation
 from mdsmix.shapes import SHAPES
@@ -373,12 +375,26 @@ def test_what_other_shapes_read_at_once_is_as_read_one_by_one() -> None:
         assert ("system", "assistant") in orders
 
 
-def test_marked_messages_read_at_once_are_as_read_one_by_one() -> None:
+def make_record(shape: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a record of the shape `openai` or `sharegpt` with these messages."""
+    if shape == "openai":
+        return {"messages": messages}
+    words = {"user": "human", "assistant": "gpt"}
+    items = []
+    for message in messages:
+        role = message["role"]
+        others = {key: message[key] for key in message if key not in ("role", "content")}
+        items.append({"from": words.get(role, role), "value": message["content"], **others})
+    return {"conversations": items}
+
+
+@pytest.mark.parametrize("name", ["openai", "sharegpt"])
+def test_marked_messages_read_at_once_are_as_read_one_by_one(name: str) -> None:
     """Every order of up to four roles, with marks of all sorts drawn at random: valid ones, other
     values, and two that may differ. A batch with one bad record is left to the reading one by one.
     """
     rng = random.Random(0)
-    shape = SHAPES["openai"]
+    shape = SHAPES[name]
     fields = shape.own_fields
     marks = (None, True, False, 1, 0, 1.0, 0.0)
     odd_keys = (
@@ -394,11 +410,12 @@ def test_marked_messages_read_at_once_are_as_read_one_by_one() -> None:
                 marked = [message | {"weight": rng.choice(marks)} for message in messages]
                 odd = rng.choice(odd_keys)
                 edge = rng.randrange(count)
-                for record in (
-                    {"messages": marked},
-                    {"messages": [*marked[:edge], marked[edge] | odd, *marked[edge + 1 :]]},
-                    {"messages": [*marked[:edge], messages[edge], *marked[edge + 1 :]]},
+                for marked_messages in (
+                    marked,
+                    [*marked[:edge], marked[edge] | odd, *marked[edge + 1 :]],
+                    [*marked[:edge], messages[edge], *marked[edge + 1 :]],
                 ):
+                    record = make_record(name, marked_messages)
                     before = deepcopy(record)
                     one_by_one = shape.read(record, fields)
                     together = shape.read_plain([record], fields)
@@ -417,7 +434,7 @@ def test_marked_messages_read_at_once_are_as_read_one_by_one() -> None:
     assert together is not None
     assert [*together] == one_by_one
     assert [*fingerprints(together)] == [*fingerprints(one_by_one)]
-    bad = {"messages": [message | {"weight": 2} for message in exchange()]}
+    bad = make_record(name, [message | {"weight": 2} for message in exchange()])
     assert shape.read(bad, fields) == "bad_mark"
     assert shape.read_plain([*good, bad], fields) is None
 

@@ -5,7 +5,8 @@ used for training, such as `"weight": 0`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice, pairwise, repeat
 from typing import Any, NamedTuple
@@ -289,23 +290,58 @@ def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) ->
     return Marks(trained, losses if any(losses) else None)
 
 
-def read_all_marks(
-    lists: Sequence[list[Message]], keys: Sequence[str]
+def find_mark_keys(
+    items: Sequence[list[dict[str, Any]]], message_keys: Set[str]
+) -> set[str] | None:
+    """Return the keys of marks, such as `weight`, that messages have. Return None if a message has
+    another key that is not one of `message_keys`.
+
+    Args:
+        items: for each conversation its messages, as the record has them.
+        message_keys: the keys of a message's role and content.
+    """
+    keys = set[str]().union(*chain.from_iterable(items)) - message_keys
+    return keys if keys.issubset(TRAIN_KEYS) else None
+
+
+def read_marked_conversations(
+    lists: Sequence[list[Message]], items: Sequence[list[dict[str, Any]]], keys: Set[str]
+) -> PlainConversations | None:
+    """Return conversations whose messages have a role, a text and marks such as `weight`, read at
+    once, by the rules of `make_conversation`. Return None if one of them breaks a rule; they are
+    then read one by one.
+
+    A conversion of 34 MB takes 0.76 s of CPU time instead of 1.3.
+
+    Raises LookupError or TypeError if a message is not a dict with a role and a content.
+
+    Args:
+        lists: for each conversation its messages, with only a role and a content.
+        items: for each conversation its messages, as the record has them.
+        keys: the keys of the marks (`find_mark_keys`).
+    """
+    plain = read_plain_conversations(lists, only_foundry_rules=False)
+    if plain is None or not keys:
+        return plain
+    trained = _read_all_marks(items, plain.roles, sorted(keys))
+    return None if trained is None else replace(plain, trained=trained)
+
+
+def _read_all_marks(
+    lists: Sequence[list[dict[str, Any]]], roles: Sequence[Sequence[str]], keys: Sequence[str]
 ) -> list[list[bool] | None] | None:
     """Return for each conversation which of its messages may be used for training, as
     `Conversation.trained`. Return None if `read_marks` would refuse a message.
 
-    Raises LookupError or TypeError if a message is not a dict with a role.
-
     Args:
-        lists: for each conversation its messages. They have no `train_detail`.
+        lists: for each conversation its messages, with their marks. They have no `train_detail`.
+        roles: for each conversation the roles of its messages.
         keys: the keys of `TRAIN_KEYS` that messages have.
     """
     messages = [*chain.from_iterable(lists)]
     columns = [[message.get(key) for message in messages] for key in keys]
-    roles = [message["role"] for message in messages]
     # Messages have few combinations of a role and marks: read each combination once.
-    marked_roles = [*zip(roles, *columns, strict=True)]
+    marked_roles = [*zip(chain.from_iterable(roles), *columns, strict=True)]
     is_trained = dict[tuple[Any, ...], bool]()
     for marked_role in {*marked_roles}:
         role, *values = marked_role

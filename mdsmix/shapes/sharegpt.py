@@ -25,7 +25,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from mdsmix.record import Conversation, Message, PlainConversations, RecordRefused
@@ -36,12 +35,13 @@ from mdsmix.shapes.conversation_rules import (
     FLAGS,
     MARK,
     TRIES,
+    find_mark_keys,
     make_conversation,
     make_exchange,
     make_system_messages,
     parse_calls,
+    read_marked_conversations,
     read_messages,
-    read_plain_conversations,
 )
 from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.image_parts import MARK as IMAGE_MARK
@@ -108,22 +108,21 @@ def parse_sharegpt(raw: RawRecord) -> Conversation:
 def _parse_all_sharegpt(records: Sequence[Any], fields: Fields) -> PlainConversations | None:
     """Return all records as conversations. Return None if a record has a system prompt, tools or
     extras in a field of its own, or a message that is more than a text of a person, the model or
-    the system. The records are then read one by one.
+    the system with marks such as `weight`. The records are then read one by one.
 
     A conversion of 12 MB of plain messages takes 0.37 s of CPU time instead of 0.48.
     """
     if not SHAREGPT.has_only_required(records, fields):
         return None
     lists = [record[fields["conversations"]] for record in records]
-    if {*map(len, chain.from_iterable(lists))} != {2}:
+    keys = find_mark_keys(lists, {"from", "value"})
+    if keys is None:
         return None
-    return read_plain_conversations(
-        [
-            [{"role": _PLAIN_WORDS[item["from"]], "content": item["value"]} for item in items]
-            for items in lists
-        ],
-        only_foundry_rules=False,
-    )
+    messages = [
+        [{"role": _PLAIN_WORDS[item["from"]], "content": item["value"]} for item in items]
+        for items in lists
+    ]
+    return read_marked_conversations(messages, lists, keys)
 
 
 def parse_sharegpt_items(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
