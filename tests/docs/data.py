@@ -109,12 +109,6 @@ def table_and_chats() -> None:
     Path("copied.parquet").write_bytes(Path("web.parquet").read_bytes()[:-100])
 
 
-def slimpajama() -> None:
-    """Small files that are named as the sources of FlagEmbedding's mixture."""
-    names = ("commoncrawl", "c4", "github", "book", "arxiv", "stackexchange", "notebook")
-    _write_documents(*(f"slimpajama/{name}.jsonl" for name in names))
-
-
 def texts() -> None:
     _write_documents("data/a.jsonl", "data/b.jsonl")
 
