@@ -5,8 +5,8 @@ refuses them; a function of Python would take any value.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 from mdsmix.errors import RecipeError
 
@@ -22,6 +22,35 @@ elements.
 PATHS = ("stream", "out", "into", "run")
 "Arguments that are a path or a URL."
 EVALS = ("look", "keep", "drop")
+MAY_BE_NONE = {*LEAST, "tokens_per_second"}
+
+
+class _Rule(NamedTuple):
+    """What the values of one argument may be."""
+
+    is_kept: Callable[[Any], bool]
+    "Whether a value may be."
+    allowed: str
+    "The values that may be, for the message."
+
+
+def _are_positions(value: Any) -> bool:
+    """Check whether a value is a list of whole numbers from 0."""
+    return _is_list_of(int, value) and min(value, default=0) >= 0
+
+
+RULES = {
+    "to": _Rule(lambda value: isinstance(value, str), 'the name of a format, such as "parquet"'),
+    "engine": _Rule(lambda value: isinstance(value, str), '"local", "ray" or "ray://HOST:PORT"'),
+    "numbers": _Rule(_are_positions, "a list of whole numbers from 0"),
+    "evals": _Rule(lambda value: value in EVALS, f"one of {', '.join(EVALS)}"),
+    "progress": _Rule(
+        lambda value: isinstance(value, bool) or callable(value),
+        "True, False, or a function that takes a Progress",
+    ),
+    "tokens_per_second": _Rule(lambda value: value > 0, "above 0"),
+}
+"Name of an argument -> its rule, if no other argument has the same one."
 
 
 def refuse_wrong_arguments(
@@ -34,29 +63,25 @@ def refuse_wrong_arguments(
         required: the paths among them that may not be None.
     """
     for name, value in arguments.items():
-        least = LEAST.get(name)
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if least is not None and value is not None and not (is_whole and value >= least):
-            raise _refusal(name, value, f"a whole number from {least}")
-        if name in TEXTS and not _is_list_of(str, value):
-            raise _refusal(name, value, f'a list of strings, such as {name}=["..."]')
-        if name == "to" and not isinstance(value, str):
-            raise _refusal(name, value, 'the name of a format, such as "parquet"')
-        if name == "engine" and not isinstance(value, str):
-            raise _refusal(name, value, '"local", "ray" or "ray://HOST:PORT"')
-        is_path = isinstance(value, (str, os.PathLike)) or (value is None and name not in required)
-        if name in PATHS and not is_path:
-            raise _refusal(name, value, "a path or URL")
-        if name == "numbers" and not (_is_list_of(int, value) and min(value, default=0) >= 0):
-            raise _refusal(name, value, "a list of whole numbers from 0")
-        if name == "evals" and value not in EVALS:
-            raise _refusal(name, value, f"one of {', '.join(EVALS)}")
-        if name == "progress" and not (isinstance(value, bool) or callable(value)):
-            raise _refusal(name, value, "True, False, or a function that takes a Progress")
-        if name == "tokens_per_second" and value is not None and not value > 0:
-            raise _refusal(name, value, "above 0")
         if name in ("mix", "streams"):
             _refuse_no_mix(name, value)
+        elif value is None and (name in MAY_BE_NONE or (name in PATHS and name not in required)):
+            continue
+        elif name in LEAST:
+            least = LEAST[name]
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if not is_whole or value < least:
+                raise _refusal(name, value, f"a whole number from {least}")
+        elif name in TEXTS:
+            if not _is_list_of(str, value):
+                raise _refusal(name, value, f'a list of strings, such as {name}=["..."]')
+        elif name in PATHS:
+            if not isinstance(value, (str, os.PathLike)):
+                raise _refusal(name, value, "a path or URL")
+        elif name in RULES:
+            rule = RULES[name]
+            if not rule.is_kept(value):
+                raise _refusal(name, value, rule.allowed)
 
 
 def _is_list_of(kind: type, value: Any) -> bool:

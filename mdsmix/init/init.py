@@ -112,6 +112,7 @@ def write_first_recipe(
     else:
         drafts = group_files(find_data(files, folder, notices), notices)
     make_names_unique(drafts)
+
     # Leave out streams that need a loader of their own, or whose images need a token that the
     # tokenizer does not have.
     opened = open_tokenizer(TokenizerSpec(name=tokenizer))
@@ -123,7 +124,8 @@ def write_first_recipe(
     ]
     if not drafts:
         raise _nothing_found(notices)
-    # Try the first records under the keys of the recipe.
+
+    # Choose the keys above the streams.
     length = _RowLength(max_seq_len, "as asked") if max_seq_len else _choose_row_length(opened)
     keys: dict[str, Any] = {
         "tokenizer": _name_from(folder, tokenizer),
@@ -141,8 +143,11 @@ def write_first_recipe(
     elif any(draft.guess.with_earlier_calls for draft in drafts):
         keys["target_responses"] = "all"
         why["target_responses"] = CALLS_WHY
+
+    # Try the first records under these keys.
     _fit_short_texts(drafts, length.tokens, opened)
     try_all(keys, drafts, opened, folder)
+
     # Collect the messages and write the text.
     for draft in drafts:
         notices += _describe_trial(draft)

@@ -201,61 +201,70 @@ def _note_trial(draft: Draft, template_error: str) -> None:
         counts += f"; quarantined: {join_counts(tried.quarantined)}"
     size = f"{plural(len(draft.files), 'file')}, {estimate_size(draft.files):,} bytes"
     draft.notes.append(f"{size}; {counts}")
-    if draft.guess.marked:
-        draft.notes.append(
-            f"{plural(draft.guess.marked, 'record')} of these mark which answers are trained: "
+    draft.notes += _describe_training(draft)
+    reason = _find_refusal(draft, template_error)
+    if reason:
+        draft.refused = f"{counts}{reason}"
+
+
+def _describe_training(draft: Draft) -> Iterator[str]:
+    """Yield notes on what the records say about which of their tokens are trained."""
+    guess = draft.guess
+    if guess.marked:
+        yield (
+            f"{plural(guess.marked, 'record')} of these mark which answers are trained: "
             "`target_responses: all` trains every marked answer, `last` only the last marked answer"
         )
-    if draft.guess.with_spans:
-        draft.notes.append(
-            f"{plural(draft.guess.with_spans, 'record')} of these mark the characters of answers "
+    if guess.with_spans:
+        yield (
+            f"{plural(guess.with_spans, 'record')} of these mark the characters of answers "
             "that are trained"
         )
-    if draft.guess.parts:
-        counted = list[str]()
-        untrained = list[str]()
-        is_unprinted = not tried.unread.keys().isdisjoint(UNREAD_REASONING)
-        for name, count in draft.guess.parts.items():
-            if name == "reasoning" and is_unprinted:
-                continue  # it is not trained anyway
-            counted.append(f"{plural(count, 'record')} with {name}")
-            untrained.append(f"{name}: false")
-        if counted:
-            draft.notes.append(
-                f"{' and '.join(counted)} in the answers; to leave these parts untrained: "
-                f"`train_parts: {{{', '.join(untrained)}}}`"
-            )
-    if draft.guess.options.get(WEIGHTS):
-        draft.notes.append(
+    parts = dict(guess.parts)
+    if not draft.tried.unread.keys().isdisjoint(UNREAD_REASONING):
+        parts.pop("reasoning", None)  # the template does not print it, so it is not trained anyway
+    if parts:
+        counts = [f"{plural(count, 'record')} with {name}" for name, count in parts.items()]
+        untrained = [f"{name}: false" for name in parts]
+        yield (
+            f"{' and '.join(counts)} in the answers; to leave these parts untrained: "
+            f"`train_parts: {{{', '.join(untrained)}}}`"
+        )
+    if guess.options.get(WEIGHTS):
+        yield (
             "some records have loss weights, which only mdsmix.load and train_loader.name: mdsmix "
             "read"
         )
+
+
+def _find_refusal(draft: Draft, template_error: str) -> str:
+    """Return why `convert` would refuse the stream, or train what it should not, as the end of a
+    sentence; an empty string if it would do neither.
+    """
+    tried = draft.tried
     if not tried.written and not tried.bad:
-        draft.refused = f"{counts}: no record becomes a sample"
-        return
+        return ": no record becomes a sample"
     if _is_too_many(tried.bad, draft) or not tried.written:
         error = f"; the chat template: {template_error}" if template_error else ""
         fix = OTHER_TEMPLATE if TOOLS_NOT_PRINTED in tried.quarantined else FIX
-        draft.refused = f"{counts}{error}; {LIMIT}: {fix}"
-        return
+        return f"{error}; {LIMIT}: {fix}"
     message_texts = tried.placeholders.get(MESSAGES_AS_TEXT, 0)
     if _is_too_many(message_texts, draft):
-        draft.refused = f"{counts}; {describe_message_texts(message_texts)}"
-        return
+        return f"; {describe_message_texts(message_texts)}"
     for name in UNSUPPORTED_MEDIA:
         records = tried.placeholders.get(name, 0)
         if _is_too_many(records, draft):
-            draft.refused = (
-                f"{counts}; {records:,} of these contain {name}, which would be trained as text: "
+            return (
+                f"; {records:,} of these contain {name}, which would be trained as text: "
                 "audio and video are not supported"
             )
-            return
     choices = find_lost_choices(draft.guess)
     if choices:
-        draft.refused = (
-            f"{counts}; the questions do not contain their choices, which are in the field "
+        return (
+            "; the questions do not contain their choices, which are in the field "
             f"{format_field(choices)}: write these into the questions, {OR_READ}"
         )
+    return ""
 
 
 def set_images(draft: Draft, tokenizer: Tokenizer, folder: Path, notices: Notices) -> bool:
