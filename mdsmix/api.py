@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -102,16 +103,12 @@ def convert(
     1846332
     """
     refuse_wrong_arguments(locals())
-    from mdsmix.conversion.early_opening import open_tokenizer_early
-
     settings = _list_settings(overrides, max_bad, budget)
-    with open_tokenizer_early(recipe, settings, only, limit, finish):
-        # Python can lose a Ctrl-C in an import, and keep the lock of the module for ever.
-        with delay_signals():
-            from mdsmix.conversion import run
-            from mdsmix.conversion.planning import Options
-            from mdsmix.report.conversions import Conversion
-            from mdsmix.report.progress import watching
+    with _begin_conversion(recipe, settings, only, limit, finish):
+        from mdsmix.conversion import run
+        from mdsmix.conversion.planning import Options
+        from mdsmix.report.conversions import Conversion
+        from mdsmix.report.progress import watching
 
         options = Options(
             only=only,
@@ -158,15 +155,12 @@ def convert_part(
     The other arguments and the errors are those of `convert`.
     """
     refuse_wrong_arguments(locals())
-    from mdsmix.conversion.early_opening import open_tokenizer_early
-
     settings = _list_settings(overrides, max_bad, budget)
-    with open_tokenizer_early(recipe, settings, only):
-        with delay_signals():  # as in `convert`
-            from mdsmix.conversion import run
-            from mdsmix.conversion.planning import Options, parse_part
-            from mdsmix.report.conversions import ConvertedPart
-            from mdsmix.report.progress import watching
+    with _begin_conversion(recipe, settings, only):
+        from mdsmix.conversion import run
+        from mdsmix.conversion.planning import Options, parse_part
+        from mdsmix.report.conversions import ConvertedPart
+        from mdsmix.report.progress import watching
 
         options = Options(
             only=only,
@@ -183,6 +177,27 @@ def convert_part(
                 watcher.on_step(remark)
             outcomes = _collect_outcomes(run.convert_part(opened, options, watcher), on_stream)
             return ConvertedPart(str(options.part), outcomes)
+
+
+@contextmanager
+def _begin_conversion(
+    recipe: RecipeInput,
+    settings: Sequence[str],
+    only: Sequence[str],
+    limit: int | None = None,
+    finish: bool = False,
+) -> Iterator[None]:
+    """Import the modules of a conversion, and open the tokenizer meanwhile, for the `with` block
+    that converts. The arguments are those of `open_tokenizer_early`.
+    """
+    from mdsmix.conversion.early_opening import open_tokenizer_early
+
+    with open_tokenizer_early(recipe, settings, only, limit, finish):
+        # Python can lose a Ctrl-C in an import, and keep the lock of the module for ever.
+        with delay_signals():
+            for name in ("conversion.run", "report.conversions", "report.progress"):
+                import_module(f"mdsmix.{name}")
+        yield
 
 
 def _collect_outcomes(
