@@ -49,6 +49,13 @@ def test_after_torch_python_itself_ends_the_process() -> None:
     assert (code, out.split(), err) == (4, ["output", "thread", "handler", "freed"], "")
 
 
+def test_a_profiler_prints_its_result() -> None:
+    words = ["-m", "cProfile", "-m", "mdsmix", "--version"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "function calls" in done.stdout
+
+
 def test_output_that_cannot_be_written_is_reported_by_python() -> None:
     program = f"{END.format(3)}; import sys; sys.exit(3)"
     buffered = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}

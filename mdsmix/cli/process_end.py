@@ -15,13 +15,15 @@ def end_process(code: int) -> None:
     exit handlers are run. As in a worker, a file that a function of the user has left open is not
     flushed.
 
-    Return if output cannot be written, since Python then says so at its own end. Return too if
-    torch is imported: its libraries end more than memory.
+    Return if Python must end the process itself:
+    - if output cannot be written, since Python says so
+    - if torch is imported, since its libraries end more than memory
+    - under a profiler or a debugger, which goes on after the command
 
     Args:
         code: the exit code.
     """
-    if "torch" in sys.modules:
+    if "torch" in sys.modules or _is_observed():
         return
     with suppress(OSError):
         _flush_output()
@@ -29,6 +31,14 @@ def end_process(code: int) -> None:
         atexit._run_exitfuncs()
         _flush_output()  # that of threads and exit handlers
         os._exit(code)
+
+
+def _is_observed() -> bool:
+    """Return whether a profiler or a debugger runs this process's code."""
+    if sys.getprofile() or sys.gettrace():
+        return True
+    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
+    return monitoring is not None and any(map(monitoring.get_tool, range(6)))
 
 
 def _flush_output() -> None:
