@@ -74,6 +74,29 @@ def test_reasoning_in_a_field_of_its_own_is_named(tmp_path: Path, tokenizer_fold
     assert "are not trained" not in run_init(tmp_path, tokenizer_folder, switch).err
 
 
+def test_possible_marks_of_bad_answers_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """The condition that `init` proposes leaves out the answers with false, 0 or -1."""
+    cases = (
+        ("resolved", [True, False, True], "where: resolved", "is false in 1 of the first 3"),
+        ("label", [1, -1, -1], "where: label == 1", "is not 1 in 2 of the first 3"),
+        ("correct", [0, 0, 1], "where: correct == 1", "is not 1 in 2 of the first 3"),
+        ("resolved", [True, True, True], "", ""),
+        ("synthetic", [False, False, True], "", ""),
+        ("label", [4, 1, 0], "", ""),
+    )
+    for name, values, condition, words in cases:
+        records = [{"prompt": "a", "response": "b", name: value} for value in values]
+        source = write_jsonl(tmp_path / "a.jsonl", records)
+        answer = run_ok("init", source, "--tokenizer", tokenizer_folder)
+        assert ("if it marks bad answers" in answer.err) == bool(condition)
+        assert words in answer.err
+        assert f"`{condition}`" in answer.err or not condition
+        if condition:
+            where = parse_where(condition.removeprefix("where: "))
+            kept = [record[name] for record in records if where.refusal(record) is None]
+            assert kept == [value for value in values if value == 1]
+
+
 def test_questions_without_their_choices_are_left_out(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

@@ -17,6 +17,13 @@ BAD_ANSWER_MARKS = frozenset({"label", "labels", "chosen", "is_good", "desirable
 """Names of fields that may mark bad answers by false. LLaMA-Factory's records for KTO have the last
 one.
 """
+POSSIBLE_MARKS = frozenset(
+    (
+        *("correct", "is_correct", "verified", "is_verified", "resolved", "passed", "success"),
+        *("successful", "valid", "is_valid", "accepted", "safe", "is_safe", *BAD_ANSWER_MARKS),
+    )
+)
+"Names of fields that may mark bad answers by false, 0 or -1, but may say something else as well."
 CHOICES = ("choices", "options", "answer_choices", "answerchoices", "answer_options")
 "Names of the field with the choices of a question that has several."
 REASONING = (
@@ -68,7 +75,8 @@ def _find_masked_role(guess: Guess) -> str | None:
 
 def describe_doubts(guess: Guess) -> Iterator[str]:
     """Yield a sentence on each key of the shape that could also be read from another field, on a
-    field with reasoning, and on records whose answers NeMo does not train.
+    field with reasoning, on fields that may mark bad answers, and on records whose answers NeMo
+    does not train.
     """
     for key, name in guess.fields.items():
         rivals = [
@@ -83,6 +91,7 @@ def describe_doubts(guess: Guess) -> Iterator[str]:
                 f"{format_field(rival)} ({lengths[1]}): if that is wrong, write `{key}: {rival}`"
             )
     yield from _describe_reasoning(guess)
+    yield from _describe_possible_marks(guess)
     role = _find_masked_role(guess)
     if role:
         yield (
@@ -106,6 +115,27 @@ def _describe_reasoning(guess: Guess) -> Iterator[str]:
                 f'before the answer, write `{keys[0]}: "<think>\\n{{{name}}}\\n</think>\\n\\n'
                 f'{{{answer}}}"`, or as the model writes its reasoning'
             )
+
+
+def _describe_possible_marks(guess: Guess) -> Iterator[str]:
+    """Yield a sentence on each field that may mark bad answers, such as `resolved` of SWE's
+    trajectories. Only `find_bad_answer_mark` is sure of its field.
+    """
+    if guess.kind.word != "finetuning":
+        return
+    for name in sorted(guess.unread & POSSIBLE_MARKS - {find_bad_answer_mark(guess)}):
+        values = [record.get(name) for record in guess.head.objects]
+        bad = sum(value in (False, -1) for value in values)
+        are_whole = all(type(value) in (bool, int) and value in (-1, 0, 1) for value in values)
+        if not bad or not are_whole:
+            continue
+        are_flags = all(type(value) is bool for value in values)
+        condition = name if are_flags else f"{name} == 1"
+        yield (
+            f"the field {name} is {'false' if are_flags else 'not 1'} in {bad:,} of the first "
+            f"{plural(len(values), 'record')}: if it marks bad answers, write `where: {condition}` "
+            "under source, which leaves them out"
+        )
 
 
 def _has_alike_values(guess: Guess, name: str, other: str) -> bool:
