@@ -7,6 +7,7 @@ borders of words, and marks in runs that merge first or last.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -22,7 +23,8 @@ from tokenizers import Tokenizer as Model
 from mdsmix.encode import backend_files, backends, fast_model, word_form
 from mdsmix.encode.backends import Fastokens, Reference, make_hard_strings, open_backend
 from mdsmix.encode.fast_model import OpeningWhileDescribed, forget_openings, wait_for_openings
-from mdsmix.encode.word_form import MARK, CharacterParts, make_word_form
+from mdsmix.encode.scan_form import MARK
+from mdsmix.encode.word_form import CharacterParts, make_word_form
 from mdsmix.ragged import Ragged
 from mdsmix.tokenizer.card import Tokenizer
 from tests.styles import to_lists, write_letter_tokenizer
@@ -72,12 +74,44 @@ PIECES = [
         ");",
     ),
     *("नमस्ते", "\u200d", "\u200b", "Grüße", "été", "don’t", ";\r", "//", "  #"),
+    *("'", "'s", "n't", "'S'", " '", "\u0378", "\u0380a", "\U00010600", "\U00010700é", "x" * 20),
+    *(
+        " " * 31,
+        " " * 32,
+        " " * 33,
+        " " * 63,
+        " " * 94,
+        " " * 127,
+        " " * 130,
+        "\t\t",
+        "\t ",
+        " \n ",
+    ),
+    *("२०", "১ম", "\u200c.", "ت\u200c", "©\ufe0f", "❤\ufe0f", "³.", ")²", "།་", "1.", "\u2028"),
 ]
 TEXTS = st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), max_size=6)
 SCHEMES = ["always", "first", "never"]
-SETTINGS = ["words", "prefixed", "joined", "marks_last", "added", "normalized", *SCHEMES]
+SCANNED = ["scanned_first", "scanned_last"]
+"Settings whose texts fastokens cuts without a regular expression (scan_form.py)."
+SETTINGS = ["words", "prefixed", "joined", "marks_last", "added", "normalized", *SCHEMES, *SCANNED]
 JOINED = ["< /", f"{MARK} </", f"> {MARK}</", "; \r", ") ;\r", ". …", ".… “", "é “", "“ d", "² ,"]
 "Merges over the borders of words, as Llama 2 and Gemma 3 have some."
+JOINED_KINDS = [
+    *(
+        "< /",
+        f"{MARK} </",
+        f"> {MARK}</",
+        "; \r",
+        ") ;\r",
+        "² .",
+        ") ²",
+        "२ ०",
+        "न \u200d",
+        "\u200d न",
+    ),
+    *("\u200d .", "© \ufe0f"),
+]
+"Merges of different kinds of characters, as Gemma 3 has some."
 
 
 def write_tokenizer(path: Path, setting: str) -> None:
@@ -86,8 +120,9 @@ def write_tokenizer(path: Path, setting: str) -> None:
     Args:
         setting: one of SETTINGS.
     """
+    is_scanned = setting in SCANNED
     steps: list[Any] = [normalizers.Replace(" ", MARK)]
-    if setting in ("prefixed", "normalized"):
+    if setting in ("prefixed", "normalized", "scanned_last"):
         steps.insert(0, normalizers.Prepend(MARK))
     # Train on words and punctuation.
     model = Model(models.BPE())
@@ -98,7 +133,8 @@ def write_tokenizer(path: Path, setting: str) -> None:
     trainer = trainers.BpeTrainer(
         vocab_size=700, special_tokens=[*SPECIAL, *BYTES], limit_alphabet=150, show_progress=False
     )
-    model.train_from_iterator(LINES, trainer)
+    lines = [re.sub(r"\d", "", line) for line in LINES] if is_scanned else LINES
+    model.train_from_iterator(lines, trainer)
     tree = json.loads(model.to_str())
     trained = tree["model"]
     # The trainer counts bytes as special tokens. In SentencePiece they are ordinary ones.
@@ -113,23 +149,30 @@ def write_tokenizer(path: Path, setting: str) -> None:
         for first in range(1, length)
     ]
     merges = [merge for merge in trained["merges"] if "".join(merge).strip(MARK)]
-    trained["merges"] = [*merges, *runs] if setting == "marks_last" else [*runs, *merges]
+    if is_scanned:
+        runs.reverse()  # long runs first, as in Gemma 3: of nine spaces, one is left over
+    are_last = setting in ("marks_last", "scanned_last")
+    trained["merges"] = [*merges, *runs] if are_last else [*runs, *merges]
     trained |= {"byte_fallback": True, "unk_token": "<unk>", "fuse_unk": True}
     tree["pre_tokenizer"] = None
-    if setting == "joined":
+    if setting in ("joined", "scanned_first"):
         tree["pre_tokenizer"] = SPLIT_AT_SPACES  # as in Gemma 3
-        joined = [merge.split(" ") for merge in JOINED]
-        trained["merges"] = [*joined, *trained["merges"]]
-        for token in [*"<>/;).,\r…“²éd", *map("".join, joined)]:
+        joined = [merge.split(" ") for merge in (JOINED_KINDS if is_scanned else JOINED)]
+        trained["merges"] = (
+            [*trained["merges"], *joined] if is_scanned else [*joined, *trained["merges"]]
+        )
+        for token in [*"<>/;).,\r…“²éd२०न\u200d©\ufe0f", *map("".join, joined)]:
             vocabulary.setdefault(token, len(vocabulary))
     if setting in SCHEMES:  # as in newer exports of Llama and Mistral
         tree["normalizer"] = None
         tree["pre_tokenizer"] = make_metaspace(setting)
     path.write_text(json.dumps(tree))
-    if setting in ("added", "normalized", *SCHEMES):
+    if setting in ("added", "normalized", *SCHEMES, *SCANNED):
         model = Model.from_file(str(path))
         is_normalized = setting == "normalized"
-        tokens = ("<td>", "</td>", "\n", "\n\n", 2 * MARK, "[b]", "the x", "<s")
+        tokens = ["<td>", "</td>", "\n", "\n\n", 2 * MARK, "[b]", "<s"]
+        if setting != "scanned_first":
+            tokens.append("the x")
         model.add_tokens([AddedToken(token, normalized=is_normalized) for token in tokens])
         model.save(str(path))
 
@@ -190,7 +233,10 @@ def test_a_word_form_gives_the_references_ids(
 ) -> None:  # fmt: skip
     fast, reference = open_both(setting)
     assert fast._parts is not None, "the word form is in use"
+    assert (fast._scan_form is not None) == (setting in SCANNED)
     hard = [*make_hard_strings(open_setting(setting)), *LINES, "“a" * 30_000, "> <" * 30_000]
+    hard += [" " * length + "the" for length in range(140)]
+    hard += [f"a{merge.replace(' ', '').replace(MARK, ' ')}a" for merge in (*JOINED, *JOINED_KINDS)]
 
     @given(TEXTS)
     @settings(max_examples=120, deadline=None)
@@ -221,8 +267,6 @@ def test_parts_of_characters_become_their_bytes(
 
 def is_cut(cuts: str, text: str) -> list[str]:
     """Return the words of a text."""
-    import re
-
     # Python has possessive repeats from 3.11, and writes characters otherwise.
     pattern = re.sub(r"\\x\{(\w+)\}", lambda m: re.escape(chr(int(m[1], 16))), cuts)
     return [match[0] for match in re.finditer(pattern.replace(")*+", ")*"), text)]

@@ -3,7 +3,7 @@ it, and finds special tokens inside texts.
 
 The reference is Hugging Face `tokenizers` with the snapshot's tokenizer.json: about 3 MB/s a core.
 `fastokens` gives the same ids at 170-260 MB/s a core and without a Python object per token for
-byte-level BPE tokenizers, and at 25-45 MB/s for SentencePiece BPE tokenizers, which it gets in
+byte-level BPE tokenizers, and at 25-90 MB/s for SentencePiece BPE tokenizers, which it gets in
 another form (`word_form`). fastokens is young, so `auto` compares its ids with the
 reference's: first on a fixed set of hard strings, then on the first 16 texts of a stream in each
 process, then on 8 more whenever the number of texts has doubled. One difference, or an error of
@@ -45,9 +45,10 @@ from mdsmix.encode.backend_files import (
     name_fastokens,
 )
 from mdsmix.encode.fast_model import open_model, take_word_form
+from mdsmix.encode.scan_form import ScanForm
 from mdsmix.encode.separator import TextJoiner, find_separators
 from mdsmix.encode.token_spelling import TokenSpans, TokenSpelling
-from mdsmix.encode.word_form import CharacterParts, FirstSpace
+from mdsmix.encode.word_form import CharacterParts, FirstSpace, read_scan_form
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.freed_memory import release_freed_memory
 from mdsmix.messages import flatten_error
@@ -206,9 +207,14 @@ class Fastokens(Backend):
         "The additional ids of a word form; None if the tokenizer is used as it is."
         self._first_space: FirstSpace | None = None
         "What prepends a space to texts; None if the tokenizer does that itself, or not at all."
+        self._scan_form: ScanForm | None = None
+        "What changes texts and ids of a word form that needs it (scan_form.py)."
+        self._tokenizer = tokenizer
         words = self._open_word_form(tokenizer) if tries_word_form else None
         if words:
-            self._parts = CharacterParts.read(words)
+            self._scan_form = read_scan_form(str(locate_word_form(tokenizer)))
+            aliases = self._scan_form.aliases if self._scan_form else []
+            self._parts = CharacterParts.read(words, aliases)
             self._first_space = FirstSpace.read(words)
         self._model = words or self._open_model(find_joined(tokenizer.path))
         self._joiner = TextJoiner(find_separators(self._model))
@@ -227,6 +233,11 @@ class Fastokens(Backend):
 
     def encode(self, texts: Sequence[str], match_special: bool) -> Ragged:
         texts = list(texts)
+        if self._scan_form:
+            return self._encode_scanned(texts, match_special, self._scan_form)
+        return self._encode(texts, match_special)
+
+    def _encode(self, texts: list[str], match_special: bool) -> Ragged:
         if self._first_space:
             texts = self._first_space.prepend(texts, match_special)
         rows: Ragged | None = None
@@ -242,6 +253,22 @@ class Fastokens(Backend):
             texts, add_special_tokens=False, split_special_tokens=not match_special
         )
         return Ragged(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64))
+
+    def _encode_scanned(self, texts: list[str], match_special: bool, form: ScanForm) -> Ragged:
+        changed, left_out = form.change(texts)
+        rows = form.join_runs(self._encode(changed, match_special))
+        if not left_out:
+            return rows
+        # Append the ids of the reference after all rows, and take these in place of their rows.
+        others = self.reference.encode([texts[number] for number in left_out], match_special)
+        order = np.arange(len(texts))
+        order[left_out] = len(texts) + np.arange(len(left_out))
+        return Ragged.concat([rows, others]).take(order)
+
+    @cached_property
+    def reference(self) -> Backend:
+        """The reference, for texts that are left to it. `open_backend` sets its own."""
+        return Reference(self._tokenizer)
 
     def _open_word_form(self, tokenizer: Tokenizer) -> Any:
         """Return fastokens' model of the tokenizer's word form, or None if it has none."""
@@ -460,7 +487,8 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
         _open_reference,
     )
     fast, reference = map_threads(lambda opener: opener(tokenizer), openers)
-    if isinstance(fast, Backend):
+    if isinstance(fast, Fastokens):
+        fast.reference = reference
         return CheckedBackend(tokenizer, fast, reference, name)
     if name == "auto":
         return reference

@@ -18,7 +18,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from mdsmix.encode.word_form import BYTE_NUMBERS, MARK
+from mdsmix.encode.scan_form import MARK
+from mdsmix.encode.word_form import BYTE_NUMBERS
 from mdsmix.ragged import Ragged
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")

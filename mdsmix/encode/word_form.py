@@ -4,8 +4,8 @@ that fastokens encodes it word by word and keeps the words in its cache. The ids
 Such a tokenizer replaces each space by the mark `▁` (U+2581) and merges the characters of the whole
 text. fastokens caches 330,000 pieces of such texts, fewer than wide text has. Of byte-level
 tokenizers it caches two million words, and it merges new ones faster. So the tokenizer is written
-in the form of a byte-level one: 100 MB of wide text take 0.63 to 0.71 of the CPU time for Llama 2,
-and 0.57 to 0.68 for Gemma 3.
+in the form of a byte-level one: 95 MB of wide text take 0.42 of the CPU time for Llama 2, and 0.55
+for Gemma 3.
 
 Why the ids are the same:
 
@@ -23,7 +23,8 @@ Why the ids are the same:
   of a text, then no normalizer can, since fastokens gives it pieces: `FirstSpace` prepends the
   space to the texts that do not begin with an added token.
 - **Cuts.** A text is cut between two characters only if they are neighbours in no token that a
-  merge makes. So no merge is lost, and the words of a text can be merged one by one.
+  merge makes. So no merge is lost, and the words of a text can be merged one by one. The cuts are
+  found with a regular expression (`make_cuts`), or by fastokens' scanner (`scan_form`).
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from mdsmix.encode.scan_form import APOSTROPHE, MARK, PATTERN, ScanForm, ScanRules, find_scan_rules
 from mdsmix.ragged import Ragged
 
-MARK = "\u2581"
-"What SentencePiece writes for a space."
 PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 "The bytes that byte-level tokenizers write as the character of the same number."
 PUNCTUATION = frozenset(string.punctuation)
@@ -60,6 +61,8 @@ METASPACE: dict[str, Any] = {"type": "Metaspace", "replacement": MARK, "split": 
 REPLACE_MARKS: dict[str, Any] = {"type": "Replace", "pattern": {"String": MARK}, "content": " "}
 PREPEND_SPACE: dict[str, Any] = {"type": "Prepend", "prepend": " "}
 REMOVE_SECOND_SPACE = {"type": "Replace", "pattern": {"Regex": r"\A  "}, "content": " "}
+RULES = "mdsmix"
+"The key of a word form's tokenizer.json with its ScanRules, or null."
 FIRST_SPACE = "\0first"
 "A word form that has this token needs the space of `FirstSpace`. No text is encoded to it."
 
@@ -90,12 +93,17 @@ class CharacterParts(NamedTuple):
     byte_ids: NDArray[np.uint32]
     "uint32 [parts, 3]: the ids of the bytes of each part. The third of a part of two is unused."
     sizes: NDArray[np.int64]
-    "int64 [parts]: how many bytes each part has: 2 or 3."
+    "int64 [parts]: how many bytes each part has: 2 or 3; 1 for an alias of a token."
 
     @staticmethod
-    def read(model: Any) -> CharacterParts:
+    def read(model: Any, aliases: Sequence[int] = ()) -> CharacterParts:
         """Return the parts of characters in a word form that fastokens has opened. They are its
         last tokens.
+
+        Args:
+            model: the opened word form.
+            aliases: the ids of the tokens that exist twice (`ScanRules.aliases`). The ids of their
+                aliases are the last before the parts, and count as parts of one byte.
         """
         # Go back from the last id to the last token that is no part. Ids without a token are
         # skipped.
@@ -113,10 +121,13 @@ class CharacterParts(NamedTuple):
         # Look up the ids of the bytes of each part.
         of_byte = [model.token_to_id(character) for character in BYTE_CHARACTERS]
         padded = b"".join(part.ljust(3, b"\0") for part in parts)
+        byte_ids = np.array(of_byte, np.uint32)[[*padded]].reshape(-1, 3)
+        of_aliases = np.repeat(np.array(aliases, np.uint32), 3).reshape(-1, 3)
+        sizes = [1] * len(aliases) + [len(part) for part in parts]
         return CharacterParts(
-            first=number,
-            byte_ids=np.array(of_byte, np.uint32)[[*padded]].reshape(-1, 3),
-            sizes=np.array([len(part) for part in parts], np.int64),
+            first=number - len(aliases),
+            byte_ids=np.concatenate([of_aliases, byte_ids]),
+            sizes=np.array(sizes, np.int64),
         )
 
     def expand(self, rows: Ragged) -> Ragged:
@@ -193,23 +204,52 @@ def make_word_form(content: bytes) -> bytes | None:
     if merges is None:
         return None
     byte_ids = _find_byte_ids(vocabulary, merges)
-    cuts = make_cuts(_find_joins(merges))
+    joins = _find_joins(merges)
+    cuts = make_cuts(joins)
     if byte_ids is None or cuts is None:
         return None
+    ids = {chr(code): byte_ids[code] for code in range(128)} | vocabulary
+    is_prepended = (
+        normalizer["normalizers"] != [REPLACE_MARKS] or _find_prepend_scheme(tree) == "first"
+    )
+    rules = find_scan_rules(
+        merges.split("\0"),
+        joins,
+        ids,
+        tree["added_tokens"],
+        is_prepended=is_prepended,
+    )
 
     # Write the names of all tokens as a byte-level tokenizer has them.
-    renamed = _to_byte_level("\0".join(vocabulary))
-    names = dict(zip(renamed, vocabulary.values(), strict=True))
+    all_names = "\0".join(vocabulary)
+    if rules:
+        all_names = rules.rename(all_names)
+        merges = rules.rename("\0".join(rules.add_aliases(merges.split("\0"))))
+    names = dict(zip(_to_byte_level(all_names), vocabulary.values(), strict=True))
+    stand_ins = rules.stand_ins if rules else {}
+    first_part = 1 + max(chain(vocabulary.values(), (t["id"] for t in tree["added_tokens"])))
     for byte, number in enumerate(byte_ids):
         names.pop(f"<0x{byte:02X}>")
+        character = chr(byte)
+        if byte < 128 and character != " " and character in stand_ins:
+            # No text has it any more, but each byte needs an id.
+            names[_write_bytes(stand_ins[character].encode())] = number
+            number = first_part
+            first_part += 1
         names[BYTE_CHARACTERS[byte]] = number
 
     # Merge bytes to characters, before all else. The parts that this makes on the way get new ids.
-    character_merges = _make_character_merges(vocabulary)
-    first_part = 1 + max(chain(vocabulary.values(), (t["id"] for t in tree["added_tokens"])))
+    characters = [stand_ins.get(token, token) for token in vocabulary]
+    character_merges = _make_character_merges([*characters, *stand_ins.values()])
     if _find_prepend_scheme(tree) == "first":
         names[FIRST_SPACE] = first_part
         first_part += 1
+    # Aliases of tokens come before the parts of characters.
+    if rules:
+        aliases = "\0".join(rules.write_aliases())
+        for name in _to_byte_level(rules.rename(aliases)) if aliases else ():
+            names[name] = first_part
+            first_part += 1
     parts = [part for part in dict.fromkeys(map(b"".join, character_merges)) if _is_part(part)]
     names |= {_write_bytes(part): first_part + count for count, part in enumerate(parts)}
     # fastokens reads merges as strings in less memory than merges as lists (see `bpe_json`).
@@ -222,8 +262,28 @@ def make_word_form(content: bytes) -> bytes | None:
     unnamed = set(range(first_part)) - set(names.values())
     names |= {f"\0{number}": number for number in sorted(unnamed)}
     model |= {"vocab": names, "byte_fallback": False}
+    if rules:
+        # A text with a mark is left to the reference.
+        steps = [step for step in normalizer["normalizers"] if step != REPLACE_MARKS]
+        steps.append(
+            {"type": "Replace", "pattern": {"String": APOSTROPHE}, "content": stand_ins[APOSTROPHE]}
+        )
+        normalizer = {"type": "Sequence", "normalizers": steps}
+        cuts = PATTERN
     tree |= {"normalizer": normalizer, "pre_tokenizer": _make_pre_tokenizer(cuts)}
-    return orjson.dumps(tree)
+    # The rules are in the first line, so that they can be read without the rest.
+    first_line = orjson.dumps({RULES: rules._asdict() if rules else None})
+    return first_line.removesuffix(b"}") + b",\n" + orjson.dumps(tree).removeprefix(b"{")
+
+
+def read_scan_form(path: str) -> ScanForm | None:
+    """Return what a word form's file needs done to texts and ids; None if its texts are cut by a
+    regular expression.
+    """
+    with Path(path).open("rb") as file:
+        first_line = file.readline()
+    rules = orjson.loads(first_line.removesuffix(b",\n") + b"}")[RULES]
+    return ScanForm(ScanRules(**rules)) if rules else None
 
 
 def _join_all(merges: Sequence[str | Sequence[str]]) -> str | None:
@@ -315,7 +375,7 @@ def _make_normalizer(tree: Mapping[str, Any]) -> dict[str, Any] | None:
         prepends_once = [PREPEND_SPACE, REPLACE_MARKS, REMOVE_SECOND_SPACE]
         return None if normalizer else {"type": "Sequence", "normalizers": prepends_once}
     if scheme in ("first", "never"):
-        return None if normalizer else REPLACE_MARKS
+        return None if normalizer else {"type": "Sequence", "normalizers": [REPLACE_MARKS]}
     steps: list[Any] = [normalizer]
     if isinstance(normalizer, dict) and normalizer.get("type") == "Sequence":
         steps = normalizer["normalizers"]
@@ -394,7 +454,7 @@ def _find_byte_ids(vocabulary: Mapping[str, int], merges: str) -> list[int] | No
     return ids
 
 
-def _make_character_merges(vocabulary: Mapping[str, int]) -> list[tuple[bytes, bytes]]:
+def _make_character_merges(vocabulary: Iterable[str]) -> list[tuple[bytes, bytes]]:
     """Return merges that make each character of the vocabulary out of its bytes: of three bytes
     a, b, c the merges (a, b) and (ab, c). The mark needs none, since it has become a space.
     """

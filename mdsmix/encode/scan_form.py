@@ -1,0 +1,458 @@
+"""Rules for a word form (word_form.py) whose texts fastokens cuts without a regular expression.
+
+fastokens has scanners for a few well-known patterns, and finds words with them at four times the
+rate of a regular expression. Qwen 3.5's pattern (PATTERN) nearly fits SentencePiece's words. A text
+may be cut between two characters that no merge joins. So this module looks at all pairs of
+characters that merges join (`joins`), and finds what keeps PATTERN from cutting any of them:
+
+- **Kinds.** PATTERN never cuts a run of letters and marks, nor a run of punctuation and symbols
+  with the ends of lines after it, nor between one space and such a run. A character that is joined
+  with another kind, such as `²` in `².`, is replaced by a stand-in of that kind, an unused
+  character, in texts and in all tokens. PATTERN cuts at an apostrophe (`'s`), so that has a
+  stand-in, too.
+- **Runs of spaces.** PATTERN cuts before the last space of a run. If the vocabulary merges runs
+  last (Llama 2), this changes nothing but the tokens of the run: tokens of spaces that are
+  neighbours are replaced by those of the whole run (`ScanForm.join_runs`). If the vocabulary merges
+  runs first (Gemma 3), no space of a run is left for the next word. So each space of a run, and of
+  its tokens, is replaced by a stand-in that is a symbol, and the run is not cut. Of a run of 32
+  spaces Gemma 3 merges 31, so the last one stays a space.
+- **A space in a token.** Gemma 3 has the token `>▁</`. The space of `> </` is replaced by the
+  stand-in of a space, too. So tokens such as `▁</` exist twice. The second has an id of its own
+  (`aliases`), which is replaced by that of the first.
+- **Rest.** The reference encodes the few texts that contain a stand-in or a mark themselves, a very
+  long run of spaces, or a pair of characters that is cut nevertheless.
+
+If a merge joins characters in yet another way, there are no such rules, and the word form keeps
+its regular expression.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mdsmix.ragged import Ragged
+
+MARK = "\u2581"
+"What SentencePiece writes for a space."
+
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"The pattern of Qwen 3.5. fastokens compares the text of a pattern with those that it can scan."
+LETTER = "letter"
+SYMBOL = "symbol"
+NUMBER = "number"
+UNKNOWN = "unknown"
+SPACE = "space"
+LINE_END = "line end"
+WHITE_SPACE = frozenset(
+    "\t\v\f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+"White space but ends of lines, as Unicode defines it. Python counts U+001C to U+001F, too."
+UNCUT = {
+    *((LETTER, LETTER), (SYMBOL, SYMBOL)),
+    *((SYMBOL, LINE_END), (LINE_END, LINE_END)),
+}
+"Kinds of two neighbours that PATTERN never cuts, if no apostrophe is left."
+AFTER_SPACE = (LETTER, SYMBOL, LINE_END)
+"Kinds that PATTERN does not cut from one space before them."
+SYMBOL_STAND_INS = (
+    "\u0378\u0379\u0380\u0381\u0382\u0383\u038b\u038d\u03a2\u0530\u0557\u0558"
+    "\u058b\u058c\u0590\u05c8\u05c9\u05ca\u05cb\u05cc\u05cd\u05ce\u05cf\u05eb\u05ec\u05ed\u05ee"
+)
+"""Characters that Unicode has not assigned, so that hardly a text has them. They have two bytes, so
+runs of seven spaces fit fastokens' cache, which keeps words of up to 15 bytes.
+"""
+LETTER_STAND_INS = "".join(map(chr, range(0x10600, 0x10737)))
+"Signs of Linear A, which Unicode counts as letters."
+APOSTROPHE = "'"
+MOST_ASCII = 3
+"How many ASCII characters, and openings, may be replaced. Each is searched for in all texts."
+MOST_PAIRS = 8
+"""How many pairs of joined characters may be cut. The reference encodes texts with such a pair.
+Gemma 3 has three, such as U+200C and a full stop.
+"""
+MOST_SPACES = 128
+"Spaces of a run, at most, whose tokens are computed: 0.1 s."
+RUNS = re.compile(f"(?<![^\\0])(?:{MARK}+ {MARK}+|{MARK}{{2,}})(?![^\\0])")
+"Tokens and merges of marks alone, in a text of tokens or merges with U+0000 between them."
+INNER_MARK = re.compile(f"(?<=[^\\0{MARK} ]){MARK}|(?<=[^\\0{MARK} ] ){MARK}")
+"A mark that is not the beginning of what a merge makes."
+ROUNDS = 4
+"How often kinds are chosen. Gemma 3 needs two rounds."
+
+
+class ScanRules(NamedTuple):
+    """What changes texts before fastokens cuts them by PATTERN, and their ids after it."""
+
+    stand_ins: dict[str, str]
+    "Character -> its stand-in. The normalizer replaces an apostrophe, `ScanForm` all others."
+    openings: list[str]
+    "Texts with a space that tokens contain, such as `> </`."
+    most_spaces: int
+    "Texts with at least so many spaces in a row are left to the reference."
+    left_out: list[str]
+    "Texts with one of these are left to the reference: two characters that PATTERN cuts."
+    runs: list[list[int]]
+    "The ids of 0, 1, 2 ... `most_spaces` spaces, if the vocabulary merges runs last; otherwise []."
+    leaves_last: list[int]
+    "If it merges them first: the lengths of runs whose last space is left over, such as 32."
+    aliases: dict[str, int]
+    "Token -> its id, for those that exist twice: once with a mark, once with its stand-in."
+    are_runs_first: bool
+    "Whether the tokens of runs are written with the stand-in of a space."
+
+    def rename(self, tokens: str) -> str:
+        """Return tokens or merges, with U+0000 between them, with stand-ins. Marks are kept where
+        texts keep spaces.
+        """
+        if " " in self.stand_ins:
+            space = self.stand_ins[" "]
+            if self.are_runs_first:
+                tokens = RUNS.sub(lambda match: match[0].replace(MARK, space), tokens)
+            tokens = INNER_MARK.sub(space, tokens)
+        changed = {c: stand_in for c, stand_in in self.stand_ins.items() if c != " "}
+        return re.sub(f"[{''.join(changed)}]", lambda match: changed[match[0]], tokens)
+
+    def write_aliases(self) -> list[str]:
+        """Return the aliases, with the stand-in of a space in place of the mark."""
+        return [self.stand_ins[" "] + token.removeprefix(MARK) for token in self.aliases]
+
+    def add_aliases(self, merges: list[str]) -> list[str]:
+        """Return all merges, `a b` each, and those of aliases after those of their tokens."""
+        result = list[str]()
+        for merge in merges:
+            result.append(merge)
+            if merge.startswith(MARK) and merge.replace(" ", "") in self.aliases:
+                result.append(self.stand_ins[" "] + merge.removeprefix(MARK))
+        return result
+
+
+def find_scan_rules(
+    merges: Sequence[str],
+    joins: Iterable[tuple[str, str]],
+    ids: Mapping[str, int],
+    added: Sequence[Mapping[str, Any]],
+    is_prepended: bool,
+) -> ScanRules | None:
+    """Return the rules with which PATTERN cuts no pair of characters that a merge joins. Return
+    None if there are none.
+
+    Args:
+        merges: all merges in order, `a b` each.
+        joins: the pairs of characters that merges join.
+        ids: the id of each token.
+        added: the added tokens, as in a tokenizer.json.
+        is_prepended: whether a space is prepended to texts, or to their parts between added tokens.
+    """
+    # The model never gets a character that is an added token, such as the tabs of Gemma 3.
+    found_before = {
+        token["content"] for token in added if not token["special"] and not token["normalized"]
+    }
+    joins = {pair for pair in joins if not found_before & {*pair}}
+    kinds = _choose_kinds(joins)
+    openings = _find_openings(merges)
+    spaces = _find_space_rules(merges)
+    left_out = sorted(a + b for a, b in joins if _is_cut((a, b), kinds))
+    if openings is None or spaces is None or len(left_out) > MOST_PAIRS:
+        return None
+    if MARK in "".join(left_out) or any(pair.isascii() for pair in left_out):
+        return None
+    if any(kinds[text[0]] != SYMBOL or kinds[text[2]] != SYMBOL for text in openings):
+        return None
+    if spaces.are_first and is_prepended:
+        return None  # the length of the first run is not known
+
+    # Choose the stand-ins.
+    replaces_spaces = spaces.are_first or bool(openings)
+    changed = {" ": SYMBOL} if replaces_spaces else {}
+    changed[APOSTROPHE] = SYMBOL
+    changed |= {c: kind for c, kind in sorted(kinds.items()) if kind != find_kind(c)}
+    stand_ins = _choose_stand_ins(changed, ids)
+    if len(stand_ins) < len(changed) or sum(map(str.isascii, stand_ins)) > MOST_ASCII:
+        return None
+    if not _leaves_added_tokens(added, stand_ins):
+        return None
+    if any(character in stand_ins for text in openings for character in text if character != " "):
+        return None  # the opening would not be found any more
+    aliases = {MARK: ids[" "]} | _find_aliases(openings, ids) if replaces_spaces else {}
+    return ScanRules(
+        stand_ins=stand_ins,
+        openings=openings,
+        most_spaces=MOST_SPACES,
+        left_out=left_out,
+        runs=[[ids[MARK * length] for length in run] for run in spaces.runs],
+        leaves_last=spaces.leaves_last,
+        aliases=aliases,
+        are_runs_first=spaces.are_first,
+    )
+
+
+def find_kind(character: str) -> str:
+    """Return the kind of a character, as PATTERN tells them apart."""
+    if character in "\r\n":
+        return LINE_END
+    if character in WHITE_SPACE:
+        return SPACE
+    category = unicodedata.category(character)
+    if category == "Cn":  # a later version of Unicode may call it a letter
+        return UNKNOWN
+    return {"L": LETTER, "M": LETTER, "N": NUMBER}.get(category[0], SYMBOL)
+
+
+def _choose_kinds(joins: Collection[tuple[str, str]]) -> dict[str, str]:
+    """Return the kind that each joined character must have, so that PATTERN cuts few joins or none.
+
+    A character that is joined with another kind gets the kind of most characters that it is joined
+    with. This is repeated, since it changes the kinds of others.
+
+    Args:
+        joins: the pairs of characters that merges join.
+    """
+    kinds = {c: find_kind(c) for pair in joins for c in pair if c != MARK}
+    partners = defaultdict[str, list[str]](list)
+    for first, second in joins:
+        if MARK not in (first, second) and first != second:
+            partners[first].append(second)
+            partners[second].append(first)
+    for _ in range(ROUNDS):
+        cut = {c for pair in joins if _is_cut(pair, kinds) for c in pair if c != MARK}
+        for character in sorted(cut):
+            if character.isascii() and kinds[character] != SPACE:
+                continue  # too many texts have it
+            counts = Counter(kinds[partner] for partner in partners[character])
+            if counts[LETTER] > counts[SYMBOL]:
+                kinds[character] = LETTER
+            elif counts[SYMBOL] or kinds[character] == SPACE:
+                kinds[character] = SYMBOL
+            else:  # joined only with numbers
+                kinds[character] = LETTER
+    return kinds
+
+
+def _is_cut(join: tuple[str, str], kinds: Mapping[str, str]) -> bool:
+    """Return whether PATTERN may cut two neighbours, of which the first is no opener."""
+    first, second = join
+    if second == MARK:
+        return False  # a run of spaces, or an opening
+    if first == MARK:
+        return kinds[second] not in AFTER_SPACE
+    return (kinds[first], kinds[second]) not in UNCUT
+
+
+def _find_openings(merges: Sequence[str]) -> list[str] | None:
+    """Return the texts of merges that join a character with a space after it, such as `> </`, from
+    that character on. Return None if there are many, or if PATTERN cuts them elsewhere.
+    """
+    openings = set[str]()
+    for merge in merges:
+        if f" {MARK}" not in merge:
+            continue
+        first, second = merge.split(" ")
+        if first[-1] != MARK:
+            openings.add(first[-1] + " " + second[1:])
+    is_clear = all(len(text) > 2 and MARK not in text for text in openings)
+    return sorted(openings) if is_clear and len(openings) <= MOST_ASCII else None
+
+
+def _find_aliases(openings: Iterable[str], ids: Mapping[str, int]) -> dict[str, int]:
+    """Return the tokens, with their ids, that may begin at the space of an opening."""
+    ends = [text[1:].replace(" ", MARK, 1) for text in openings]
+    return {
+        token: number
+        for token, number in ids.items()
+        if token[0] == MARK
+        and token[1:2] not in ("", MARK)
+        and any(token.startswith(end) or end.startswith(token) for end in ends)
+    }
+
+
+class _SpaceRules(NamedTuple):
+    """How a vocabulary merges runs of spaces."""
+
+    are_first: bool
+    "Whether they are merged before a space is merged with anything else."
+    leaves_last: list[int]
+    "If they are first: the lengths of runs, up to MOST_SPACES, whose last space is left over."
+    runs: list[list[int]]
+    "If they are last: the lengths of the tokens of 0, 1, 2 ... MOST_SPACES spaces. Otherwise []."
+
+
+def _find_space_rules(merges: Sequence[str]) -> _SpaceRules | None:
+    """Return how a vocabulary merges runs of spaces; None if it is neither first nor last."""
+    with_mark = [(rank, merge) for rank, merge in enumerate(merges) if MARK in merge]
+    of_runs = {rank: merge for rank, merge in with_mark if not merge.strip(MARK + " ")}
+    others = {rank: merge for rank, merge in with_mark if rank not in of_runs}
+    if any(2 * MARK in merge.replace(" ", "") for merge in others.values()):
+        return None
+    ranks = dict[tuple[int, int], int]()
+    for rank, merge in of_runs.items():
+        first, second = merge.split(" ")
+        ranks.setdefault((len(first), len(second)), rank)
+    runs = [_merge_run(length, ranks) for length in range(MOST_SPACES + 1)]
+    if not of_runs or min(of_runs) > max(others, default=-1):
+        return _SpaceRules(are_first=False, leaves_last=[], runs=runs)
+    if max(of_runs) > min(others, default=len(merges)):
+        return None
+    leaves_last = [n for n in range(2, len(runs)) if runs[n][-1] == 1]
+    if any(run[0] == 1 for run in runs[2:]):
+        return None
+    if any(runs[n][:-1] != runs[n - 1] for n in leaves_last):
+        return None
+    return _SpaceRules(are_first=True, leaves_last=leaves_last, runs=[])
+
+
+def _merge_run(length: int, ranks: Mapping[tuple[int, int], int]) -> list[int]:
+    """Return the lengths of the tokens of a run of spaces.
+
+    Args:
+        length: the spaces.
+        ranks: the ranks of merges of two tokens of these lengths.
+    """
+    tokens = [1] * length
+    while True:
+        pairs = enumerate(pairwise(tokens))
+        found = [(ranks[pair], place) for place, pair in pairs if pair in ranks]
+        if not found:
+            return tokens
+        _, place = min(found)
+        tokens[place : place + 2] = [sum(tokens[place : place + 2])]
+
+
+def _choose_stand_ins(changed: Mapping[str, str], ids: Mapping[str, int]) -> dict[str, str]:
+    """Return an unused character for each character; less if there are not enough.
+
+    Args:
+        changed: the kind that each stand-in must have.
+        ids: the id of each token. No stand-in is in a token.
+    """
+    used = {*"".join(ids)}
+    unused = {
+        SYMBOL: (c for c in SYMBOL_STAND_INS if c not in used),
+        LETTER: (c for c in LETTER_STAND_INS if c not in used),
+    }
+    found = ((character, next(unused[kind], "")) for character, kind in changed.items())
+    return {character: stand_in for character, stand_in in found if stand_in}
+
+
+def _leaves_added_tokens(added: Iterable[Mapping[str, Any]], stand_ins: Mapping[str, str]) -> bool:
+    """Return whether added tokens are found in changed texts as in the texts themselves.
+
+    The normalizer replaces an apostrophe after they are found, if they are not normalized.
+    """
+    changed = {*stand_ins, *stand_ins.values()} - {APOSTROPHE}
+    for token in added:
+        takes_spaces = token["lstrip"] or token["rstrip"]
+        if token["normalized"] or token["single_word"] or changed & {*token["content"]}:
+            return False
+        if takes_spaces and any(character in stand_ins for character in " \t"):
+            return False
+    return True
+
+
+class ScanForm:
+    """Changes texts and ids as the rules of a word form say."""
+
+    def __init__(self, rules: ScanRules) -> None:
+        """Prepare the rules."""
+        self.aliases = [*rules.aliases.values()]
+        "The ids of the tokens that exist twice (`CharacterParts.read`)."
+        self._space = rules.stand_ins.get(" ", "")
+        self._ascii = [(text, text[0] + self._space + text[2:]) for text in rules.openings]
+        self._ascii += [(c, rules.stand_ins[c]) for c in rules.stand_ins if c.isascii()]
+        self._ascii = [pair for pair in self._ascii if pair[0] not in (" ", APOSTROPHE)]
+        self._are_runs_first = rules.are_runs_first
+        self._leaves_last = {*rules.leaves_last}
+        least = min(rules.leaves_last, default=rules.most_spaces)
+        self._run = least * (self._space or " ")
+        self._find_runs = re.compile(f"{self._run}+")
+        self._long_run = " " * rules.most_spaces
+        self._prepare_others(rules)
+        self._runs: Ragged | None = None
+        "The ids of runs of spaces; None if they need not be joined."
+        if any(len(run) < length for length, run in enumerate(rules.runs)):
+            self._runs = Ragged.from_rows(rules.runs, np.uint32)
+            # The spaces of each token up to the largest id of a run; 0 for all others.
+            self._spaces = np.zeros(int(self._runs.values.max()) + 2, np.uint8)
+            for length, run in enumerate(rules.runs):
+                if len(run) == 1:
+                    self._spaces[run[0]] = length
+
+    def _prepare_others(self, rules: ScanRules) -> None:
+        """Prepare the search for characters outside ASCII."""
+        self._replaced = {c: s for c, s in rules.stand_ins.items() if not c.isascii()}
+        # A range, since a class with many characters above U+FFFF is searched 20 times as long.
+        stand_ins = [s for s in rules.stand_ins.values() if s not in LETTER_STAND_INS]
+        reserved = f"{''.join(stand_ins)}{MARK}{LETTER_STAND_INS[0]}-{LETTER_STAND_INS[-1]}"
+        changes = "".join([*self._replaced, *(pair[0] for pair in rules.left_out)])
+        self._finds_change = re.compile(f"[{changes}{reserved}]").search
+        left_out = [f"[{reserved}]", *map(re.escape, rules.left_out)]
+        self._is_left_out = re.compile("|".join(left_out)).search
+
+    def change(self, texts: Sequence[str]) -> tuple[list[str], list[int]]:
+        """Return the texts that fastokens encodes, and the numbers of those that the reference must
+        encode, which are empty in the list.
+        """
+        changed = [self._change(text) for text in texts]
+        left_out = [number for number, text in enumerate(changed) if text is None]
+        return [text or "" for text in changed], left_out
+
+    def _change(self, text: str) -> str | None:
+        """Return the text with stand-ins, or None if the reference must encode it."""
+        if not text.isascii() and self._finds_change(text):
+            if self._is_left_out(text):
+                return None
+            for character, stand_in in self._replaced.items():
+                text = text.replace(character, stand_in)
+        for plain, replaced in self._ascii:
+            text = text.replace(plain, replaced)
+        if "  " not in text:
+            return text
+        if self._long_run in text:
+            return None
+        if self._are_runs_first:
+            space = self._space
+            text = text.replace("  ", 2 * space).replace(space + " ", 2 * space)
+            if self._run in text:
+                text = self._find_runs.sub(self._keep_last, text)
+        return text
+
+    def _keep_last(self, run: re.Match[str]) -> str:
+        """Return a run of spaces with a real last space, if that is left over."""
+        stand_ins = run[0]
+        return stand_ins[:-1] + " " if len(stand_ins) in self._leaves_last else stand_ins
+
+    def join_runs(self, rows: Ragged) -> Ragged:
+        """Return the rows with the tokens of the whole run in place of neighbours that are tokens
+        of spaces.
+        """
+        if self._runs is None or len(rows.values) < 2:
+            return rows
+        spaces = self._spaces.take(rows.values, mode="clip")
+        is_space = spaces > 0
+        follows = is_space[1:] & is_space[:-1]  # whether token i + 1 may continue a run
+        others = np.flatnonzero(follows) + 1
+        others = others[~np.isin(others, rows.offsets)]
+        if not len(others):
+            return rows
+        # `firsts`: the tokens that begin a run of several tokens; `others` continue one.
+        firsts = np.setdiff1d(others - 1, others)
+        tokens = np.union1d(firsts, others)
+        totals = np.add.reduceat(spaces[tokens], np.searchsorted(tokens, firsts), dtype=np.int64)
+        joined = self._runs.take(totals)
+        # Delete these tokens, and insert all tokens of the run in place of the first.
+        values = np.delete(rows.values, tokens)
+        places = firsts - np.searchsorted(tokens, firsts)
+        values = np.insert(values, np.repeat(places, joined.lengths), joined.values)
+        before = np.searchsorted(firsts, rows.offsets)
+        offsets = rows.offsets - np.searchsorted(tokens, rows.offsets) + joined.offsets[before]
+        return Ragged(values, offsets)
