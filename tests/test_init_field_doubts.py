@@ -117,6 +117,11 @@ def test_questions_without_their_choices_are_left_out(
     answer = run_init(tmp_path, tokenizer_folder, whole)
     assert "# left out" not in answer.out
     assert "fields of a that are not read: options" in answer.err
+    # One of three questions lacks a choice, since it is written in another way.
+    records = [whole, whole, whole | {"question": "ghent or Liege?"}]
+    source = write_jsonl(tmp_path / "b.jsonl", records)
+    answer = run_ok("init", source, "--tokenizer", tokenizer_folder)
+    assert "do not contain their choices" not in answer.err
 
 
 def test_answers_that_nemo_masks_are_left_out(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -160,7 +160,7 @@ def _describe_length(guess: Guess, name: str) -> str:
 
 def find_lost_choices(guess: Guess) -> str | None:
     """Return the field with the choices of questions that do not contain them, as in MMLU:
-    `{"question": ..., "choices": [...], "answer": 2}`. None if no record has such a field.
+    `{"question": ..., "choices": [...], "answer": 2}`. None if most records have no such field.
 
     Without its choices, such a question has no answer.
     """
@@ -168,7 +168,9 @@ def find_lost_choices(guess: Guess) -> str | None:
     for name in guess.unread:
         if not questions or name.lower() not in CHOICES:
             continue
-        if any(_lacks_choices(record, questions[0], name) for record in guess.head.objects):
+        objects = guess.head.objects
+        lacking = sum(_lacks_choices(record, questions[0], name) for record in objects)
+        if 2 * lacking > len(objects):
             return name
     return None
 
