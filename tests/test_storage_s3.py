@@ -247,6 +247,7 @@ def test_a_forked_worker_does_not_read_the_description_of_s3_again(
     # Another description of S3, which a user has put into a folder.
     copy = tmp_path / "s3" / "2030-01-01"
     copy.mkdir(parents=True)
+    (copy / "service-2.json").mkdir()  # it is no file, so it does not count
     shutil.copy(f"{description}.json.gz", copy)
     monkeypatch.setenv("AWS_DATA_PATH", str(tmp_path))
     assert str(copy / "service-2") in make_client()

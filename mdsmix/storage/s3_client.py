@@ -208,10 +208,12 @@ def _read_description(path: str) -> Any:
     Args:
         path: the path without its suffix, which is `.json` or `.json.gz`.
     """
-    with suppress(FileNotFoundError):
-        return orjson.loads(Path(f"{path}.json").read_bytes())
-    with suppress(FileNotFoundError):
-        return orjson.loads(gzip.decompress(Path(f"{path}.json.gz").read_bytes()))
+    plain = f"{path}.json"
+    if os.path.isfile(plain):  # False for a folder, and for a file that cannot be reached
+        return orjson.loads(Path(plain).read_bytes())
+    packed = f"{plain}.gz"
+    if os.path.isfile(packed):
+        return orjson.loads(gzip.decompress(Path(packed).read_bytes()))
     return None
 
 
