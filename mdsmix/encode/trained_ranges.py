@@ -116,16 +116,15 @@ def mark_tokens(
         backend: the backend that has made the ids.
     """
     ids = turns.ids
-    marks = np.zeros(len(ids.values), MARK)
-    divided = list[int]()
-    for number, ranges_of_one in enumerate(ranges):
-        if len(ranges_of_one) > 1:
-            divided.append(number)
-        for first in ranges_of_one[:1]:  # an empty response has none
-            # Response `number` is row 2 * number + 1.
-            start, stop = ids.offsets[2 * number + 1 : 2 * number + 3]
-            marks[start:stop] = (first.part_number, first.weight)
-    marked = Turns(ids, turns.counts, marks)
+    # Mark each response as its first range; an empty response has none.
+    first_marks = [
+        (of_one[0].part_number, of_one[0].weight) if of_one else (0, 0.0) for of_one in ranges
+    ]
+    marks_of_sides = np.zeros(len(ids), MARK)
+    marks_of_sides[1::2] = first_marks
+    marked = Turns(ids, turns.counts, np.repeat(marks_of_sides, ids.lengths))
+    # Responses with further ranges are marked token by token.
+    divided = [number for number, of_one in enumerate(ranges) if len(of_one) > 1]
     if divided:
         _mark_divided(marked, divided, responses, ranges, backend)
     _extend_to_prompts(marked)
