@@ -4,8 +4,12 @@ condition, or leaves the stream out.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from mdsmix.init.data_files import find_data
 from mdsmix.init.drafts import format_recipe, group_files
@@ -95,6 +99,27 @@ def test_possible_marks_of_bad_answers_are_named(tmp_path: Path, tokenizer_folde
             where = parse_where(condition.removeprefix("where: "))
             kept = [record[name] for record in records if where.refusal(record) is None]
             assert kept == [value for value in values if value == 1]
+
+
+def test_numbers_of_classes_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """`class_encode_column` of datasets sorts the names, so 1 is the bad answer here. The metadata
+    is what datasets 5.2 writes.
+    """
+    label = {"names": ["desirable", "undesirable"], "_type": "ClassLabel"}
+    described = json.dumps({"info": {"features": {"label": label}}})
+    table = pa.table({"prompt": ["a"] * 2, "completion": ["b"] * 2, "label": [0, 1]})
+    marked = table.replace_schema_metadata({"huggingface": described})
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), marked.schema) as stream:
+        stream.write_table(marked)
+    with pa.ipc.new_file(str(tmp_path / "b.arrow"), marked.schema) as file:
+        file.write_table(marked)
+    pq.write_table(marked, tmp_path / "c.parquet")
+    for name in ("a.arrow", "b.arrow", "c.parquet"):
+        answer = run_ok("init", tmp_path / name, "--tokenizer", tokenizer_folder)
+        assert "numbers of classes (0 is desirable, 1 is undesirable); the numbers" in answer.err
+    pq.write_table(table, tmp_path / "d.parquet")
+    answer = run_ok("init", tmp_path / "d.parquet", "--tokenizer", tokenizer_folder)
+    assert "numbers of classes" not in answer.err
 
 
 def test_questions_without_their_choices_are_left_out(

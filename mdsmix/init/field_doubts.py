@@ -9,9 +9,10 @@ from statistics import median
 from typing import Any
 
 from mdsmix.init.recognise import Guess, usual_names
-from mdsmix.messages import format_field, plural
+from mdsmix.messages import format_field, join_names, make_printable, plural
 from mdsmix.shapes.fields import find_value
 from mdsmix.shapes.sharegpt import TAGS
+from mdsmix.sources.class_labels import read_class_names
 
 BAD_ANSWER_MARKS = frozenset({"label", "labels", "chosen", "is_good", "desirable", "kto_tag"})
 """Names of fields that may mark bad answers by false. LLaMA-Factory's records for KTO have the last
@@ -31,6 +32,8 @@ REASONING = (
     *("chain_of_thought", "thinking_trajectory", "rationale", "reasoning_trace"),
 )
 "Names of the field with the reasoning that comes before the answer."
+MOST_CLASSES = 6
+"The most classes that a sentence names."
 NEMO_MASK = "mask"
 "The field in which NeMo's records name the roles whose messages are not trained."
 
@@ -156,6 +159,21 @@ def _describe_length(guess: Guess, name: str) -> str:
     middle = int(median(lengths)) if lengths else 0
     are_lists = any(isinstance(value, list) for value in values)
     return plural(middle, "message" if are_lists else "character")
+
+
+def describe_classes(guess: Guess) -> Iterator[str]:
+    """Yield a sentence on each field that is read and has class labels of `datasets`: the file has
+    only their numbers, so a label of 1 may mean `undesirable`.
+    """
+    classes = read_class_names(guess.head.file)
+    for key, name in guess.fields.items():
+        if name in classes:
+            numbered = [f"{number} is {label}" for number, label in enumerate(classes[name])]
+            yield (
+                f"`{key}` is read from {format_field(name)}, whose values are numbers of "
+                f"classes ({make_printable(join_names(numbered, MOST_CLASSES))}); the numbers are "
+                "used, and not these names"
+            )
 
 
 def find_lost_choices(guess: Guess) -> str | None:

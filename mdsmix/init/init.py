@@ -18,7 +18,7 @@ from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.frozen import frozen
 from mdsmix.init.data_files import DATASET_INFO, Notices, find_data
 from mdsmix.init.drafts import WHY, Draft, format_recipe, group_files, make_names_unique
-from mdsmix.init.field_doubts import describe_doubts
+from mdsmix.init.field_doubts import describe_classes, describe_doubts
 from mdsmix.init.other_tools import match_mixture, read_dataset_info
 from mdsmix.init.recognise import join_printable
 from mdsmix.init.trials import set_images, try_all
@@ -222,7 +222,7 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
             f"WARNING: most of {first_records} contain the text of a special token: "
             f"{PRINTED_BY_TEMPLATE}"
         )
-    for doubt in describe_doubts(draft.guess):
+    for doubt in (*describe_doubts(draft.guess), *describe_classes(draft.guess)):
         yield f"{draft.name}: {doubt}"
     unread = [name for name in tried.unread if name != TAR_NAME]
     if unread:
