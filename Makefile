@@ -109,7 +109,7 @@ mutants: mutants-env minio ## plant a sample of faults, list those that no test 
 test-stores: venv stores ## the stores: MinIO, versitygw, moto, fake-gcs-server, Azurite, and some that keep no conditions: 2.5 minutes
 	$(BIN)/python -m pytest tests/stores
 
-test-ray: venv .venv/.ray ## the tests on a real Ray cluster of three nodes on this machine: 75 seconds
+test-ray: venv .venv/.ray ## the tests on a real Ray cluster of three nodes on this machine: 90 seconds
 	$(BIN)/python -m pytest tests/ray
 
 test-foundry: venv foundry-env minio ## the tests against the real llm-foundry
