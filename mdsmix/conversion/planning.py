@@ -448,7 +448,6 @@ def describe_plans(recipe: Recipe, options: Options) -> Iterator[str]:
 def _describe_stream(plan: StreamPlan) -> Iterator[str]:
     """Yield sentences on what a run would do with a stream, and why. Details are indented."""
     job = plan.job
-    old = plan.old
     units = plan.units
     if job.limit:  # which units contain these records is known only when they are read
         yield (
@@ -461,10 +460,9 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
         yield f"{job.name}: {describe_finished_parts(finished_parts)}"
     # Say which units would be converted.
     contents = plan.cache.contents(units)
-    is_up_to_date = plan.is_up_to_date
     dropped = recall_dropped(job, contents, plan.cache)
     unfinished = list[Unit]()
-    if not is_up_to_date:
+    if not plan.is_up_to_date:
         # Count as if nothing were dropped if the duplicates are not known (None).
         unfinished = _find_unfinished(plan, dropped or [{} for _ in contents])
     yield (
@@ -486,24 +484,33 @@ def _describe_stream(plan: StreamPlan) -> Iterator[str]:
             "the duplicates to drop from it have changed"
         )
     yield from (f"  {warning}" for warning in plan.warnings)
-    # Say why the units would be converted.
+    yield from (f"  {reason}" for reason in _list_reasons(plan, unfinished))
+
+
+def _list_reasons(plan: StreamPlan, unfinished: Sequence[Unit]) -> Iterator[str]:
+    """Yield sentences on why a run would convert or publish work units.
+
+    Args:
+        plan: the plan of the stream.
+        unfinished: the units that the run would convert.
+    """
+    job = plan.job
+    old = plan.old
     if old is None:
         reason = rebuild_reason(job, plan.target)
-        if reason is None:
-            reason = "nothing is published there yet"
-        yield f"  {reason}"
+        yield "nothing is published there yet" if reason is None else reason
         return
     changes = _find_changes(job, old)
-    yield from (f"  {change}" for change in changes)
+    yield from changes
     if unfinished and not changes:
         file_names = set[str]()
         for unit in unfinished:
             file_names.update(file.name for file in unit.files)
         names = sorted(file_names)
-        yield f"  units of {join_names(names, 5)} are new, edited or incomplete"
-    if not unfinished and not is_up_to_date:
+        yield f"units of {join_names(names, 5)} are new, edited or incomplete"
+    if not unfinished and not plan.is_up_to_date:
         folder = job.place(old.index_hash)
-        yield f"  some finished units are not published yet; they would be published at {folder}"
+        yield f"some finished units are not published yet; they would be published at {folder}"
 
 
 def _find_unfinished(plan: StreamPlan, dropped: Iterable[Dropped]) -> list[Unit]:
