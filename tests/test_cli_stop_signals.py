@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from mdsmix.cli import stop_signals
 from mdsmix.cli.main import KEPT
 from mdsmix.cli.stop_signals import note_stop_signals, raise_stop_signals
+from tests.alarm import fail_after
 
 IMPORTED = """
 import signal
@@ -79,6 +81,17 @@ def test_an_import_is_whole_before_the_signal_is_raised(
             run()
     assert lines == ["cleaned up"]
     assert sys.modules["interrupted"].IS_WHOLE
+
+
+def test_a_long_import_is_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_signals, "IMPORT_SECONDS", 0.05)
+    write_module(tmp_path, monkeypatch, 1, signal.SIGINT)
+    endless = "def call(): pass\nwhile True: call()\n"
+    module = tmp_path / "interrupted.py"
+    module.write_text(module.read_text() + endless)
+    with fail_after(20), pytest.raises(KeyboardInterrupt), raise_stop_signals():
+        import interrupted  # noqa: F401
+    assert "interrupted" not in sys.modules
 
 
 def test_a_second_signal_breaks_an_import_off(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -23,6 +24,8 @@ TERMINATED = 143
 "The exit code for SIGTERM, which a scheduler sends. Workers stop, and the lease is released."
 IMPORTS = "<frozen importlib._bootstrap>"
 "The file name of Python's functions that import a module."
+IMPORT_SECONDS = 0.5
+"After so many seconds an import is broken off: that of torch takes seconds."
 
 
 class _State:
@@ -64,7 +67,7 @@ def note_stop_signals() -> dict[int, Any]:
 @contextmanager
 def raise_stop_signals() -> Iterator[None]:
     """Raise SIGINT as KeyboardInterrupt and SIGTERM as SystemExit in the `with` block; in an import
-    only when it has ended. A signal that was noted before is raised at once.
+    when it has ended, or after IMPORT_SECONDS. A signal that was noted before is raised at once.
     """
     earlier = note_stop_signals()
     hook = sys.unraisablehook
@@ -114,11 +117,18 @@ def _raise(number: int) -> None:
 
 def _raise_at_next_line(number: int, frame: FrameType) -> None:
     """Raise the exception of a signal when this frame of the main thread runs its next line, as a
-    debugger stops there.
+    debugger stops there. If that takes longer than IMPORT_SECONDS, raise it in whatever function
+    is called next, but not in those of Python that have locks of modules.
     """
+    deadline = time.monotonic() + IMPORT_SECONDS
+
+    def trace_call(called: FrameType, *_: object) -> None:
+        if time.monotonic() > deadline and not called.f_code.co_filename.startswith("<frozen"):
+            _raise(number)
+
     _state.raised = number
     frame.f_trace = lambda *_: _raise(number)
-    sys.settrace(lambda *_: None)  # the trace function of other frames; without it none is traced
+    sys.settrace(trace_call)
 
 
 def _find_importer(frame: FrameType | None) -> FrameType | None:
