@@ -32,7 +32,7 @@ test fails. It prints first where its threads are.
 """
 SECONDS_TOGETHER = 60
 """Programs that wait for each other and do not end by then, of which none has failed, hang. They
-take 2 to 20 s.
+take 2 s.
 """
 SECONDS_AFTER_A_FAILURE = 5
 "How long the others may still run when one of them has failed: they may fail by themselves."
@@ -126,19 +126,23 @@ def end_after(seconds: float, programs: Sequence[Program]) -> Iterator[None]:
         timer.cancel()
 
 
-def wait_together(programs: Sequence[Program]) -> list[subprocess.CompletedProcess[str]]:
+def wait_together(
+    programs: Sequence[Program], seconds: float = SECONDS_TOGETHER
+) -> list[subprocess.CompletedProcess[str]]:
     """Wait for programs of one PreloadedPython that wait for each other, such as the ranks of a
     training run. If one fails, the others are ended after SECONDS_AFTER_A_FAILURE.
 
     Raises AssertionError with the end of the stderr of the program that failed first.
+
+    Args:
+        seconds: after which those that still run hang, although none has failed.
     """
     python = programs[0].python
     running = list(programs)
     results = dict[int, subprocess.CompletedProcess[str]]()
     failure = ""
     while running:
-        seconds = SECONDS_AFTER_A_FAILURE if failure else SECONDS_TOGETHER
-        with end_after(seconds, running):
+        with end_after(SECONDS_AFTER_A_FAILURE if failure else seconds, running):
             pid = python.send([program.pid for program in running])
         (ended,) = (program for program in running if program.pid == pid)
         running.remove(ended)

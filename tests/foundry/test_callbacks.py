@@ -12,7 +12,7 @@ import pytest
 from mdsmix.callbacks.run_file import LoggedStep, read_run
 from tests.converting import chats, documents, pairs, run_ok, write_jsonl
 from tests.foundry.conftest import LLMFOUNDRY, TINY, Foundry, Lab
-from tests.preloaded import PreloadedPython
+from tests.preloaded import SECONDS, PreloadedPython
 from tests.with_torch.load_streams import run_ranks
 
 COUNT = 16
@@ -62,7 +62,7 @@ def test_two_ranks_count_each_stream(programs: PreloadedPython, lab: Lab, foundr
     file = lab.folder / "run.jsonl"
     words = ["max_duration=1ep", "optimizer.lr=0.0", "device_train_microbatch_size=2"]
     words += keys(file, log_every=4)
-    ended = run_ranks(programs, LLMFOUNDRY, "train", config, *words)
+    ended = run_ranks(programs, LLMFOUNDRY, "train", config, *words, seconds=SECONDS)
     assert "mdsmix/chat/loss" in ended[0].stdout + ended[0].stderr
 
     run = read_run(str(file))

@@ -25,7 +25,7 @@ from tests.docs.homes import Homes
 from tests.docs.page import Page
 from tests.faults import Proxy
 from tests.foundry.conftest import LLMFOUNDRY, MDSMIX, ROOT, TINY, Foundry, Lab
-from tests.preloaded import PreloadedPython
+from tests.preloaded import SECONDS, PreloadedPython
 from tests.with_torch.load_streams import run_ranks
 
 LOSS = re.compile(r"loss/train/total: ([\d.]+)")
@@ -217,7 +217,7 @@ def test_two_ranks_train_from_minio_with_an_empty_disk(
     words = ("train", config, "max_duration=6ba", "device_train_microbatch_size=4")
     with count_requests(proxy) as asked:
         cache = {"MDSMIX_CACHE": str(node / "mdsmix")}
-        ended = run_ranks(programs, LLMFOUNDRY, *words, **cache)
+        ended = run_ranks(programs, LLMFOUNDRY, *words, seconds=SECONDS, **cache)
     assert len(losses(ended[0].stdout + ended[0].stderr)) == 6
     assert asked.for_key("/tokenizer.json") == {"GET": 1}, "its files come once a node"
     assert asked.for_key("/mdsmix.tokenizer") == {"GET": 2}

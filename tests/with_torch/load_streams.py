@@ -13,7 +13,7 @@ import numpy as np
 
 from mdsmix.load import MixLoader, TokenIds, build_loader
 from tests.minio import free_port
-from tests.preloaded import PreloadedPython, wait_together
+from tests.preloaded import SECONDS_TOGETHER, PreloadedPython, wait_together
 
 EOS, PAD = 0, 1
 IDS = TokenIds(eos=EOS, pad=PAD)
@@ -74,13 +74,18 @@ def config(mixed: Mixed, name: str = "finetuning", **dataset: Any) -> dict[str, 
 
 
 def run_ranks(
-    programs: PreloadedPython, *program: object, **environment: str
+    programs: PreloadedPython,
+    *program: object,
+    seconds: float = SECONDS_TOGETHER,
+    **environment: str,
 ) -> list[CompletedProcess[str]]:
     """Run a program in two processes, as two ranks of a training run on this machine. Return what
     they have printed. If one fails, the other one is ended and the test fails.
+
+    Args:
+        seconds: after which ranks that still run hang.
     """
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
     common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **environment}
-    return wait_together(
-        [programs.start(*program, **common, RANK=number, LOCAL_RANK=number) for number in "01"]
-    )
+    started = [programs.start(*program, **common, RANK=n, LOCAL_RANK=n) for n in "01"]
+    return wait_together(started, seconds)
