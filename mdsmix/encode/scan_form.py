@@ -127,12 +127,15 @@ class ScanRules(NamedTuple):
         """Return the aliases, with the stand-in of a space in place of the mark."""
         return [self.stand_ins[" "] + token.removeprefix(MARK) for token in self.aliases]
 
-    def add_aliases(self, merges: list[str]) -> list[str]:
+    def add_aliases(self, merges: Sequence[str]) -> list[str]:
         """Return all merges, `a b` each, and those of aliases after those of their tokens."""
         result = list[str]()
+        beginnings = {token[1:2] for token in self.aliases}
         for merge in merges:
             result.append(merge)
-            if merge.startswith(MARK) and merge.replace(" ", "") in self.aliases:
+            if merge[0] != MARK or merge.removeprefix(MARK).lstrip(" ")[:1] not in beginnings:
+                continue  # most merges
+            if merge.replace(" ", "") in self.aliases:
                 result.append(self.stand_ins[" "] + merge.removeprefix(MARK))
         return result
 
@@ -184,7 +187,7 @@ def find_scan_rules(
         return None
     if any(character in stand_ins for text in openings for character in text if character != " "):
         return None  # the opening would not be found any more
-    aliases = {MARK: ids[" "]} | _find_aliases(openings, ids) if replaces_spaces else {}
+    aliases = {MARK: ids[MARK]} | _find_aliases(openings, ids) if replaces_spaces else {}
     return ScanRules(
         stand_ins=stand_ins,
         openings=openings,
@@ -267,11 +270,11 @@ def _find_openings(merges: Sequence[str]) -> list[str] | None:
 def _find_aliases(openings: Iterable[str], ids: Mapping[str, int]) -> dict[str, int]:
     """Return the tokens, with their ids, that may begin at the space of an opening."""
     ends = [text[1:].replace(" ", MARK, 1) for text in openings]
+    beginnings = tuple(end[:2] for end in ends)
     return {
         token: number
         for token, number in ids.items()
-        if token[0] == MARK
-        and token[1:2] not in ("", MARK)
+        if token.startswith(beginnings)
         and any(token.startswith(end) or end.startswith(token) for end in ends)
     }
 
