@@ -108,6 +108,7 @@ def test_a_change_of_any_file_takes_another_snapshot(
 ) -> None:
     folder = tmp_path / "tokenizer"
     (folder / "inner").mkdir(parents=True)
+    (folder / "tokenizer_config.json").write_text("{}")
     first, second = folder / "one.json", folder / "two.json"
     first.write_text("12"), second.write_text("3")
     steps = {
@@ -131,6 +132,7 @@ def test_a_change_of_any_file_takes_another_snapshot(
         "one.json": "1",
         "six.json": "23",
         "inner/x.json": "{}",
+        "tokenizer_config.json": "{}",
     }
 
 
@@ -290,6 +292,34 @@ def test_a_hub_name_saved_by_transformers_5_has_its_own_error(
     assert open_by_name(folder).hash == open_by_name(tokenizer_folder).hash
 
 
+def test_a_folder_without_a_tokenizer_is_refused_before_its_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.json").write_text("{}")
+    monkeypatch.setattr(snapshot, "_hash_file", lambda file: pytest.fail(f"reads {file}"))
+    with pytest.raises(Unreachable, match=r"neither a tokenizer_config\.json nor"):
+        open_tokenizer(TokenizerSpec(name=str(tmp_path)))
+
+
+def test_a_file_that_vanishes_while_it_is_read_is_one_sentence(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer_folder, folder)
+    (folder / "vanishing").touch()
+    hash_file = snapshot._hash_file
+
+    def hash_until_gone(file: Path) -> str:
+        if file.name == "vanishing":
+            raise FileNotFoundError(2, "No such file or directory", str(file))
+        return hash_file(file)
+
+    monkeypatch.setattr(snapshot, "_hash_file", hash_until_gone)
+    with pytest.raises(Unreachable) as refusal:
+        open_tokenizer(TokenizerSpec(name=str(folder)))
+    assert f"{folder / 'vanishing'}: No such file or directory" in str(refusal.value)
+
+
 def test_a_tokenizers_own_code_is_not_run(tmp_path: Path, tokenizer_folder: Path) -> None:
     own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
     folder = copy_with_config(tokenizer_folder, tmp_path / "folder", **own)
@@ -307,6 +337,7 @@ def test_a_tokenizer_that_opens_and_cannot_be_used_was_not_lost(
 ) -> None:
     reason = "it adds other tokens to each text, e.g. a date. Name another tokenizer"
     answer = [{}, f"{Unusable.__name__}: {reason}"]
+    (tmp_path / "tokenizer_config.json").write_text("{}")
     done = subprocess.CompletedProcess([], 0, stdout=json.dumps(answer), stderr="")
     monkeypatch.setattr(snapshot, "run_describe", lambda *_: done)
     for name in ("org/found-on-a-hub", tmp_path):

@@ -49,6 +49,13 @@ WEIGHT_SUFFIXES = {
 """Suffixes of files that do not enter the hash of a folder: weights do not change any token, and
 take minutes to hash.
 """
+NEEDED_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "config.json", "tokenizer.model", "tekken.json"),
+    *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+)
+"""Files of which the folder of a tokenizer or processor has at least one. Other folders are refused
+before all their files are hashed, which takes a minute for a large /tmp.
+"""
 FIX: Mapping[Pretrained, str] = {
     "tokenizer": "name a folder with a tokenizer.json, a single tokenizer.json, or a hub name "
     "that this machine can reach",
@@ -253,13 +260,23 @@ def _snapshot_folder(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any
     original files, the recipe's arguments and the version of transformers.
 
     Raises RecipeError if JSON cannot contain the arguments.
+    Raises Unreachable if a file cannot be read, or if the folder is not that of a tokenizer or
+    processor.
 
     Args:
         pretrained: whether `name` is a tokenizer or a processor.
         name: its folder, file or hub name.
         kwargs: the recipe's arguments for transformers.
     """
-    files = [*_hash_files(name, str(kwargs.get("revision", "main")))]
+    if os.path.isdir(name):
+        _refuse_other_folders(pretrained, name, kwargs)
+    try:
+        files = [*_hash_files(name, str(kwargs.get("revision", "main")))]
+    except OSError as error:
+        raise Unreachable(
+            f"the {pretrained} {name} could not be read ({error.filename}: {error.strerror}): if "
+            "its files are changed by another program, run the same command again later."
+        ) from None
     key = [FORMAT, name, dict(kwargs), package_version("transformers"), files]
     try:
         content = orjson.dumps(key, option=orjson.OPT_SORT_KEYS)
@@ -270,6 +287,22 @@ def _snapshot_folder(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any
         ) from None
     digest = xxhash.xxh128_hexdigest(content)
     return cache_folder() / f"{pretrained}s" / digest
+
+
+def _refuse_other_folders(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any]) -> None:
+    """Raise Unreachable if a folder has no file that a tokenizer or processor needs.
+
+    Args:
+        pretrained: whether `name` should be a tokenizer or a processor.
+        name: the folder.
+        kwargs: the recipe's arguments for transformers. They may name a subfolder, or another file
+            (`gguf_file`).
+    """
+    folders = (Path(name), Path(name, str(kwargs.get("subfolder") or "")))
+    has_file = any((folder / file).is_file() for folder in folders for file in NEEDED_FILES)
+    if not has_file and "gguf_file" not in kwargs:
+        error = f"the folder has neither a {pretrained}_config.json nor a tokenizer.json"
+        raise Unreachable(_load_error(pretrained, name, error))
 
 
 def _hash_files(name: str, revision: str) -> Iterator[tuple[str, str]]:
