@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 import xxhash
 import zstandard
@@ -22,6 +23,8 @@ from mdsmix.sources import (
     Digests,
     RecordBatch,
     SourceFile,
+    Unit,
+    arrow,
     compute_content,
     estimate_unit_size,
     find_files,
@@ -30,6 +33,7 @@ from mdsmix.sources import (
     read_batches,
 )
 from mdsmix.sources import format as formats
+from mdsmix.sources.arrow import decode_rows, row_blocks
 from mdsmix.sources.sniff import describe_foreign_content
 from mdsmix.sources.units import Span
 from mdsmix.storage import Stat, locate
@@ -390,3 +394,44 @@ def test_a_block_is_freed_before_the_next_is_made(tmp_path: Path) -> None:
             deque(read_batches(plan_pattern(tmp_path, f"*.{format}")[0]), maxlen=0)
     assert len(has_block) >= 12
     assert not any(has_block)
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 30, 488, 1500, 3000]), min_size=1, max_size=60),
+    st.integers(1, 2500),
+    st.sampled_from([1, 7, 100]),
+)
+@example([3000, 1, 1500, 1, 3000, 3000], 2500, 7)
+@example([488] * 9, 1000, 7)  # lines of 500 bytes: rows begin where windows begin
+def test_blocks_of_rows_end_at_windows_and_before_they_are_too_long(
+    lengths: list[int], window: int, rows_of_batch: int
+) -> None:
+    """A window begins at every multiple of its size, counted in lines of JSON."""
+    texts = ["x" * length for length in lengths]
+    rows = pa.record_batch({"text": texts})
+    file = SourceFile(location=locate("/data/a.arrow"), stat=Stat(1, ""), name="a.arrow")
+    span = Unit(files=(file,), window_bytes=window).span()
+    batches = (
+        decode_rows(rows.slice(first, rows_of_batch), first, {"row": first}, ("text",), {})
+        for first in range(0, len(texts), rows_of_batch)
+    )
+    with patch.object(arrow, "BLOCK_BYTES", 2000):
+        blocks = [*row_blocks(file, span, batches, ())]
+    found = list[tuple[int, int, str]]()
+    for block in blocks:
+        assert block.size == len(block.content())
+        assert block.size <= 2000 or block.count == 1
+        records, reasons = block.decode()
+        assert reasons == {}
+        for index, record in enumerate(records):
+            origin = block.origin(index)
+            assert origin.place == {"row": origin.ordinal}
+            assert json.loads(origin.raw) == record
+            found.append((origin.ordinal, block.window, record["text"]))
+    # The window of each row, by its first byte.
+    expected = list[tuple[int, int, str]]()
+    position = 0
+    for row, text in enumerate(texts):
+        expected.append((row, position // window, text))
+        position += len(json.dumps({"text": text}, separators=(",", ":"))) + 1
+    assert found == expected

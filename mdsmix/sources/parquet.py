@@ -14,21 +14,21 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from mdsmix.sources.arrow import (
+    MOST_ROWS,
+    Rows,
     choose_row_count,
-    make_row_items,
+    decode_rows,
     make_unreadable_error,
+    row_blocks,
     select_columns,
 )
 from mdsmix.sources.arrow_values import MAP_REASONS, Decode, make_decoders
 from mdsmix.sources.format import (
-    ROWS,
     Block,
     Format,
-    Item,
     Splits,
     Stretch,
     cut_splits,
-    item_blocks,
 )
 from mdsmix.sources.units import SourceFile, Span
 
@@ -93,7 +93,7 @@ class Parquet(Format):
         metadata = [reader.metadata.row_group(group.number) for group in groups]
         unread = sorted(set(names) - set(columns))
         unseen = [name for name in unread if _may_have_values(metadata, name)]
-        yield from item_blocks(file, span, ROWS, _rows(table, groups), unseen)
+        yield from row_blocks(file, span, _rows(table, groups), unseen)
 
 
 class _Table(NamedTuple):
@@ -167,16 +167,16 @@ def _groups_in(span: Span, footer: Any) -> list[_RowGroup]:
     return groups
 
 
-def _rows(table: _Table, groups: Iterable[_RowGroup]) -> Iterator[Item]:
+def _rows(table: _Table, groups: Iterable[_RowGroup]) -> Iterator[Rows]:
     for group in groups:
         yield from _rows_of_group(table, group)
 
 
-def _rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[Item]:
-    """Yield the rows of a row group as items.
+def _rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[Rows]:
+    """Yield the rows of a row group.
 
-    If a batch of rows cannot be decoded, this batch and all later rows of the group become items
-    with the reason damaged_rows.
+    If a batch of rows cannot be decoded, this batch and all later rows of the group have the reason
+    damaged_rows.
     """
     import pyarrow as pa
 
@@ -196,17 +196,18 @@ def _rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[Item]:
             batch = None
         if batch is None or not batch.num_rows:
             # Nothing after a damaged batch can be read from this row group.
-            for lost in range(row, end):
-                yield Item(
-                    ordinal=lost,
-                    place={"row": lost},
-                    length=1,  # no bytes, and the newline that every row counts
-                    raw=b"",
-                    reason="damaged_rows",
-                    fields=table.names,
+            for first in range(row, end, MOST_ROWS):
+                count = min(MOST_ROWS, end - first)
+                yield Rows(
+                    ordinal=first,
+                    first_place={"row": first},
+                    records=[None] * count,
+                    raws=[b""] * count,
+                    reasons=dict.fromkeys(range(count), "damaged_rows"),
+                    columns=table.names,
                 )
             return
-        yield from make_row_items(batch, row, {"row": row}, table.names, table.decoders)
+        yield decode_rows(batch, row, {"row": row}, table.names, table.decoders)
         row += batch.num_rows
 
 
