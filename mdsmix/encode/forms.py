@@ -72,6 +72,9 @@ _RESULT: Message = {
 _STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 "Keys of messages that every template reads, so they are never reported as unread."
 AS_MARK = " as 0 or 1"
+"""The end of the name of an unread key, if the key may be a mark: a value in each message that says
+whether the message is trained.
+"""
 NO_MARKS = frozenset(
     (
         *("toxic", "redacted", "prefix", "partial", "is_error", "end_turn"),
@@ -80,9 +83,6 @@ NO_MARKS = frozenset(
 )
 """Keys of messages that say something else than whether the message is trained, although their
 values may be 0 and 1: `toxic` and `redacted` of WildChat, `prefix` of DeepSeek and Mistral.
-"""
-"""The end of the name of an unread key, if the key may be a mark: a value in each message that says
-whether the message is trained.
 """
 
 
