@@ -74,6 +74,14 @@ def test_other_merges_have_no_rules(merge: str) -> None:
     assert find_rules([*WORDS, merge]) is None
 
 
+def test_openings_that_would_be_replaced_wrongly() -> None:
+    assert find_rules([*WORDS, f"- {MARK}."])
+    # In `. . .` only the first would be found.
+    assert find_rules([*WORDS, f". {MARK}."]) is None
+    # Metaspace prepends no space to the part after `<-`, since it begins with one.
+    assert find_rules([*WORDS, f"- {MARK}."], TOKEN | {"content": "<-"}, is_prepended=True) is None
+
+
 def test_characters_get_the_kind_that_they_are_joined_with() -> None:
     merges = ["² .", ". ²", "a ۔", "۔ a", "© \ufe0f", ". ©", "- \u200d", "\u200d -"]
     rules = find_rules([*WORDS, *merges])
@@ -132,6 +140,16 @@ def test_added_tokens_that_changed_texts_would_hide(change: dict[str, Any]) -> N
     merges = [*RUNS, *WORDS]
     assert find_rules(merges, TOKEN)
     assert find_rules(merges, TOKEN | change) is None
+
+
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_an_added_token_takes_white_space_that_has_a_stand_in(side: str) -> None:
+    merges = [*WORDS, ". \u3000"]
+    rules = find_rules(merges, TOKEN)
+    assert rules
+    assert "\u3000" in rules.stand_ins
+    assert find_rules(merges, TOKEN | {side: True}) is None
+    assert find_rules(WORDS, TOKEN | {side: True})
 
 
 @given(st.lists(st.lists(st.sampled_from([7, 1, 2, 3]), max_size=8), min_size=1, max_size=4))

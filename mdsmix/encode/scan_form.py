@@ -172,11 +172,13 @@ def find_scan_rules(
         return None
     if any(kinds[text[0]] != SYMBOL or kinds[text[2]] != SYMBOL for text in openings):
         return None
-    if spaces.are_first and is_prepended:
-        return None  # the length of the first run is not known
+    replaces_spaces = spaces.are_first or bool(openings)
+    if replaces_spaces and is_prepended:
+        # The length of the first run is not known. And no space is prepended to a text or a part
+        # that begins with one, as after the `>` of `<s>` in `<s> </`; a stand-in would hide it.
+        return None
 
     # Choose the stand-ins.
-    replaces_spaces = spaces.are_first or bool(openings)
     changed = {" ": SYMBOL} if replaces_spaces else {}
     changed[APOSTROPHE] = SYMBOL
     changed |= {c: kind for c, kind in sorted(kinds.items()) if kind != find_kind(c)}
@@ -254,7 +256,8 @@ def _is_cut(join: tuple[str, str], kinds: Mapping[str, str]) -> bool:
 
 def _find_openings(merges: Sequence[str]) -> list[str] | None:
     """Return the texts of merges that join a character with a space after it, such as `> </`, from
-    that character on. Return None if there are many, or if PATTERN cuts them elsewhere.
+    that character on. Return None if there are many, if PATTERN cuts them elsewhere, or if two of
+    one text may share a character, as `. .` does in `. . .`: `ScanForm` would find only the first.
     """
     openings = set[str]()
     for merge in merges:
@@ -263,7 +266,7 @@ def _find_openings(merges: Sequence[str]) -> list[str] | None:
         first, second = merge.split(" ")
         if first[-1] != MARK:
             openings.add(first[-1] + " " + second[1:])
-    is_clear = all(len(text) > 2 and MARK not in text for text in openings)
+    is_clear = all(len(text) > 2 and MARK not in text and text[0] != text[-1] for text in openings)
     return sorted(openings) if is_clear and len(openings) <= MOST_ASCII else None
 
 
@@ -357,7 +360,7 @@ def _leaves_added_tokens(added: Iterable[Mapping[str, Any]], stand_ins: Mapping[
         takes_spaces = token["lstrip"] or token["rstrip"]
         if token["normalized"] or token["single_word"] or changed & {*token["content"]}:
             return False
-        if takes_spaces and any(character in stand_ins for character in " \t"):
+        if takes_spaces and any(map(str.isspace, stand_ins)):
             return False
     return True
 
