@@ -43,6 +43,15 @@ def test_threads_and_exit_handlers_end_and_nothing_is_freed() -> None:
     assert (code, out.split(), err) == (3, ["output", "thread", "handler"], "")
 
 
+@pytest.mark.parametrize("code", [130, 143])
+def test_after_a_signal_no_thread_is_waited_for(code: int) -> None:
+    """It may wait for a store that does not answer."""
+    thread = "threading.Thread(target=threading.Event().wait).start()"
+    program = f"{PREPARED}\n{thread}\n{END.format(code)}"
+    ended, out, err = run_program(program=program, timeout=60)
+    assert (ended, out.split(), err) == (code, ["output", "handler"], "")
+
+
 def test_after_torch_python_itself_ends_the_process() -> None:
     program = f"{PREPARED}\n{END.format(3)}\nsys.exit(4)"
     code, out, err = run_program("", "torch", program=program)

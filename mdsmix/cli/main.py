@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 
 from mdsmix.cli import json_document
 from mdsmix.cli.json_document import describe_error, describe_failure
-from mdsmix.cli.stop_signals import TERMINATED, raise_stop_signals
+from mdsmix.cli.stop_signals import INTERRUPTED, TERMINATED, raise_stop_signals
 from mdsmix.cli.usage_errors import describe_usage_error, is_usage_error
 from mdsmix.errors import MdsmixError, RecipeError, SeveralFailed, Unreachable
 from mdsmix.messages import make_printable
 from mdsmix.report.log_file import close_log, write_log
 
-INTERRUPTED = 130
-"The exit code for Ctrl-C, the same as typer's."
 PIPE_CLOSED = 141
 "The exit code for a closed pipe, as after `| head`."
 WINDOWS = (

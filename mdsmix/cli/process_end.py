@@ -8,12 +8,14 @@ import sys
 import threading
 from contextlib import suppress
 
+from mdsmix.cli.stop_signals import INTERRUPTED, TERMINATED
+
 
 def end_process(code: int) -> None:
     """End the process as Python does, but leave its memory to the system: Python would free all
-    objects one by one, which takes 22 ms after a conversion or a check. Threads are waited for and
-    exit handlers are run. As in a worker, a file that a function of the user has left open is not
-    flushed.
+    objects one by one, which takes 22 ms after a conversion or a check. Threads are waited for,
+    except after Ctrl-C or SIGTERM, since a thread may wait for a silent store. Exit handlers are
+    run. As in a worker, a file that a function of the user has left open is not flushed.
 
     Return if Python must end the process itself:
     - if output cannot be written, since Python says so
@@ -27,7 +29,8 @@ def end_process(code: int) -> None:
         return
     with suppress(OSError):
         _flush_output()
-        threading._shutdown()  # type: ignore[attr-defined]
+        if code not in (INTERRUPTED, TERMINATED):
+            threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         _flush_output()  # that of threads and exit handlers
         os._exit(code)

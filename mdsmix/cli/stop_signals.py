@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+INTERRUPTED = 130
+"The exit code for Ctrl-C, the same as typer's."
 TERMINATED = 143
 "The exit code for SIGTERM, which a scheduler sends. Workers stop, and the lease is released."
 IMPORTS = "<frozen importlib._bootstrap>"

@@ -1,0 +1,69 @@
+"""Requests in threads, and Ctrl-C while a store does not answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from mdsmix.storage import threads
+from mdsmix.storage.threads import map_threads
+
+
+def test_the_first_items_error_is_raised_when_all_requests_have_ended() -> None:
+    begun = list[int]()
+
+    def request(item: int) -> int:
+        begun.append(item)
+        if item in (1, 2):
+            raise ValueError(item)
+        time.sleep(0.05)
+        return -item
+
+    assert map_threads(request, [3, 4, 5]) == [-3, -4, -5]
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="1"):
+        map_threads(request, [0, *range(1, 1000)], threads=2)
+    assert threading.active_count() == before
+    assert len(begun) < 100
+
+
+def test_an_interrupt_does_not_wait_for_a_silent_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "INTERRUPTED_SECONDS", 0.1)
+    answers = threading.Event()
+    begun = list[int]()
+
+    def request(item: int) -> None:
+        begun.append(item)
+        if len(begun) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        answers.wait(60)
+
+    start = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            map_threads(request, range(1000), threads=2)
+        assert time.monotonic() - start < 30
+    finally:
+        answers.set()
+    assert begun == [0, 1]
+
+
+def test_requests_that_are_answered_end_before_an_interrupt_is_raised() -> None:
+    """So nothing is deleted or written any more when the lease is released."""
+    ended = list[int]()
+    have_begun = threading.Barrier(4)
+
+    def request(item: int) -> None:
+        have_begun.wait(60)
+        if item == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        ended.append(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        map_threads(request, range(4), threads=4)
+    assert sorted(ended) == [0, 1, 2, 3]
