@@ -249,6 +249,23 @@ def test_a_word_form_gives_the_references_ids(
         assert to_lists(fast.encode(hard, match)) == to_lists(reference.encode(hard, match))
 
 
+def test_a_character_may_take_the_place_of_its_byte(
+    open_setting: Callable[[str], Tokenizer], tmp_path: Path
+) -> None:
+    """As the tab in Gemma 2, which has no token `<0x09>`."""
+    tokenizer = open_setting("words")
+    tree = json.loads(Path(tokenizer.path).read_bytes())
+    vocabulary = tree["model"]["vocab"]
+    vocabulary["\t"] = vocabulary.pop("<0x09>")
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(tree))
+    tokenizer = replace(tokenizer, path=str(path), hash="tab")
+    fast = Fastokens(tokenizer)
+    assert fast._parts is not None
+    texts = ["\t", "a\t\tb", " \t\x0b"]
+    assert to_lists(fast.encode(texts, True)) == to_lists(Reference(tokenizer).encode(texts, True))
+
+
 def test_parts_of_characters_become_their_bytes(
     open_both: Callable[[str], tuple[Fastokens, Reference]],
 ) -> None:

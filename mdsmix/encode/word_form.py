@@ -225,7 +225,7 @@ def make_word_form(content: bytes) -> bytes | None:
     stand_ins = rules.stand_ins if rules else {}
     first_part = 1 + max(chain(vocabulary.values(), (t["id"] for t in tree["added_tokens"])))
     for byte, number in enumerate(byte_ids):
-        names.pop(f"<0x{byte:02X}>")
+        names.pop(f"<0x{byte:02X}>", None)
         character = chr(byte)
         if byte < 128 and character != " " and character in stand_ins:
             # No text has it any more, but each byte needs an id.
@@ -435,20 +435,17 @@ def _find_byte_ids(vocabulary: Mapping[str, int], merges: str) -> list[int] | No
         vocabulary: the id of each token.
         merges: the text of `_join_all`.
     """
-    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
-    if (
-        BYTE_IN_MERGES.search(merges)
-        or MARK not in vocabulary
-        or not vocabulary.keys() >= {*byte_tokens}
-    ):
+    if BYTE_IN_MERGES.search(merges) or MARK not in vocabulary:
         return None
     all_names = "".join(vocabulary)
     if " " in all_names or "\0" in all_names:
         return None
-    ids = [vocabulary[token] for token in byte_tokens]
+    # Gemma 2 has a token for the tab, and none for its byte.
+    ids = [vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
     for byte in range(128):
         ids[byte] = vocabulary.get(MARK if byte == 0x20 else chr(byte), ids[byte])
-    return ids
+    found = [number for number in ids if number is not None]
+    return found if len(found) == len(ids) else None
 
 
 def _make_character_merges(vocabulary: Iterable[str]) -> list[tuple[bytes, bytes]]:
