@@ -29,6 +29,7 @@ from mdsmix.foundry_yaml.section_values import find_wrong_separators
 from mdsmix.foundry_yaml.training_yaml import Config
 from mdsmix.load.collate import Batch, Collate, Packer, find_best_ratio, list_ratios
 from mdsmix.load.dataset import CheckedStream, MixDataset, describe_error
+from mdsmix.load.internals import open_process_group
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import open_vision, refuse_packing
@@ -484,11 +485,12 @@ def _find_packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: i
         finally:
             dataset.end()
     ratio = find_best_ratio(rows, ratios, batch_size, rules.max_seq_len)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        # All ranks use the smallest ratio that one of them found.
-        ratios_of_ranks = [ratio] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(ratios_of_ranks, ratio)
-        ratio = min(ratios_of_ranks)
+    with open_process_group():
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            # All ranks use the smallest ratio that one of them found.
+            ratios_of_ranks = [ratio] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(ratios_of_ranks, ratio)
+            ratio = min(ratios_of_ranks)
     log.info("Using packing ratio %s", ratio)
     return ratio
 

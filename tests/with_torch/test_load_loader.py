@@ -182,6 +182,27 @@ def test_all_ranks_use_the_smallest_of_their_packing_ratios(
     assert loader._find_packing_ratio(read_settings(settings), rules, 8) == 1.5
 
 
+RATIO_OF_A_RANK = """
+import json, os, sys
+from mdsmix.load import loader
+from mdsmix.load.loader_settings import read_settings
+from tests.with_torch.load_streams import IDS
+loader.list_ratios = lambda *_: [1.0]
+loader.find_best_ratio = lambda *_: 1.5 + float(os.environ["RANK"])
+settings = read_settings(json.loads(sys.argv[1]))
+print(loader._find_packing_ratio(settings, loader.make_row_rules(settings, IDS), 8))
+"""
+
+
+def test_ranks_agree_on_a_ratio_before_the_training_loop_opens_a_group(
+    programs: PreloadedPython,
+) -> None:
+    """Ranks of different ratios would draw different numbers of samples for a batch."""
+    tree = config({"a": {"local": "a"}}, packing_ratio="auto") | {"max_seq_len": 200}
+    results = run_ranks(programs, RATIO_OF_A_RANK, json.dumps(tree))
+    assert [float(result.stdout) for result in results] == [1.5, 1.5]
+
+
 LOADERS_OF_A_RANK = """
 import json, os, sys, time
 import torch.distributed as dist
