@@ -75,8 +75,10 @@ runs of seven spaces fit fastokens' cache, which keeps words of up to 15 bytes.
 LETTER_STAND_INS = "".join(map(chr, range(0x10600, 0x10737)))
 "Signs of Linear A, which Unicode counts as letters."
 APOSTROPHE = "'"
-MOST_ASCII = 3
-"How many ASCII characters, and openings, may be replaced. Each is searched for in all texts."
+MOST_ASCII = 4
+"""How many ASCII characters, and openings, may be replaced. Each is searched for in all texts.
+Gemma 2 needs four: space, apostrophe, tab and form feed.
+"""
 MOST_PAIRS = 8
 """How many pairs of joined characters may be cut. The reference encodes texts with such a pair.
 Gemma 3 has three, such as U+200C and a full stop.
