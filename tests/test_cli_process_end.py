@@ -52,6 +52,12 @@ def test_after_a_signal_no_thread_is_waited_for(code: int) -> None:
     assert (ended, out.split(), err) == (code, ["output", "handler"], "")
 
 
+def test_a_thread_that_opens_a_tokenizer_is_left() -> None:
+    thread = "each = threading.Thread(target=threading.Event().wait); each.can_be_left = True"
+    program = f"import threading\n{thread}\neach.start()\n{END.format(2)}"
+    assert run_program(program=program, timeout=60) == (2, "output ", "")
+
+
 def test_after_torch_python_itself_ends_the_process() -> None:
     program = f"{PREPARED}\n{END.format(3)}\nsys.exit(4)"
     code, out, err = run_program("", "torch", program=program)

@@ -14,8 +14,9 @@ from mdsmix.cli.stop_signals import INTERRUPTED, TERMINATED
 def end_process(code: int) -> None:
     """End the process as Python does, but leave its memory to the system: Python would free all
     objects one by one, which takes 22 ms after a conversion or a check. Threads are waited for,
-    except after Ctrl-C or SIGTERM, since a thread may wait for a silent store. Exit handlers are
-    run. As in a worker, a file that a function of the user has left open is not flushed.
+    except after Ctrl-C or SIGTERM, since a thread may wait for a silent store, and except those
+    that only open a tokenizer: 3 s for Gemma 3, if a wrong option ends the command. Exit handlers
+    are run. As in a worker, a file that a function of the user has left open is not flushed.
 
     Return if Python must end the process itself:
     - if output cannot be written, since Python says so
@@ -29,11 +30,17 @@ def end_process(code: int) -> None:
         return
     with suppress(OSError):
         _flush_output()
-        if code not in (INTERRUPTED, TERMINATED):
+        if code not in (INTERRUPTED, TERMINATED) and _must_wait():
             threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         _flush_output()  # that of threads and exit handlers
         os._exit(code)
+
+
+def _must_wait() -> bool:
+    """Return whether a thread runs that must end before the process does."""
+    others = (each for each in threading.enumerate() if each is not threading.main_thread())
+    return not all(each.daemon or getattr(each, "can_be_left", False) for each in others)
 
 
 def _is_observed() -> bool:

@@ -67,8 +67,8 @@ def open_tokenizer_for_command(words: Sequence[str]) -> AbstractContextManager[N
 
     Options are not parsed here. So the tokenizer is opened only if all streams of the recipe are
     new: then the run has work, whatever `--only` and `--limit` are. In all other cases
-    `open_tokenizer_early` decides. If the value of an option is wrong, the process ends when the
-    tokenizer is open.
+    `open_tokenizer_early` decides. If the value of an option is wrong, the process ends
+    before the tokenizer is open (cli/process_end.py).
 
     Args:
         words: the words of the command line after `convert`: the recipe first.

@@ -38,6 +38,9 @@ far more than 500 MB of memory.
 class _Opening(threading.Thread):
     """A thread that opens a model."""
 
+    can_be_left = True
+    "A command may end before this thread does (cli/process_end.py)."
+
     def __init__(self, path: str, may_fail: bool = False) -> None:
         """Store the arguments.
 
