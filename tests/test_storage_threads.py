@@ -52,6 +52,25 @@ def test_an_interrupt_does_not_wait_for_a_silent_store(monkeypatch: pytest.Monke
     assert begun == [0, 1]
 
 
+def test_a_second_interrupt_waits_no_longer() -> None:
+    answers = threading.Event()
+
+    def request(item: int) -> None:
+        if item == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)  # the main thread waits for both requests now
+            os.kill(os.getpid(), signal.SIGINT)
+        answers.wait(20)
+
+    start = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            map_threads(request, range(2), threads=2)
+        assert time.monotonic() - start < 10
+    finally:
+        answers.set()
+
+
 def test_requests_that_are_answered_end_before_an_interrupt_is_raised() -> None:
     """So nothing is deleted or written any more when the lease is released."""
     ended = list[int]()

@@ -38,18 +38,18 @@ def map_threads(request: Callable[[T], R], items: Iterable[T], threads: int = TH
 
     pool = ThreadPoolExecutor(threads)
     requests: list[Future[R]] = []
-    must_end = True
+    is_interrupted = False
     try:
         for item in all_items:
             requests.append(pool.submit(request, item))
         return [each.result() for each in requests]
     except (KeyboardInterrupt, SystemExit):
+        is_interrupted = True  # set first: a second Ctrl-C ends the wait below
         pool.shutdown(wait=False, cancel_futures=True)
         wait([each for each in requests if not each.cancelled()], INTERRUPTED_SECONDS)
-        must_end = False
         raise
     finally:
-        pool.shutdown(wait=must_end, cancel_futures=True)
+        pool.shutdown(wait=not is_interrupted, cancel_futures=True)
 
 
 def map_in_batches(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
