@@ -80,6 +80,12 @@ def test_output_that_cannot_be_written_is_reported_by_python() -> None:
     assert "No space left on device" in err
 
 
+def test_closed_output_is_left_to_python() -> None:
+    end = END.format(3).replace("print('output', end=' '); ", "")
+    program = f"import sys; sys.stdout.close(); {end}; sys.exit(4)"
+    assert run_program(program=program) == (4, "", "")
+
+
 COMMAND = """
 def leave(code, leave=os._exit):
     os.write(1, b"left")

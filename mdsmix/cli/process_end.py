@@ -19,7 +19,7 @@ def end_process(code: int) -> None:
     are run. As in a worker, a file that a function of the user has left open is not flushed.
 
     Return if Python must end the process itself:
-    - if output cannot be written, since Python says so
+    - if output cannot be written, since Python says so, or is closed
     - if torch is imported, since its libraries end more than memory
     - under a profiler or a debugger, which goes on after the command
 
@@ -28,7 +28,7 @@ def end_process(code: int) -> None:
     """
     if "torch" in sys.modules or _is_observed():
         return
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         _flush_output()
         if code not in (INTERRUPTED, TERMINATED) and _must_wait():
             threading._shutdown()  # type: ignore[attr-defined]
@@ -52,5 +52,9 @@ def _is_observed() -> bool:
 
 
 def _flush_output() -> None:
+    """Flush stdout and stderr.
+
+    Raises OSError if one cannot be written, and ValueError if it is closed.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
