@@ -80,6 +80,9 @@ def test_openings_that_would_be_replaced_wrongly() -> None:
     assert find_rules([*WORDS, f". {MARK}."]) is None
     # Metaspace prepends no space to the part after `<-`, since it begins with one.
     assert find_rules([*WORDS, f"- {MARK}."], TOKEN | {"content": "<-"}, is_prepended=True) is None
+    # The model never gets the `-`.
+    added = TOKEN | {"content": "-", "special": False}
+    assert find_rules([*WORDS, f"- {MARK}."], added) is None
 
 
 def test_characters_get_the_kind_that_they_are_joined_with() -> None:

@@ -172,7 +172,8 @@ def find_scan_rules(
         return None
     if MARK in "".join(left_out) or any(pair.isascii() for pair in left_out):
         return None
-    if any(kinds[text[0]] != SYMBOL or kinds[text[2]] != SYMBOL for text in openings):
+    ends = {text[0] + text[2] for text in openings}
+    if any(kinds.get(character) != SYMBOL for character in "".join(ends)):
         return None
     replaces_spaces = spaces.are_first or bool(openings)
     if replaces_spaces and is_prepended:
