@@ -136,6 +136,14 @@ def test_texts_that_the_reference_encodes() -> None:
     assert changed[4] == rules.stand_ins["²"] + "é"
 
 
+def test_pairs_that_begin_with_a_sign_of_regular_expressions() -> None:
+    rules = find_rules(WORDS)
+    assert rules
+    pairs = [f"{sign}é" for sign in "-]^\\"]
+    form = ScanForm(rules._replace(left_out=["!é", *pairs]))
+    assert form.change(["é", *pairs])[1] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     "change", [{"normalized": True}, {"single_word": True}, {"content": "a b"}, {"lstrip": True}]
 )

@@ -402,7 +402,7 @@ class ScanForm:
         # A range, since a class with many characters above U+FFFF is searched 20 times as long.
         stand_ins = [s for s in rules.stand_ins.values() if s not in LETTER_STAND_INS]
         reserved = f"{''.join(stand_ins)}{MARK}{LETTER_STAND_INS[0]}-{LETTER_STAND_INS[-1]}"
-        changes = "".join([*self._replaced, *(pair[0] for pair in rules.left_out)])
+        changes = re.escape("".join([*self._replaced, *(pair[0] for pair in rules.left_out)]))
         self._finds_change = re.compile(f"[{changes}{reserved}]").search
         left_out = [f"[{reserved}]", *map(re.escape, rules.left_out)]
         self._is_left_out = re.compile("|".join(left_out)).search
