@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +88,20 @@ def test_requests_that_are_answered_end_before_an_interrupt_is_raised() -> None:
     with pytest.raises(KeyboardInterrupt):
         map_threads(request, range(4), threads=4)
     assert sorted(ended) == [0, 1, 2, 3]
+
+
+def test_the_systems_threads_have_ended_too() -> None:
+    """A process that is forked now inherits no lock that a thread takes at its very end. Here each
+    thread sleeps then: the C function that ends what the thread holds is `usleep`.
+    """
+    libc = ctypes.CDLL(None)
+    key = ctypes.c_uint()
+    assert libc.pthread_key_create(ctypes.byref(key), libc.usleep) == 0
+
+    def request(_: int) -> int:
+        microseconds = 100_000
+        libc.pthread_setspecific(key, ctypes.c_void_p(microseconds))
+        return threading.get_native_id()
+
+    ids = {*map_threads(request, range(4))}
+    assert not [each for each in ids if Path(f"/proc/self/task/{each}").exists()]

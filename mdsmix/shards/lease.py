@@ -44,6 +44,7 @@ from mdsmix.messages import Say
 from mdsmix.shards.index import INDEX, Index, parse_index
 from mdsmix.shards.manifest import MANIFEST, parse_manifest
 from mdsmix.storage import Location
+from mdsmix.storage.threads import await_system_threads
 
 LEASE_PATH = ".mdsmix/lease"
 "The lease's path below the stream's folder."
@@ -217,6 +218,8 @@ class Lease:
             self._ended.set()
             if self._heart.is_alive():
                 self._heart.join(1)
+            if self._heart.native_id and not self._heart.is_alive():
+                await_system_threads([self._heart.native_id])
             # A thread that still waits for the store could write the lease again after its
             # deletion.
             if self._written and not self._heart.is_alive():
