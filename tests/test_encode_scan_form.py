@@ -54,7 +54,7 @@ def find_rules(
 ) -> ScanRules | None:
     pairs = [merge.split(" ") for merge in merges]
     joins = {(first[-1], second[0]) for first, second in pairs}
-    return find_scan_rules(merges, joins, make_ids(merges), added, is_prepended)
+    return find_scan_rules("\0".join(merges), joins, make_ids(merges), added, is_prepended)
 
 
 WORDS = ["a b", f"{MARK} a", ". .", f"{MARK} ."]

@@ -61,7 +61,8 @@ METASPACE: dict[str, Any] = {"type": "Metaspace", "replacement": MARK, "split": 
 REPLACE_MARKS: dict[str, Any] = {"type": "Replace", "pattern": {"String": MARK}, "content": " "}
 PREPEND_SPACE: dict[str, Any] = {"type": "Prepend", "prepend": " "}
 REMOVE_SECOND_SPACE = {"type": "Replace", "pattern": {"Regex": r"\A  "}, "content": " "}
-MERGES_AT_ONCE = 1 << 16
+CHARACTERS_AT_ONCE = 1 << 20
+"About how many characters of merges are renamed together."
 RULES = "mdsmix"
 "The key of a word form's tokenizer.json with its ScanRules, or null."
 FIRST_SPACE = "\0first"
@@ -209,18 +210,16 @@ def make_word_form(content: bytes) -> bytes | None:
     cuts = make_cuts(joins)
     if byte_ids is None or cuts is None:
         return None
-    merges = joined.split("\0") if joined else []
-    del joined
     is_prepended = (
         normalizer["normalizers"] != [REPLACE_MARKS] or _find_prepend_scheme(tree) == "first"
     )
-    rules = find_scan_rules(merges, joins, vocabulary, tree["added_tokens"], is_prepended)
+    rules = find_scan_rules(joined, joins, vocabulary, tree["added_tokens"], is_prepended)
 
     # Write the names of all tokens as a byte-level tokenizer has them.
     all_names = "\0".join(vocabulary)
     if rules:
         all_names = rules.rename(all_names)
-        merges = rules.add_aliases(merges)
+        joined = rules.add_aliases(joined)
     names = dict(zip(_to_byte_level(all_names), vocabulary.values(), strict=True))
     stand_ins = rules.stand_ins if rules else {}
     first_part = 1 + max(chain(vocabulary.values(), (t["id"] for t in tree["added_tokens"])))
@@ -251,9 +250,9 @@ def make_word_form(content: bytes) -> bytes | None:
     # fastokens reads merges as strings in less memory than merges as lists (see `bpe_json`).
     model["merges"] = [
         *(f"{_write_bytes(first)} {_write_bytes(second)}" for first, second in character_merges),
-        *_write_merges(merges, rules),
+        *_write_merges(joined, rules),
     ]
-    del merges
+    del joined
 
     # fastokens needs a token for each id. No text is encoded to these: U+0000 is in no other name.
     unnamed = set(range(first_part)) - set(names.values())
@@ -497,14 +496,21 @@ def _read_bytes(name: str) -> bytes:
     return b"" if None in numbers else bytes(number for number in numbers if number is not None)
 
 
-def _write_merges(merges: Sequence[str], rules: ScanRules | None) -> Iterator[str]:
+def _write_merges(merges: str, rules: ScanRules | None) -> Iterator[str]:
     """Yield the merges, `a b` each, as a byte-level tokenizer has them.
 
     A part at a time is renamed: all merges in one text take 150 MB more for Gemma 3.
+
+    Args:
+        merges: the text of `_join_all`.
+        rules: the rules of a word form that is scanned; None: it has none.
     """
-    for start in range(0, len(merges), MERGES_AT_ONCE):
-        text = "\0".join(merges[start : start + MERGES_AT_ONCE])
-        yield from _to_byte_level(rules.rename(text) if rules else text)
+    start = 0
+    while start < len(merges):
+        end = merges.find("\0", start + CHARACTERS_AT_ONCE)
+        part = merges[start : end if end >= 0 else len(merges)]
+        yield from _to_byte_level(rules.rename(part) if rules else part)
+        start += len(part) + 1
 
 
 def _make_pre_tokenizer(cuts: str) -> dict[str, Any]:
