@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,21 @@ def test_the_first_items_error_is_raised_when_all_requests_have_ended() -> None:
     assert len(begun) < 100
 
 
+def check_interrupted_soon(
+    request: Callable[[int], None], count: int, answers: threading.Event, most_seconds: float
+) -> None:
+    """Check that requests in two threads end by KeyboardInterrupt before they are answered. Let
+    `answers` answer them then.
+    """
+    start = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            map_threads(request, range(count), threads=2)
+        assert time.monotonic() - start < most_seconds
+    finally:
+        answers.set()
+
+
 def test_an_interrupt_does_not_wait_for_a_silent_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "INTERRUPTED_SECONDS", 0.1)
     answers = threading.Event()
@@ -44,13 +60,7 @@ def test_an_interrupt_does_not_wait_for_a_silent_store(monkeypatch: pytest.Monke
             os.kill(os.getpid(), signal.SIGINT)
         answers.wait(60)
 
-    start = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            map_threads(request, range(1000), threads=2)
-        assert time.monotonic() - start < 30
-    finally:
-        answers.set()
+    check_interrupted_soon(request, 1000, answers, most_seconds=30)
     assert begun == [0, 1]
 
 
@@ -64,13 +74,7 @@ def test_a_second_interrupt_waits_no_longer() -> None:
             os.kill(os.getpid(), signal.SIGINT)
         answers.wait(20)
 
-    start = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            map_threads(request, range(2), threads=2)
-        assert time.monotonic() - start < 10
-    finally:
-        answers.set()
+    check_interrupted_soon(request, 2, answers, most_seconds=10)
 
 
 def test_requests_that_are_answered_end_before_an_interrupt_is_raised() -> None:

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from gc import freeze
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,10 +63,6 @@ def run() -> None:
         os._exit(PIPE_CLOSED)
     finally:
         close_log(code)
-        # When Python exits it searches all objects for garbage once more, which takes 0.2 s;
-        # `freeze` prevents that. Torch's libraries need the search: without it they report leaks.
-        if "torch" not in sys.modules:
-            freeze()
 
 
 def _run_command() -> Ending:

@@ -92,8 +92,6 @@ RUNS = re.compile(f"{MARK}(?<![^\\0]{MARK})(?:{MARK}* {MARK}+|{MARK}+)(?![^\\0])
 "Tokens and merges of marks alone."
 INNER_MARK = re.compile(f"{MARK}(?:(?<=[^\\0{MARK} ]{MARK})|(?<=[^\\0{MARK} ] {MARK}))")
 "A mark that is not the beginning of what a merge makes."
-RUN_MERGE = re.compile(f"{MARK}(?<![^\\0]{MARK}){MARK}* {MARK}+(?![^\\0])")
-"A merge of two tokens of marks alone."
 TWO_MARKS = re.compile(f"{MARK} ?{MARK}")
 OPENING = re.compile(f" {MARK}(?<=([^\\0{MARK}]) {MARK})([^\\0]*)")
 "The end of a merge that joins a character with a space after it: the character, and what follows."
@@ -309,7 +307,7 @@ class _SpaceRules(NamedTuple):
 def _find_space_rules(merges: str) -> _SpaceRules | None:
     """Return how a vocabulary merges runs of spaces; None if it is neither first nor last."""
     # The place of a merge in the text stands for its rank.
-    of_runs = {match.start(): match[0] for match in RUN_MERGE.finditer(merges)}
+    of_runs = {match.start(): match[0] for match in RUNS.finditer(merges)}
     for match in TWO_MARKS.finditer(merges):
         if _find_merge(merges, match.start()) not in of_runs:
             return None

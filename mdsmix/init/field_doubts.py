@@ -38,6 +38,11 @@ NEMO_MASK = "mask"
 "The field in which NeMo's records name the roles whose messages are not trained."
 
 
+def _list_values(guess: Guess, name: str) -> list[Any]:
+    """Return the values of a field of the first records; None for a record that lacks it."""
+    return [record.get(name) for record in guess.head.objects]
+
+
 def find_condition(guess: Guess) -> str | None:
     """Return the condition `where` that leaves out answers that the records mark as bad; None if
     they mark none.
@@ -59,7 +64,7 @@ def find_bad_answer_mark(guess: Guess) -> str | None:
     if guess.kind.word != "finetuning":
         return None
     for name in sorted(guess.unread & BAD_ANSWER_MARKS):
-        values = [record.get(name) for record in guess.head.objects]
+        values = _list_values(guess, name)
         if False in values and all(type(value) is bool for value in values):
             return name
     return None
@@ -72,7 +77,7 @@ def _find_masked_role(guess: Guess) -> str | None:
     if "conversations" not in guess.shape.fields or NEMO_MASK not in guess.unread:
         return None
     role: str = (TAGS | guess.options.get("tags", {}))["assistant_tag"]
-    masked = any(record.get(NEMO_MASK) == role for record in guess.head.objects)
+    masked = role in _list_values(guess, NEMO_MASK)
     return role if masked and "'" not in role else None
 
 
@@ -109,7 +114,7 @@ def _describe_reasoning(guess: Guess) -> Iterator[str]:
     """
     keys = [key for key in ("response", "output") if key in guess.fields]
     for name in sorted(guess.unread) if keys else ():
-        values = [record.get(name) for record in guess.head.objects]
+        values = _list_values(guess, name)
         has_texts = any(isinstance(value, str) and " " in value.strip() for value in values)
         if name.lower() in REASONING and has_texts:
             answer = guess.fields[keys[0]]
@@ -127,7 +132,7 @@ def _describe_possible_marks(guess: Guess) -> Iterator[str]:
     if guess.kind.word != "finetuning":
         return
     for name in sorted(guess.unread & POSSIBLE_MARKS - {find_bad_answer_mark(guess)}):
-        values = [record.get(name) for record in guess.head.objects]
+        values = _list_values(guess, name)
         bad = sum(value in (False, -1) for value in values)
         are_whole = all(type(value) in (bool, int) and value in (-1, 0, 1) for value in values)
         if not bad or not are_whole:

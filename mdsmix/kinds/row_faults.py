@@ -107,13 +107,22 @@ def find_faultless(plain: PlainPart, has_thoughts: bool) -> set[int]:
         plain: the plain conversations of a batch.
         has_thoughts: whether a text of the batch contains `<think>`.
     """
-    conversations = plain.conversations
-    roles_and_contents = zip(conversations.roles, conversations.contents, strict=True)
-    return {
-        position
-        for position, (roles, contents) in zip(plain.positions, roles_and_contents, strict=True)
-        if "tool" not in roles and not (has_thoughts and any(map(_has_open_thought, contents)))
-    }
+    faultless = find_without_results(plain)
+    if has_thoughts:
+        contents_at = zip(plain.positions, plain.conversations.contents, strict=True)
+        faultless -= {
+            position for position, contents in contents_at if any(map(_has_open_thought, contents))
+        }
+    return faultless
+
+
+def find_without_results(plain: PlainPart) -> set[int]:
+    """Return positions of the plain conversations of a batch that have no result of a tool."""
+    roles = plain.conversations.roles
+    if not any("tool" in distinct for distinct in {*roles}):
+        return {*plain.positions}
+    roles_at = zip(plain.positions, roles, strict=True)
+    return {position for position, roles_of_one in roles_at if "tool" not in roles_of_one}
 
 
 def _has_open_thought(text: str) -> bool:

@@ -42,7 +42,12 @@ from mdsmix.encode.chat import (
 from mdsmix.encode.control_words import ControlWords, open_control_words
 from mdsmix.encode.labels import Turns
 from mdsmix.encode.trained_ranges import MarkedRange, mark_tokens, multiply_weights
-from mdsmix.kinds.row_faults import find_faultless, find_row_faults, list_signs
+from mdsmix.kinds.row_faults import (
+    find_faultless,
+    find_row_faults,
+    find_without_results,
+    list_signs,
+)
 from mdsmix.kinds.turn_rows import PLACEHOLDERS, TurnRows, count_placeholders
 from mdsmix.record import Conversation, PlainConversations, RecordRefused, RichConversation
 from mdsmix.shapes.extras import VARIABLES
@@ -410,12 +415,7 @@ class TurnRenderer:
         trains_all = not trains_last and not makes_one_turn
         if leaves_out_calls or self.encoding.target_prompts != "none" or trains_all:
             return set()
-        skipped = set[int]()
-        if not has_call_texts:
-            skipped = {*plain.positions}
-            if any("tool" in roles for roles in {*plain.conversations.roles}):
-                roles_at = zip(plain.positions, plain.conversations.roles, strict=True)
-                skipped = {position for position, roles in roles_at if "tool" not in roles}
+        skipped = set[int]() if has_call_texts else find_without_results(plain)
         if len(skipped) == len(conversations):
             return set()
         return {

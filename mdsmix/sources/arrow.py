@@ -85,7 +85,7 @@ class Arrow(Format):
         Args:
             fields: the fields that are read of each record; empty: all.
         """
-        with _opened(file, fields) as opened:
+        with open_arrow(file, fields) as opened:
             # A stream has no directory of its batches, so it counts as one batch.
             batches = getattr(opened.reader, "num_record_batches", 1)
         batches_of_split = max(1, batches * window_bytes // file.stat.size)
@@ -103,11 +103,11 @@ class Arrow(Format):
         if file.location.is_store:
             return None
         whole_file = Unit(files=(file,)).span()
-        with _opened(file, ()) as opened:
+        with open_arrow(file, ()) as opened:
             return sum(int(batch.num_rows) for _, batch in _batches(opened.reader, whole_file))
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        with _opened(file, span.unit.fields) as opened:
+        with open_arrow(file, span.unit.fields) as opened:
             yield from row_blocks(file, span, _rows(opened, span), opened.unread)
 
 
@@ -133,7 +133,7 @@ class _Opened(NamedTuple):
 
 
 @contextmanager
-def _opened(file: SourceFile, fields: tuple[str, ...]) -> Iterator[_Opened]:
+def open_arrow(file: SourceFile, fields: tuple[str, ...]) -> Iterator[_Opened]:
     """Open an Arrow file or stream for reading only these fields; all fields if `fields` is empty.
 
     Arrow's errors, also those inside the `with` block, become Unreachable.

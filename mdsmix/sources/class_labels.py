@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from mdsmix.errors import Unreachable
+from mdsmix.sources.arrow import open_arrow
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import SourceFile
 
@@ -36,21 +38,14 @@ def _read_features(file: SourceFile, is_parquet: bool) -> Mapping[str, Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with suppress(pa.ArrowException, OSError, ValueError, KeyError, TypeError):
-        with file.open_random() as stored:
-            schema = pq.read_schema(stored) if is_parquet else _open_ipc(stored).schema
+    with suppress(Unreachable, pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+        if is_parquet:
+            with file.open_random() as stored:
+                schema = pq.read_schema(stored)
+        else:
+            with open_arrow(file, ()) as opened:
+                schema = opened.reader.schema
         description = (schema.metadata or {})[_METADATA_KEY]
         features: Mapping[str, Any] = orjson.loads(description)["info"]["features"]
         return features
     return {}
-
-
-def _open_ipc(stored: Any) -> Any:
-    """Return the reader of an open Arrow file, or of a stream."""
-    import pyarrow as pa
-
-    try:
-        return pa.ipc.open_file(stored)
-    except pa.ArrowInvalid:
-        stored.seek(0)
-        return pa.ipc.open_stream(stored)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -38,19 +38,22 @@ def list_data_files(folder: Location) -> FoundFiles:
     Raises RecipeError if the folder contains several splits of a data set (`train`, `test`), and
     Unreachable if files are missing.
     """
-    if splits := _read_list(folder / SPLITS, "splits"):
+    splits = _read_tree(folder / SPLITS)
+    if splits is not None:
+        first = _get_list(splits, "splits", folder / SPLITS)[0]
         raise RecipeError(
             f"{folder} contains several splits of a data set: "
-            f"name one of them in source.path, for example {folder}/{splits[0]}"
+            f"name one of them in source.path, for example {folder}/{first}"
         )
 
     # Read the folder as an MDS stream if there is no state of `save_to_disk`.
-    entries = _read_list(folder / STATE, "_data_files")
-    if entries is None:
+    state = _read_tree(folder / STATE)
+    if state is None:
         stat = (folder / INDEX).stat()
         return [(folder / INDEX, stat)] if stat else []
 
-    _refuse_indices(folder / STATE)
+    entries = _get_list(state, "_data_files", folder / STATE)
+    _refuse_indices(state, folder / STATE)
     # List the files that the state names.
     files: FoundFiles = []
     missing = list[str]()
@@ -70,32 +73,50 @@ def list_data_files(folder: Location) -> FoundFiles:
     return files
 
 
-def _refuse_indices(state: Location) -> None:
+def _refuse_indices(state: Mapping[str, Any], file: Location) -> None:
     """Raise RecipeError if a folder has a file of indices next to its data, as `datasets` before
     2.0 wrote for a data set that was shuffled or filtered. The data files then have all rows, also
     those that the data set had not, in another order.
+
+    Args:
+        state: the content of the folder's state.
+        file: the file of the state, for the message.
     """
-    fetched = state.fetch()
-    if fetched and orjson.loads(fetched[1]).get("_indices_data_files"):
+    if state.get("_indices_data_files"):
         raise RecipeError(
-            f"{state} names a file of indices, so the data files also have rows that are not in "
+            f"{file} names a file of indices, so the data files also have rows that are not in "
             "the data set: open it with datasets (load_from_disk), and save it again "
             "(save_to_disk), which writes only its rows"
         )
 
 
-def _read_list(file: Location, key: str) -> list[Any] | None:
-    """Return the list under `key` in a JSON file; None if the file is missing.
-
-    Raises Unreachable if the file contains no such list, or an empty one.
+def _read_tree(file: Location) -> Mapping[str, Any] | None:
+    """Return the object in a JSON file, {} if the file contains something else, and None if the
+    file is missing.
     """
     fetched = file.fetch()
     if fetched is None:
         return None
     _, content = fetched
+    tree: Any = None
+    with suppress(ValueError):
+        tree = orjson.loads(content)
+    return tree if isinstance(tree, dict) else {}
+
+
+def _get_list(tree: Mapping[str, Any], key: str, file: Location) -> list[Any]:
+    """Return the list under `key`.
+
+    Raises Unreachable if there is none, or an empty one.
+
+    Args:
+        tree: the content of a JSON file.
+        key: the key of the list.
+        file: the file, for the message.
+    """
     values = list[Any]()
-    with suppress(ValueError, TypeError, KeyError):
-        values = list(orjson.loads(content)[key])
+    with suppress(TypeError, KeyError):
+        values = list(tree[key])
     if not values:
         raise Unreachable(
             f"{file} lists no {key}, so the data files of its folder are unknown: "
