@@ -9,8 +9,10 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import pytest
 from mdsmix.conversion import unit
 from mdsmix.engines import hang
 from mdsmix.engines.hang import SILENT_SECONDS, SLOWEST, HangDetector, read_cpu_ticks
+from mdsmix.engines.local_engine import LocalEngine
 from mdsmix.engines.tasks import (
     ALONE,
     MOST_DEATHS,
@@ -199,6 +202,47 @@ def test_a_worker_without_a_sign_of_life_is_reported_and_replaced_and_others_con
         assert "a worker process hung (no sign of life for " in sentence
         assert "it was stopped, or waits for a mount, and uses no processor time" in sentence
         assert "on the work unit of a.jsonl, while the worker was converting no record" in sentence
+
+
+def hang_always(_: Attempt) -> None:
+    """Store the output of a task: never."""
+    read_forever()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_hangs_twice_while_it_stores_is_reported_and_ends_the_run() -> None:
+    sentences = list[str]()
+    task = Call(fail_first, (int, 0), "of a.jsonl", hang_always)
+    with (
+        fail_after(60),
+        pytest.raises(MdsmixError, match=r"worker processes hang .* \(but .* or storing\)"),
+    ):
+        list(run_tasks([task], make_settings(), say=sentences.append))
+    (sentence,) = sentences
+    assert "a worker process hung (no sign of life for " in sentence
+    assert "on the work unit of a.jsonl, while the worker was converting no record" in sentence
+
+
+def count_wakings(pid: int) -> int:
+    """Return how often the main thread of a process has slept so far."""
+    status = Path(f"/proc/{pid}/task/{pid}/status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show it")
+def test_a_worker_that_waits_never_wakes_up() -> None:
+    """A thread of it that stores may hang. The ticks of a main thread that looks around each second
+    would count as a sign of life, so this would never be noticed.
+    """
+    with closing(LocalEngine(make_settings())) as engine:
+        list(engine.run([make_call(fail_first, int, 0)], lambda *_: None, print))
+        (worker,) = engine.idle
+        for _ in range(5):  # at first the worker may still be on its way to its wait
+            before = count_wakings(worker.pid)
+            time.sleep(1.2)
+            if count_wakings(worker.pid) == before:
+                return
+        raise AssertionError("the worker wakes up at least once in 1.2 seconds")
 
 
 @pytest.mark.usefixtures("impatient")

@@ -1,8 +1,9 @@
 """Decides when a worker counts as hung: its process lives, but its task will never end.
 
 A worker counts as hung by either of two rules:
-- It has sent no message and used no processor time for SILENT_SECONDS: it was stopped, or waits for
-  a mount or pipe that does not answer.
+- It has sent no message and used no processor time for SILENT_SECONDS: it was stopped, or one of
+  its threads waits for a mount or pipe that does not answer. This rule needs threads that use no
+  processor time while they wait for another one.
 - It has active records (those that it is converting), and has sent no message for SILENT_SECONDS
   plus the time that the slowest tokenizer takes for their bytes. This rule ignores processor time,
   because an endless loop uses it too. It does not apply without active records: hashing a

@@ -336,12 +336,13 @@ class LocalEngine:
                 with delay_signals():
                     worker.process.kill()
                     self._remove_dead(worker)
+                # If the work unit is given up, its error says the same.
+                self._replace(worker, WorkerEnd(how=reason, hung=True))
                 self._say(
                     f"a worker process hung ({reason}) {where} the work unit "
                     f"{name}, {worker.records or NO_ACTIVE_RECORDS}; "
                     f"the process was ended, and {successor}"
                 )
-                self._replace(worker, WorkerEnd(how=reason, hung=True))
 
     def _remove_dead(self, worker: Worker) -> str:
         """Wait for the end of a worker that died, and return how it ended."""

@@ -103,6 +103,8 @@ class WorkerChannel:
         self._has_task = False
         self._send_lock = threading.Lock()
         "Several threads send: those that read images ahead send sentences for the user."
+        self._parent_end = _watch_process(parent)
+        "A file descriptor that becomes readable when the engine's process ends; None if unknown."
 
     def on_progress(self, size: int, tokens: int) -> None:
         self.send("progress", size, tokens)
@@ -180,8 +182,17 @@ class WorkerChannel:
         """Wait for a message of the engine. An order is kept for `next_order`; True pauses the
         worker, False lets it continue, and ASSISTANT brings an assistant. The process ends if its
         parent has ended.
+
+        The worker uses no processor time while it waits. If it woke up each second, its thread that
+        stores could hang unnoticed: 0.1 ms a second are a tick each 80 s, which the hang detector
+        takes for a sign of life.
         """
-        while not self._pipe.poll(1):
+        watched: list[Any] = [self._pipe]
+        seconds: float | None = 1
+        if self._parent_end is not None:
+            watched.append(self._parent_end)
+            seconds = None
+        while self._pipe not in wait(watched, seconds):
             self._end_with_parent()
         message = self._pipe.recv()
         if isinstance(message, bool):
@@ -211,6 +222,16 @@ class WorkerChannel:
         """
         if os.getppid() != self._parent:
             os._exit(1)
+
+
+def _watch_process(pid: int) -> int | None:
+    """Return a file descriptor that becomes readable when this process ends. Return None on a
+    system without such descriptors (Linux has them since 5.3), or if the process has ended.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            return os.pidfd_open(pid)
+    return None
 
 
 def run_worker(pipe: Connection, workers: int, parent: int, memory: int, share: int) -> None:
