@@ -215,7 +215,7 @@ REFUSALS = (
     Refusal(
         "the disk is full",
         4,
-        "The target, the cache or the temporary folder has no space.",
+        "The target, the cache, the temporary folder or the disk of stdout has no space.",
         "Free space and run the same command again; finished units are kept.",
     ),
     Refusal(

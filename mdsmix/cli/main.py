@@ -8,11 +8,11 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from mdsmix.cli import json_document
 from mdsmix.cli.json_document import describe_error, describe_failure
+from mdsmix.cli.standard_streams import open_standard_streams
 from mdsmix.cli.stop_signals import INTERRUPTED, TERMINATED, raise_stop_signals
 from mdsmix.cli.usage_errors import describe_usage_error, is_usage_error
 from mdsmix.errors import MdsmixError, RecipeError, SeveralFailed, Unreachable
@@ -48,13 +48,12 @@ def run() -> None:
     # cores. No command multiplies matrices. A function of the user may, but it runs in as many
     # processes as there are workers.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    _open_standard_streams()
+    open_standard_streams()
     json_document.begin(sys.argv[1:])
     code = 1
     try:
-        ending = _run_command()
+        ending = _print_document(_run_command())
         code = ending.code
-        json_document.print_document(ending.error)
         write_log(*ending.sentences)
         if ending.sentences:
             print(*map(make_printable, ending.sentences), sep="\n", file=sys.stderr)
@@ -77,6 +76,7 @@ def _run_command() -> Ending:
             # Click would take the name from how Python was started, also in `_MDSMIX_COMPLETE`.
             app = make_app_for(sys.argv[1:])
             code = app(prog_name="mdsmix", standalone_mode=False)
+        sys.stdout.flush()
         return _end_by_code(code)
     except MdsmixError as failed:
         errors = failed.errors if isinstance(failed, SeveralFailed) else [failed]
@@ -103,6 +103,17 @@ def _run_command() -> Ending:
         )
         tree = describe_error(type(error).__name__, sentence, 1)
         return Ending(1, [f"error: {sentence}"], tree)
+
+
+def _print_document(ending: Ending) -> Ending:
+    """Print the document of --json. Return the ending; if the document cannot be written, an ending
+    with that error too.
+    """
+    try:
+        json_document.print_document(ending.error)
+    except Unreachable as failed:
+        return Ending(failed.exit_code, [*ending.sentences, f"error: {failed}"])
+    return ending
 
 
 def _open_tokenizer_early(words: Sequence[str]) -> AbstractContextManager[None]:
@@ -137,12 +148,3 @@ def _end_by_usage_error(error: Exception) -> Ending:
     code = RecipeError.exit_code
     tree = describe_error(json_document.USAGE_ERROR, sentence, code)
     return Ending(code, [f"error: {sentence}"] if sentence else [], tree)
-
-
-def _open_standard_streams() -> None:
-    """Open /dev/null for a standard stream that the shell closed (`>&-`), which Python sets to
-    None.
-    """
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
