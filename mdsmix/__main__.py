@@ -9,26 +9,35 @@ import os
 def main() -> None:
     """Run the command, and end the process with its exit code.
 
-    Ctrl-C ends it without a traceback at any moment. The modules of the command line take 60 ms to
-    import, in which Python would print one.
+    Ctrl-C and SIGTERM end it by exit code 130 or 143, without a traceback, at any moment: while the
+    command line is imported, which takes 60 ms, while the command runs, and after that.
     """
-    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-        _signal.signal(_signal.SIGINT, lambda *_: os._exit(130))
+    defaults = {_signal.SIGINT: _signal.default_int_handler, _signal.SIGTERM: _signal.SIG_DFL}
+    for number, default in defaults.items():
+        if _signal.getsignal(number) == default:  # not ignored, as in a background job of a shell
+            _signal.signal(number, lambda signaled, _: os._exit(128 + signaled))
     from mdsmix.cli.stop_signals import end_at_stop_signals, note_stop_signals
 
     note_stop_signals()
     try:
-        from mdsmix.cli.main import run
-
-        run()
-    except SystemExit as end:
-        end_at_stop_signals()
-        from mdsmix.cli.process_end import end_process
-
-        end_process(int(end.code or 0))
-        raise
+        code = _run_command()
     finally:
         end_at_stop_signals()
+    from mdsmix.cli.process_end import end_process
+
+    end_process(code)
+    raise SystemExit(code)
+
+
+def _run_command() -> int:
+    """Run the command. Return its exit code."""
+    from mdsmix.cli.main import run
+
+    try:
+        run()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 if __name__ == "__main__":

@@ -31,13 +31,13 @@ import atexit, os, signal, sys
 class Sender:
     def find_spec(self, name, *_):
         if name == "{moment}":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), {number})
 
 sys.meta_path.insert(0, Sender())
 if "{moment}" == "atexit":
-    atexit.register(os.kill, os.getpid(), signal.SIGINT)
+    atexit.register(os.kill, os.getpid(), {number})
 """
-"A sitecustomize.py that sends SIGINT when a module is looked for, or when Python ends."
+"A sitecustomize.py that sends a signal when a module is looked for, or when Python ends."
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +147,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
         signal.signal(signal.SIGINT, handler)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("moment", "sentence"),
     [
@@ -156,11 +157,11 @@ def test_an_ignored_signal_stays_ignored() -> None:
         ("atexit", ""),
     ],
 )
-def test_an_interrupt_at_any_moment_of_the_process(
-    moment: str, sentence: str, tmp_path: Path
+def test_a_signal_at_any_moment_of_the_process(
+    moment: str, sentence: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     """The command itself fails by another exit code, since there is no recipe."""
-    (tmp_path / "sitecustomize.py").write_text(SENT_AT.format(moment=moment))
+    (tmp_path / "sitecustomize.py").write_text(SENT_AT.format(moment=moment, number=int(number)))
     paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
     answer = subprocess.run(
         [sys.executable, "-m", "mdsmix", "check", "recipe.yaml"],
@@ -175,4 +176,4 @@ def test_an_interrupt_at_any_moment_of_the_process(
         assert message.count("\n") == 1
     else:
         assert message == sentence
-    assert answer.returncode == 130
+    assert answer.returncode == 128 + number
