@@ -631,6 +631,10 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
         "this key" in output
     )
     assert "name it in the recipe by source.train_mark: keep" in output
+    # Keys as the records have them: `score` is 1 in one record and 0.5 in another.
+    read = "messages.keep (4 of 8 not empty), messages.score (2 of 8 not empty), messages.reasoning"
+    assert f"fields not read: {read} (1 of 8 not empty), " in output
+    assert " as 0 or 1" not in output
     assert "score of messages" not in output
     assert "toxic of messages" not in output
     assert "turn_identifier of messages" not in output
@@ -638,6 +642,7 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
     assert "WARNING: the field rejected_response of 1 record is not read" in output
     drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer)
     assert "WARNING: a: the key keep of messages is 0 or 1" in drafted.err
+    assert " as 0 or 1" not in drafted.err
     assert "the field messages.reasoning of 1 record is not read" in drafted.err
     assert "train_parts" not in drafted.out
     named = configure_chats(project, styles["tools"], shape="openai", train_mark="keep").convert_ok(

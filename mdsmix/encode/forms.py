@@ -16,6 +16,7 @@ Otherwise the conversation is converted to a form that the template takes.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
@@ -73,7 +74,7 @@ _STRUCTURE = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 "Keys of messages that every template reads, so they are never reported as unread."
 AS_MARK = " as 0 or 1"
 """The end of the name of an unread key, if the key may be a mark: a value in each message that says
-whether the message is trained.
+whether the message is trained. Manifests have it; `merge_unread_keys` gives the key for people.
 """
 NO_MARKS = frozenset(
     (
@@ -302,6 +303,21 @@ def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> 
         is_of_answers = any(role == "assistant" for role, _ in values)
         is_mark = is_of_answers and all(value in (0, 1) for _, value in values)
         yield f"messages.{key}{AS_MARK}" if is_mark else f"messages.{key}"
+
+
+def merge_unread_keys(unread: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of records by names that people find in their records: `messages.score` for
+    the sum of `messages.score` and `messages.score as 0 or 1`. No record is in both.
+
+    Args:
+        unread: name from `find_unread_keys`, or of a field of records -> number of records.
+    """
+    merged = Counter[str]()
+    for name, count in unread.items():
+        if name.startswith("messages."):
+            name = name.removesuffix(AS_MARK)
+        merged[name] += count
+    return dict(merged)
 
 
 UNPRINTED = "messages.content of "

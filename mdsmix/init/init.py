@@ -13,7 +13,7 @@ import orjson
 
 from mdsmix.encode.answer_parts import REASONING_HINT, UNREAD_REASONING
 from mdsmix.encode.chat import NO_TEMPLATE
-from mdsmix.encode.forms import describe_possible_marks
+from mdsmix.encode.forms import describe_possible_marks, merge_unread_keys
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.frozen import frozen
 from mdsmix.init.data_files import DATASET_INFO, Notices, find_data
@@ -224,7 +224,7 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
         )
     for doubt in (*describe_doubts(draft.guess), *describe_classes(draft.guess)):
         yield f"{draft.name}: {doubt}"
-    unread = [name for name in tried.unread if name != TAR_NAME]
+    unread = [name for name in merge_unread_keys(tried.unread) if name != TAR_NAME]
     if unread:
         yield f"fields of {draft.name} that are not read: {join_printable(unread)}"
     for name in UNREAD_REASONING:

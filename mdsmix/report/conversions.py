@@ -15,7 +15,7 @@ from mdsmix.conversion.bad_records import ARRAY
 from mdsmix.conversion.run import Outcome, PartOutcome
 from mdsmix.encode.answer_parts import REASONING_HINT, UNREAD_REASONING
 from mdsmix.encode.chat import NO_TEMPLATE
-from mdsmix.encode.forms import UNPRINTED, describe_possible_marks
+from mdsmix.encode.forms import UNPRINTED, describe_possible_marks, merge_unread_keys
 from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of
@@ -426,7 +426,7 @@ def _notes_on_unread(
     system = fields.get("system")
 
     # Name the unread fields, the most frequent first. An input was read from the other records.
-    filled = records.unread  # field -> records in which it is not empty
+    filled = merge_unread_keys(records.unread)  # field -> records in which it is not empty
     phrases = list[str]()
     for name in sorted(filled, key=lambda name: (-filled[name], name)):
         if name != question_input:
