@@ -84,6 +84,8 @@ def test_possible_marks_of_bad_answers_are_named(tmp_path: Path, tokenizer_folde
         ("resolved", [True, False, True], "where: resolved", "is false in 1 of the first 3"),
         ("label", [1, -1, -1], "where: label == 1", "is not 1 in 2 of the first 3"),
         ("correct", [0, 0, 1], "where: correct == 1", "is not 1 in 2 of the first 3"),
+        ("reward", [0.0, 1.0, 1.0], "where: reward == 1", "is not 1 in 1 of the first 3"),
+        ("reward", [0.0, 0.5, 1.0], "", ""),
         ("resolved", [True, True, True], "", ""),
         ("synthetic", [False, False, True], "", ""),
         ("label", [4, 1, 0], "", ""),
@@ -99,6 +101,38 @@ def test_possible_marks_of_bad_answers_are_named(tmp_path: Path, tokenizer_folde
             where = parse_where(condition.removeprefix("where: "))
             kept = [record[name] for record in records if where.refusal(record) is None]
             assert kept == [value for value in values if value == 1]
+
+
+def test_marks_in_place_of_questions_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """NVIDIA's records for code have `-`, since the questions are in other data sets."""
+    answer = {"role": "assistant", "content": "x = 1"}
+
+    def talk(*questions: str) -> dict[str, Any]:
+        asked = [{"role": "user", "content": question} for question in questions]
+        return {"messages": [turn for each in asked for turn in (each, answer)]}
+
+    words = "the question is only '-' or the like in 3 of the first 3 records"
+    for record, is_named in (
+        ({"question": "-", "answer": "x = 1"}, True),
+        (talk("-"), True),
+        (talk("-", "Why?"), False),
+        ({"question": "是?", "answer": "x = 1"}, False),
+    ):
+        assert (words in run_init(tmp_path, tokenizer_folder, record).err) == is_named
+    records = [talk("?"), talk("Why?")]
+    source = write_jsonl(tmp_path / "b.jsonl", records)
+    few = run_ok("init", source, "--tokenizer", tokenizer_folder)
+    assert "the question is only" not in few.err
+
+
+def test_tools_that_are_not_read_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """The tools of When2Call are a list of strings."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    tool = {"name": "f", "description": "g", "parameters": {"type": "object", "properties": {}}}
+    for tools, is_named in (([json.dumps(tool)], True), ([], False)):
+        record = {"messages": turns, "tools": tools}
+        answer = run_init(tmp_path, tokenizer_folder, record)
+        assert ("the tools in the field tools are not read" in answer.err) == is_named
 
 
 def test_numbers_of_classes_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -343,6 +343,21 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "messages",
         {"messages": "conversations"},
     ),
+    "an agent's trajectory": (
+        {"trajectory": CALLED, "tools": [{"name": "f"}], "instance_id": "a", "resolved": 1},
+        "openai",
+        {"messages": "trajectory", "tools": "tools"},
+    ),
+    "opencodereasoning 2": (
+        {"question": "-", "r1_generation": "b", "solution": "c", "judgement": "right"},
+        "prompt_response",
+        {"prompt": "question", "response": "r1_generation"},
+    ),
+    "synth": (
+        {"query": "a", "query_seed_text": "c", "synthetic_reasoning": "d", "synthetic_answer": "b"},
+        "prompt_response",
+        {"prompt": "query", "response": "synthetic_answer"},
+    ),
 }
 
 
@@ -396,6 +411,17 @@ def test_single_messages_of_a_tree_are_no_documents() -> None:
     assert not any(guess.is_right for guess in guess_shapes(head(message)))
     (line,) = describe_unknown(head(message), [])
     assert "OpenAssistant" in line
+
+
+def test_calls_of_olmo_are_named() -> None:
+    """Where the content is not null, the call would be lost."""
+    for content in (None, ""):
+        call = {"role": "assistant", "content": content, "function_calls": 'f(a="b")'}
+        result = {"role": "environment", "content": "c", "function_calls": None}
+        records = [{"messages": [MESSAGES[0], call, result, MESSAGES[1]]}]
+        assert not any(guess.is_right for guess in guess_shapes(head(*records)))
+        (line,) = describe_unknown(head(*records), [])
+        assert "Olmo's Dolci" in line
 
 
 def test_words_for_keys_and_roles_are_tags_and_many_repeated_roles_are_merged() -> None:

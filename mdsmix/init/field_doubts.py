@@ -10,6 +10,8 @@ from typing import Any
 
 from mdsmix.init.recognise import Guess, usual_names
 from mdsmix.messages import format_field, join_names, make_printable, plural
+from mdsmix.record import Conversation
+from mdsmix.shapes import SHAPES
 from mdsmix.shapes.fields import find_value
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.sources.class_labels import read_class_names
@@ -21,7 +23,8 @@ one.
 POSSIBLE_MARKS = frozenset(
     (
         *("correct", "is_correct", "verified", "is_verified", "resolved", "passed", "success"),
-        *("successful", "valid", "is_valid", "accepted", "safe", "is_safe", *BAD_ANSWER_MARKS),
+        *("successful", "valid", "is_valid", "accepted", "safe", "is_safe", "reward"),
+        *BAD_ANSWER_MARKS,
     )
 )
 "Names of fields that may mark bad answers by false, 0 or -1, but may say something else as well."
@@ -30,6 +33,7 @@ CHOICES = ("choices", "options", "answer_choices", "answerchoices", "answer_opti
 REASONING = (
     *("reasoning_content", "reasoning", "thinking", "thought", "thoughts", "cot", "complex_cot"),
     *("chain_of_thought", "thinking_trajectory", "rationale", "reasoning_trace"),
+    "synthetic_reasoning",
 )
 "Names of the field with the reasoning that comes before the answer."
 MOST_CLASSES = 6
@@ -99,6 +103,8 @@ def describe_doubts(guess: Guess) -> Iterator[str]:
                 f"{format_field(rival)} ({lengths[1]}): if that is wrong, write `{key}: {rival}`"
             )
     yield from _describe_reasoning(guess)
+    yield from _describe_stand_ins(guess)
+    yield from _describe_unread_tools(guess)
     yield from _describe_possible_marks(guess)
     role = _find_masked_role(guess)
     if role:
@@ -125,16 +131,46 @@ def _describe_reasoning(guess: Guess) -> Iterator[str]:
             )
 
 
+def _describe_stand_ins(guess: Guess) -> Iterator[str]:
+    """Yield a sentence if most records have a mark such as `-` in place of a question. NVIDIA's
+    records for code do, since the questions are in other data sets.
+    """
+    stand_ins = guess.stand_ins
+    if 2 * len(stand_ins) > len(guess.head):
+        first_records = f"the first {plural(len(guess.head), 'record')}"
+        yield (
+            f"the question is only {make_printable(repr(stand_ins[0][:20]))} or the like in "
+            f"{len(stand_ins):,} of {first_records}: if the questions are in another data set, "
+            "write them into the records, since the answers are trained without them"
+        )
+
+
+def _describe_unread_tools(guess: Guess) -> Iterator[str]:
+    """Yield a sentence on each field of conversations that has tools and is not read."""
+    if guess.shape.gives is not Conversation:
+        return
+    for name in usual_names(SHAPES["openai"], "tools"):
+        if name in guess.unread and any(_list_values(guess, name)):
+            yield (
+                f"the tools in the field {format_field(name)} are not read, so they are not in the "
+                f"text that is trained: they are printed by `tools: {name}`, if they are a list of "
+                "objects with names, or the JSON text of such a list"
+            )
+
+
 def _describe_possible_marks(guess: Guess) -> Iterator[str]:
     """Yield a sentence on each field that may mark bad answers, such as `resolved` of SWE's
-    trajectories. Only `find_bad_answer_mark` is sure of its field.
+    trajectories or the `reward` of sampled answers. Only `find_bad_answer_mark` is sure of its
+    field.
     """
     if guess.kind.word != "finetuning":
         return
     for name in sorted(guess.unread & POSSIBLE_MARKS - {find_bad_answer_mark(guess)}):
         values = _list_values(guess, name)
         bad = sum(value in (False, -1) for value in values)
-        are_whole = all(type(value) in (bool, int) and value in (-1, 0, 1) for value in values)
+        are_whole = all(
+            type(value) in (bool, int, float) and value in (-1, 0, 1) for value in values
+        )
         if not bad or not are_whole:
             continue
         are_flags = all(type(value) is bool for value in values)

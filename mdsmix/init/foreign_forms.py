@@ -66,6 +66,14 @@ def _is_harmony(record: Mapping[str, Any]) -> bool:
     return any(message.get("channel") in CHANNELS for message in messages)
 
 
+def _is_olmo(record: Mapping[str, Any]) -> bool:
+    """Check whether messages have calls and tools as text, as in Olmo's data (Dolci):
+    `{"content": null, "function_calls": "get_weather(city=\"Rome\")"}`.
+    """
+    messages = _objects(record.get("messages"))
+    return any(isinstance(message.get("function_calls"), str) for message in messages)
+
+
 def _is_undecoded(record: Mapping[str, Any]) -> bool:
     """Check whether a field has a list of messages as text, as JSON or Python writes it. `datasets`
     and pandas write such fields to csv.
@@ -226,6 +234,12 @@ FORMS = (
         _is_harmony,
         "move each analysis into the key `thinking` of the message that follows it, and remove "
         f"`channel`, since the chat template of gpt-oss writes channels itself, {OR_READ}",
+    ),
+    ForeignForm(
+        "Olmo's Dolci (messages with function_calls as text)",
+        _is_olmo,
+        "write each function_calls as the `tool_calls` of its message, the functions of the system "
+        f"message as the field `tools`, and the role `environment` as `tool`, {OR_READ}",
     ),
     ForeignForm(
         "messages as text (a string in place of a list)",

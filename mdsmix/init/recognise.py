@@ -101,6 +101,8 @@ class Guess:
     "Records that call tools in an answer before the last one."
     unasked: int = 0
     "Preferences without a question: only a system message is before their answers."
+    stand_ins: tuple[str, ...] = ()
+    "Questions without a letter or digit, such as `-`, of the records that the shape reads."
 
     @property
     def is_right(self) -> bool:
@@ -433,7 +435,26 @@ def try_shape(
         parts=parts,
         with_earlier_calls=len([*filter(has_earlier_call, conversations)]),
         unasked=len([*filter(_is_unasked, results)]),
+        stand_ins=tuple(filter(_is_stand_in, map(_read_question, results))),
     )
+
+
+def _read_question(result: Any) -> str:
+    """Return the text of all questions of a pair or a conversation; "" for other results, and if
+    the record has images, which may be the question.
+    """
+    if isinstance(result, Pair):
+        return result.prompt
+    if not isinstance(result, Conversation) or result.images:
+        return ""
+    questions = [message for message in result.messages if message["role"] == "user"]
+    contents = [message.get("content") for message in questions]
+    return "\n".join(content for content in contents if isinstance(content, str))
+
+
+def _is_stand_in(question: str) -> bool:
+    """Check whether a question is not empty, and has no letter or digit."""
+    return bool(question.strip()) and not any(map(str.isalnum, question))
 
 
 def _is_unasked(result: Any) -> bool:

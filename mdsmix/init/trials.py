@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mdsmix.encode.answer_parts import UNREAD_REASONING
+from mdsmix.encode.answer_parts import PARTS, UNREAD_REASONING
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import MdsmixError
@@ -220,7 +220,7 @@ def _describe_training(draft: Draft) -> Iterator[str]:
             f"{plural(guess.with_spans, 'record')} of these mark the characters of answers "
             "that are trained"
         )
-    parts = dict(guess.parts)
+    parts = {name: guess.parts[name] for name in PARTS if name in guess.parts}
     if not draft.tried.unread.keys().isdisjoint(UNREAD_REASONING):
         parts.pop("reasoning", None)  # the template does not print it, so it is not trained anyway
     if parts:

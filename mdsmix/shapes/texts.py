@@ -130,7 +130,7 @@ PROMPT_RESPONSE = _shape_of_texts(
     prompt=("instruction", "input", "inputs", "input_text", "problem"),
     response=(
         *("output", "summary", "completion", "targets", "output_text"),
-        *("solution", "generated_solution"),
+        *("r1_generation", "solution", "generated_solution", "synthetic_answer"),
     ),
 )
 ALPACA = Shape(
