@@ -415,6 +415,8 @@ class CodePoints(backends.Backend):
 @given(TEXTS, st.sets(st.sampled_from("ABCDZ"), max_size=4), RULES)
 @example(["AB"], {"B"}, "reject")  # the largest id of the batch is the least special one
 @example(["DZ"], {"D"}, "reject")
+@example(["B\u0400", "A\u0400"], {"A"}, "reject")  # most ids are after the special one
+@example(["B", "AB", "B\u0400"], {"A", "\u0400"}, "reject")  # they are between two special ones
 @settings(max_examples=50, deadline=None)
 def test_a_record_contains_a_special_token_if_one_of_its_ids_is_special(
     lettered: Tokenizer, texts: list[str], special: set[str], rule: str
