@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from copy import deepcopy
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from mdsmix.kinds import open_recipe
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.record import Conversation, RichConversation, canonical
 from mdsmix.shapes import SHAPES
+from mdsmix.shapes.conversation_rules import contains_null
 from mdsmix.shapes.extras import EXTRAS
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.tokenizer.card import Tokenizer
@@ -283,3 +286,54 @@ def test_messages_of_one_role_are_merged_if_the_recipe_asks_for_it() -> None:
     texts = ["user 0\n\nuser 1", "assistant 2", "tool 3\n\ntool 4", "assistant 5"]
     assert [m["content"] for m in conversation.messages] == texts
     assert read("messages", {"messages": [3]}, **MERGED) == "bad_message_keys"
+
+
+def test_records_with_equal_tools_share_their_tools() -> None:
+    """Also those whose tools are the same JSON text. Tools that only look alike are not shared."""
+    question = {"role": "user", "content": "Hi"}
+    answer = {"role": "assistant", "content": "Hello"}
+
+    def parse(tools: Any, **options: Any) -> Any:
+        record = {"messages": [question, answer], "tools": tools}
+        return SHAPES["openai"].read(record, SHAPES["openai"].own_fields, **options).tools
+
+    def make_tool(default: Any) -> list[dict[str, Any]]:
+        return [{"name": "add", "parameters": {"properties": {"n": {"default": default}}}}]
+
+    wrapped = {"type": "function", "function": make_tool(1)[0]}
+    for value in (make_tool(1), json.dumps(make_tool(1))):
+        assert parse(value) is parse(deepcopy(value))
+        assert parse(value) == [wrapped]
+    alike = [make_tool(default) for default in (1, 1.0, True, "1", None, float("nan"), 2**80)]
+    texts = [json.dumps(parse(tools)) for tools in alike]
+    assert len({*texts}) == len(alike)
+    assert texts == [json.dumps([{"type": "function", "function": tools[0]}]) for tools in alike]
+    dated = make_tool(date(2026, 1, 1))
+    assert parse(dated)[0]["function"] == dated[0], "not the text of a date"
+    (without_null,) = parse(make_tool(None), nulls="drop")
+    assert without_null["function"]["parameters"] == {"properties": {"n": {}}}
+    assert parse(make_tool(None))[0]["function"] == make_tool(None)[0]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.sampled_from(['"content":null', ":null", "a"]) | st.just(float("nan")),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["content", 'x"content', ',"content', "a"]), inner, max_size=2
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(JSON_VALUES)
+def test_nulls_are_found_in_objects_but_not_as_contents(value: Any) -> None:
+    def has_null(value: Any) -> bool:
+        if isinstance(value, dict):
+            return any((v is None and k != "content") or has_null(v) for k, v in value.items())
+        return isinstance(value, list) and any(map(has_null, value))
+
+    assert contains_null(value) == has_null(value)
+    with_number = [value, 2**80]  # which orjson does not write
+    assert contains_null(with_number) == has_null(value)

@@ -4,14 +4,17 @@ variables that a record gives to the chat template.
 
 from __future__ import annotations
 
+import json
+from itertools import product
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.kinds.read_records import RecordReader
-from mdsmix.record import Conversation, canonical, detail_of
+from mdsmix.record import AnswerLoss, Conversation, Span, canonical, detail_of
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.extras import OBJECTS
 from tests.test_shapes_refused import ANSWER, QUESTION
@@ -28,6 +31,7 @@ KEYS = (
     "mine",
 )
 MARKS = st.lists(st.sampled_from([0, 1, False, True, 0.0, 1.0, None]), min_size=1, max_size=4)
+SORTED = orjson.OPT_SORT_KEYS
 SYSTEM = {"system": "Be brief."}
 
 
@@ -126,6 +130,39 @@ def test_a_list_of_marks_has_an_entry_for_each_message_or_each_answer(shape: str
         reason = read(shape, record | {"loss_mask": marks})
         assert reason == "bad_loss_mask"
         assert detail_of(reason) == {"entries": entries, "messages": 4, "answers": 2}
+
+
+@pytest.mark.parametrize("shape", ["messages", "openai", "sharegpt"])
+def test_lists_of_marks_are_read_at_once_as_one_by_one(shape: str) -> None:
+    """Each list alone, and all lists that can be read at once together: no flag is mixed up."""
+    fields = SHAPES[shape].own_fields
+    values = (0, 1, True, 0.0, None, 2, 0.5, "1", [1])
+    masks: list[Any] = [None, "", "[0, 1]", [], [1], [0, 0, 0], [0, 0, 0, 1, 0], 1]
+    masks += [[*marks] for marks in product(values, repeat=2)]
+    masks += [[0, first, None, second] for first, second in product(values, repeat=2)]
+    masks.append([1, 0, 0, 0])
+    record: dict[str, Any] = PLAIN[shape]
+    read_at_once = list[dict[str, Any]]()
+    for mask in masks:
+        marked = record | {"loss_mask": mask}
+        one_by_one = read(shape, marked)
+        together = SHAPES[shape].read_plain([record, marked], fields)
+        if together is not None:
+            assert [*together] == [read(shape, record), one_by_one], mask
+            read_at_once.append(marked)
+        else:  # a reason code, or a mask that is JSON text
+            assert isinstance(one_by_one, str) or isinstance(mask, str), mask
+    assert len(read_at_once) > 40
+    together = SHAPES[shape].read_plain(read_at_once, fields)
+    assert together is not None
+    assert [*together] == [read(shape, marked) for marked in read_at_once]
+    # A prompt with a list of marks and a key of its own.
+    if shape == "openai":
+        messages = [message | {"weight": int("content" in message)} for message in exchanges(2)]
+        messages[0]["weight"] = messages[2]["weight"] = 0
+        twice_marked = {"messages": messages, "loss_mask": [1, 0]}
+        assert read(shape, twice_marked) == "bad_mark"
+        assert SHAPES[shape].read_plain([twice_marked], fields) is None
 
 
 def test_marks_that_disagree_make_a_bad_record() -> None:
@@ -230,3 +267,15 @@ def test_extras_are_read_next_to_a_list_that_a_path_names(shape: str) -> None:
     )
     assert (nested.trained, nested.variables) == ([True, False, True, True], {"a": 1})
     assert at_top.trained == [False, True], "extras at the top of the record win"
+
+
+def test_the_canonical_form_of_a_conversation_with_losses_is_unchanged() -> None:
+    """Samples, holdouts and duplicates depend on it: the JSON of Python, with spaces."""
+    messages = exchanges(1)
+    losses = [None, AnswerLoss((Span(0, 4),), 0.5)]
+    form = canonical(Conversation(messages, [False, True], losses=losses))
+    fields = [messages, [False, True], None, [], None, losses]
+    assert form == json.dumps(fields, sort_keys=True, ensure_ascii=False).encode()
+    # A user's function may return a list without any loss.
+    without = canonical(Conversation(messages, losses=[None, None]))
+    assert without == orjson.dumps([messages, None, None, [], None, [None, None]], option=SORTED)

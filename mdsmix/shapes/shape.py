@@ -192,16 +192,19 @@ class Shape:
         names = {fields[key] for key in self.text_or_messages if key in fields}
         return tuple(sorted(name for name in names if not parse_field(name).entered))
 
-    def has_only_required(self, records: Iterable[Any], fields: Fields) -> bool:
+    def has_only_required(
+        self, records: Iterable[Any], fields: Fields, allowed: Set[str] = frozenset()
+    ) -> bool:
         """Check whether no record has a field that an optional key of the recipe names, or one of
         the `extras`.
 
         Args:
             records: the decoded records.
             fields: key of the recipe -> name of the record's field.
+            allowed: extras that records may have nevertheless.
         """
         named = {fields[key] for key in self.optional if key in fields}
-        other_fields = named.union(self.extras)
+        other_fields = named.union(self.extras) - allowed
         return all(map(other_fields.isdisjoint, records))
 
     def read(self, record: Any, fields: Fields, **options: Any) -> Any:
