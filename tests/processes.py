@@ -48,7 +48,7 @@ def measure_tree(pid: int) -> int:
     """Return the memory of a process and its descendants in bytes; a page that several share counts
     once. 0 if it has ended.
     """
-    return sum(map(_measure_pss, _list_tree(pid)))
+    return sum(map(read_pss, _list_tree(pid)))
 
 
 def _list_tree(pid: int) -> Iterator[int]:
@@ -61,7 +61,7 @@ def _list_tree(pid: int) -> Iterator[int]:
         yield from _list_tree(int(child))
 
 
-def _measure_pss(pid: int) -> int:
+def read_pss(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -4,11 +4,14 @@ its cap.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
 from contextlib import closing
 from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from mdsmix.engines.local_engine import LocalEngine
 from mdsmix.engines.memory import MemoryBudget, choose_memory_cap, count_cpus, parse_memory_option
 from mdsmix.errors import RecipeError
 from tests.converting import Project
-from tests.processes import run_and_measure
+from tests.processes import read_pss, run_and_measure
 from tests.tasks import Call, ignore_progress, make_call, make_settings
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -146,6 +149,80 @@ def test_as_many_workers_are_allowed_as_fit(monkeypatch: pytest.MonkeyPatch) -> 
     sizes[1], sizes[2] = 150, 300
     budget.update([1, 2], at_once=True)
     assert budget.allowed_workers(8) == 1, "one has taken 900"
+
+
+def wait_for_orders(orders: Connection) -> None:
+    """Do this in a forked process: allocate memory, or write to memory that the parent allocated
+    before the fork, whose pages it then no longer shares.
+    """
+    kept = list[bytes]()
+    while True:
+        order, size = orders.recv()
+        if order == "allocate":
+            kept.append(b"x" * size)
+        else:
+            ctypes.memset(BLOCK, 1, size)
+        orders.send("done")
+
+
+BLOCK = (ctypes.c_char * (60 * MIB))()
+"Memory that forked processes share; its pages exist once they are written."
+
+
+def test_shared_memory_counts_once_though_it_is_measured_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oracle is the PSS of this process and two children, read by other code."""
+    exact = list[int]()
+    measure_pss = memory.measure_pss
+    monkeypatch.setattr(memory, "measure_pss", lambda pid: exact.append(pid) or measure_pss(pid))
+    ctypes.memset(BLOCK, 1, len(BLOCK))
+    before = read_pss(os.getpid())
+    fork = get_context("fork")
+    children = list[tuple[Any, Connection]]()
+    for _ in range(2):
+        end, orders = fork.Pipe()
+        children.append((fork.Process(target=wait_for_orders, args=(orders,), daemon=True), end))
+        children[-1][0].start()
+    pids = [process.pid for process, _ in children]
+    budget = MemoryBudget(4 * GIB, _next=0)
+
+    def let_child(number: int, order: str, size: int) -> None:
+        children[number][1].send((order, size))
+        assert children[number][1].recv() == "done"
+
+    def update(**how: bool) -> tuple[int, int]:
+        """Return the used bytes less those of the oracle, and how many PSS were read."""
+        exact.clear()
+        budget._next = 0
+        budget.update(pids, **how)
+        return budget._used - sum(map(read_pss, [os.getpid(), *pids])), len(exact)
+
+    try:
+        error, reads = update()
+        assert (abs(error) < 4 * MIB, reads) == (True, 3), "processes are new"
+        assert before < budget.peak < before + 40 * MIB, "the block is in all three"
+        let_child(0, "allocate", 50 * MIB)
+        error, reads = update()
+        assert (abs(error) < 4 * MIB, reads) == (True, 0)
+        let_child(1, "write", 30 * MIB)
+        error, reads = update()
+        assert (-34 * MIB < error < -26 * MIB, reads) == (True, 0), "its RSS is the same"
+        error, reads = update(exactly=True)
+        assert (abs(error) < 4 * MIB, reads) == (True, 3)
+        let_child(0, "write", 30 * MIB)
+        budget._next_exact = 0
+        error, reads = update()
+        assert (abs(error) < 4 * MIB, reads) == (True, 3), "the next exact one is due"
+        children[1][0].kill()
+        children[1][0].join()
+        del pids[1]
+        error, reads = update()
+        assert (abs(error) < 4 * MIB, reads) == (True, 2), "a process has ended"
+    finally:
+        for process, _ in children:
+            process.kill()
+            process.join()
 
 
 def allocate(size: int, *_: object) -> bytes:

@@ -270,7 +270,7 @@ class LocalEngine:
                 worker.current = None
                 # After the last task all of its rows are in memory, and nobody waits for this.
                 if not self.queue and not any(other.current for other in self.workers):
-                    self.budget.update(self._pids, at_once=True)
+                    self.budget.update(self._pids, exactly=True)
             case "done", result:
                 number = worker.finish_storing()
                 self._after_task(worker)

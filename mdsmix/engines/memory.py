@@ -47,6 +47,8 @@ text with 3.5 million different words, 288 MiB cost a tenth of the CPU time, and
 """
 PERIOD = 0.1
 "Seconds between two measurements."
+EXACT_PERIOD = 1.0
+"Seconds between two measurements of the PSS (see `MemoryBudget.update`)."
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -104,32 +106,57 @@ class MemoryBudget:
     "The bytes that all processes used together at the last measurement (PSS)."
     _own: int = 0
     "The bytes of this process at the last measurement (RSS); 0 before it."
+    _shared: int = 0
+    """The bytes by which the sum of the RSS of all processes exceeds the sum of their PSS, as of
+    the last exact measurement.
+    """
+    _measured: set[int] = field(default_factory=set)
+    "The ids of the processes of the last measurement."
     _next: float = field(default_factory=lambda: time.monotonic() + PERIOD)
     "When the next measurement is due, by `time.monotonic()`."
+    _next_exact: float = 0
+    "When the next exact measurement is due, by `time.monotonic()`."
 
-    def update(self, pids: Sequence[int], at_once: bool = False) -> None:
+    def update(self, pids: Sequence[int], at_once: bool = False, exactly: bool = False) -> None:
         """Measure the memory of the workers, of this process and of side processes, unless the last
         measurement was just now.
 
-        Memory is measured at most ten times a second. It is measured less often if a measurement is
-        slow (40 ms for a GB in small pages), so that all measurements together take at most a
-        fiftieth of the time.
+        Memory is measured at most ten times a second. To give the PSS of a process, the system
+        looks at each of its pages: 40 ms for a GB in small pages. It counts the RSS all the time.
+        So PSS is measured at most once a second, and when a process has started or ended. All
+        other measurements take the sum of the RSS, less what was shared at the last exact one. Both
+        kinds of measurements are made less often if they would take over a fiftieth of the time.
 
         Args:
             pids: the process ids of the workers.
             at_once: measure even if the next measurement is not due, as before a worker ends.
+            exactly: measure the PSS at once.
         """
         start = time.monotonic()
-        if start < self._next and not at_once:
+        if start < self._next and not (at_once or exactly):
             return
-        side_bytes = sum(map(measure_pss, self.side_pids()))
-        self.reserved = max(self.reserved, side_bytes)
-        self._used = side_bytes + sum(map(measure_pss, [os.getpid(), *pids]))
-        self._own = measure_rss(os.getpid())
+        side_pids = self.side_pids()
+        processes = [os.getpid(), *side_pids, *pids]
+        rss = sum(map(measure_rss, processes))
+        is_exact = exactly or start >= self._next_exact or self._measured != {*processes}
+        if is_exact:
+            side_bytes = sum(map(measure_pss, side_pids))
+            self.reserved = max(self.reserved, side_bytes)
+            self._used = side_bytes + sum(map(measure_pss, [os.getpid(), *pids]))
+            self._shared = rss - self._used
+            self._measured = {*processes}
+        elif self._used:  # it is 0 if the system does not show the PSS
+            self._used = rss - self._shared
         self.peak = max(self.peak, self._used)
+        self._own = measure_rss(os.getpid())
         self._worst = max([self._worst, *map(measure_peak_private, pids)])
+        # Decide when memory is measured again.
         end = time.monotonic()
-        self._next = end + max(PERIOD, 50 * (end - start))
+        pause = 50 * (end - start)
+        if is_exact:
+            self._next_exact = end + max(EXACT_PERIOD, pause)
+            pause = 0
+        self._next = end + max(PERIOD, pause)
 
     def on_finished_unit(self, pids: Sequence[int], needs_restart: bool) -> None:
         """Note that a work unit is finished. The first finished unit shows how much memory a worker
