@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 
 from mdsmix.conversion.source_cache import PART
@@ -38,19 +39,20 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.frozen import frozen
 from mdsmix.messages import Say
 from mdsmix.recipe.rules import is_pretrained_folder
-from mdsmix.shards.index import INDEX, Shard, find_index, parse_index
+from mdsmix.shards.index import INDEX, Index, Shard, parse_index
 from mdsmix.shards.lease import hold_lease
-from mdsmix.shards.manifest import read_manifest
+from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.published import (
     QUARANTINE,
-    find_named_version,
     find_published,
     find_working_folder,
     list_versions,
+    locate_version,
+    read_index_and_manifest,
 )
 from mdsmix.shards.shard_files import SHARD_NAME
 from mdsmix.shards.side_files import NAME_PATTERNS as NAMED_FILES
-from mdsmix.storage import Location, Stat, locate, map_threads
+from mdsmix.storage import Location, Stat, locate, map_in_batches, map_threads
 from mdsmix.tokenizer.published import card_file_name, read_card
 
 KEEP_SECONDS = 7 * 86_400
@@ -151,18 +153,23 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
         older_than: an age in seconds.
         keep: how many of the newest versions are kept, including the current one; None: all.
     """
+    # Read what is there: index and manifest, the files, and the folders of versions.
+    index, manifest = read_index_and_manifest(folder)
     files = list(_list_named_files(folder))
+    versions = list(list_versions(folder))
+    current: Location | None = None
+    if index is None and manifest:
+        current = locate_version(folder, manifest.index_hash)
     # Choose the versions to delete.
-    other_versions = _list_other_versions(folder, files)
+    other_versions = _list_other_versions(versions, current, files)
     complete = [version for version in other_versions if version.kind == "version"]
     kept_versions = complete
     if keep is not None:
         # The current version is kept anyway, and is not in `complete`.
-        has_current = find_named_version(folder) is not None
-        other_count = keep - 1 if has_current else keep
+        other_count = keep - 1 if current else keep
         kept_versions = complete[:other_count]
     old_versions = list[Garbage]()
-    used_keys = _find_used_keys(folder, files, older_than)
+    used_keys = _find_used_keys(folder, index, manifest, files, older_than)
     for version in other_versions:
         if version not in kept_versions and version.age >= older_than:
             old_versions.append(version)
@@ -171,13 +178,19 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
             used_keys.add(version.name[-8:])
     # Add the files that nothing refers to.
     unused = [file for file in files if file.key not in used_keys]
-    unused += _list_unfinished(folder)
+    unused += _list_unfinished(folder, versions)
     with suppress(Unreachable):  # an unreadable manifest of the mix may refer to any tokenizer
-        unused += _find_unused_pretrained(folder)
+        unused += _find_unused_pretrained(folder, manifest)
     return [*(item for item in unused if item.age >= older_than), *old_versions]
 
 
-def _find_used_keys(folder: Location, files: Iterable[Garbage], older_than: float) -> set[str]:
+def _find_used_keys(
+    folder: Location,
+    index: Index | None,
+    manifest: Manifest | None,
+    files: Sequence[Garbage],
+    older_than: float,
+) -> set[str]:
     """Return the keys (hashes with which names begin) of all files that are still needed.
 
     A file is needed if one of these refers to it: the manifest, the index, an index that was
@@ -186,34 +199,36 @@ def _find_used_keys(folder: Location, files: Iterable[Garbage], older_than: floa
 
     Args:
         folder: the folder of a split of a stream.
+        index: the index in it; None if it is missing.
+        manifest: the manifest in it; None if it is missing.
         files: all files in it with names that mdsmix gives.
         older_than: an age in seconds.
     """
     # Files of the published stream.
-    manifest = read_manifest(folder)
-    index = find_index(folder)
     published = set[str]()
     used = set[str]()
     if manifest:
         published = {part.key for part in manifest.parts}
         used = published | {file.hash for file in manifest.named_files}
     shards = list(index.shards) if index else list[Shard]()
-    # Files that replaced indexes and unit records refer to.
+    # Files that replaced indexes refer to.
     for file in files:
-        location = folder / file.name
-        is_young = file.age < older_than
-        if file.kind == "old index" and is_young:
+        if file.kind == "old index" and file.age < older_than:
             with suppress(Unreachable):  # damaged: no reader can use it
-                shards += parse_index(location.read(), location.name).shards
-        if file.kind in ("unit record", "segment"):
-            lines = read_unit_file(folder, location.name).records
-            for key, line in lines.items():
-                if not (is_young or key in published):
-                    continue
-                record = parse_record(line)
-                if record:
-                    used |= {file.key, record.key, record.base}
-                    shards += record.shards
+                shards += parse_index((folder / file.name).read(), file.name).shards
+    # Files that unit records refer to.
+    unit_files = [file for file in files if file.kind in ("unit record", "segment")]
+    heads = map_in_batches(
+        lambda file: read_unit_file(folder, file.name.rpartition("/")[2]), unit_files
+    )
+    for file, head in zip(unit_files, heads, strict=True):
+        for key, line in head.records.items():
+            if file.age >= older_than and key not in published:
+                continue
+            record = parse_record(line)
+            if record:
+                used |= {file.key, record.key, record.base}
+                shards += record.shards
     # The name of a shard begins with a hash of 32 digits.
     return used | {shard.stored.basename[:32] for shard in shards}
 
@@ -246,27 +261,29 @@ def _list_named_files(folder: Location) -> Iterator[Garbage]:
                 yield _make_file_item(kind, folder, name, stat)
 
 
-def _list_unfinished(folder: Location) -> Iterator[Garbage]:
+def _list_unfinished(folder: Location, versions: Iterable[Location]) -> Iterator[Garbage]:
     """Yield interrupted writes in the stream's folder and in its versions."""
     for name, stat in folder.unfinished():
         yield _make_file_item(UNFINISHED, folder, name, stat)
-    for version in list_versions(folder):
+    for version in versions:
         for name, stat in version.unfinished():
             yield _make_file_item(UNFINISHED, folder.parent, f"{version.name}/{name}", stat)
 
 
-def _list_other_versions(folder: Location, files: Iterable[Garbage]) -> list[Garbage]:
+def _list_other_versions(
+    versions: Iterable[Location], current: Location | None, files: Iterable[Garbage]
+) -> list[Garbage]:
     """Return all versions of the split except the current one; the version that was replaced last
     comes first. The age of an unfinished version is that of its newest file.
 
     Args:
-        folder: the folder of a split of a stream.
-        files: all files in it with names that mdsmix gives.
+        versions: the folders of all versions.
+        current: the folder of the current version; None if there is none.
+        files: all files in the split's folder with names that mdsmix gives.
     """
-    current = find_named_version(folder)
     replaced_ages = {file.key: file.age for file in files if file.kind == "version mark"}
     items = list[Garbage]()
-    for version in list_versions(folder):
+    for version in versions:
         stats = {name: stat for name, stat in version.list() if _IN_VERSION.fullmatch(name)}
         if version != current and stats:
             kind = "version" if INDEX in stats else "unfinished version"
@@ -277,7 +294,7 @@ def _list_other_versions(folder: Location, files: Iterable[Garbage]) -> list[Gar
     return sorted(items, key=attrgetter("age"))
 
 
-def _find_unused_pretrained(folder: Location) -> Iterator[Garbage]:
+def _find_unused_pretrained(folder: Location, manifest: Manifest | None) -> Iterator[Garbage]:
     """Yield the tokenizers and processors of the stream's mix that no stream or version of the mix
     uses.
 
@@ -285,14 +302,14 @@ def _find_unused_pretrained(folder: Location) -> Iterator[Garbage]:
 
     Args:
         folder: the folder of a split of a stream.
+        manifest: the manifest in it; None if it is missing.
     """
-    # Find the folders that no manifest names.
+    # Find the folders that no manifest names: stop as soon as the manifests so far name all.
     root = folder.parent.parent
     unused = set(filter(is_pretrained_folder, root.folders()))
-    for split in _list_splits(folder):
-        manifest = read_manifest(split)
-        if manifest:
-            unused -= {manifest.tokenizer.folder_name, manifest.processor_folder}
+    for each in chain([manifest], map(read_manifest, _list_splits(root))):
+        if each:
+            unused -= {each.tokenizer.folder_name, each.processor_folder}
         if not unused:
             return
     # Take only the files that mdsmix has written: a folder without a card is not from mdsmix.
@@ -307,12 +324,12 @@ def _find_unused_pretrained(folder: Location) -> Iterator[Garbage]:
             yield _make_folder_item(kind, home, first=card_file, stats=stats)
 
 
-def _list_splits(folder: Location) -> Iterator[Location]:
-    """Yield the folder of this split, then the folders of all splits and versions of its mix. The
-    caller stops as soon as the splits so far use every tokenizer.
+def _list_splits(root: Location) -> Iterator[Location]:
+    """Yield the folders of all splits and versions of a mix.
+
+    Args:
+        root: the folder of the mix.
     """
-    yield folder
-    root = folder.parent.parent
     for stream in root.folders():
         for split in (root / stream).folders():
             yield root / stream / split

@@ -272,9 +272,9 @@ def plan_streams(
     # Find the files of each stream, and the sample that a budget asks for.
     jobs = [make_job(recipe, stream, tokenizer, options.limit) for stream in streams]
     specs = [stream.source for stream in streams if stream.source]
-    files = [
-        sources.find_files(spec.path, recipe.folder, sources.ReadAs.of(spec)) for spec in specs
-    ]
+    files = map_threads(
+        lambda spec: sources.find_files(spec.path, recipe.folder, sources.ReadAs.of(spec)), specs
+    )
     sampled_jobs = list[Job]()
     budget_shares = list[BudgetShare | None]()
     for stream, job, stream_files in zip(streams, jobs, files, strict=True):

@@ -1,9 +1,9 @@
 """Reads the state of a stream's target (where it is published) when a run begins, and decides
 whether the published stream may be replaced.
 
-A stream that is up to date costs three requests: a listing, the manifest, and the index that the
-manifest names. Many streams are read at the same time. The target of a stream with unfinished units
-is listed again when its turn comes, since hours may have passed.
+A stream that is up to date costs three requests: a listing, then the manifest and the index that it
+names, both at the same time. Many streams are read at the same time. The target of a stream with
+unfinished units is listed again when its turn comes, since hours may have passed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import cached_property
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from mdsmix import sources
 from mdsmix.conversion.job import Job
@@ -23,13 +24,13 @@ from mdsmix.frozen import frozen
 from mdsmix.messages import choose_verb, join_names, plural
 from mdsmix.recipe import Recipe
 from mdsmix.shards.index import INDEX, Index, find_metadata, parse_index
-from mdsmix.shards.manifest import MANIFEST, Manifest, read_manifest
+from mdsmix.shards.manifest import MANIFEST, Manifest, parse_manifest
 from mdsmix.shards.published import QUARANTINE
 from mdsmix.shards.shard_files import refuse_links
 from mdsmix.shards.side_files import SourceEntry
 from mdsmix.sources import Content, SourceFile, Unit
 from mdsmix.sources.inflate import PACKINGS
-from mdsmix.storage import Stat
+from mdsmix.storage import Location, Stat, map_files
 
 
 @frozen(kw_only=True)
@@ -73,24 +74,31 @@ def read_target(job: Job) -> TargetState:
     Raises Unreachable if the store does not answer.
     """
     files, folders = job.folder.entries()
-    # Read the manifest.
-    manifest: Manifest | None = None
-    damage: Unreachable | None = None
+    # Read the manifest, and the index next to it.
+    small_files = dict[str, _SmallFile]()
     if MANIFEST in files:
+        names = [name for name in (MANIFEST, INDEX) if name in files]
+        results = map_files(_read_small_file, [job.folder / name for name in names])
+        small_files = dict(zip(names, results, strict=True))
+    # Parse the manifest.
+    manifest: Manifest | None = None
+    content, damage = small_files.get(MANIFEST, _SmallFile())
+    if content is not None:
         try:
-            manifest = read_manifest(job.folder)
+            manifest = parse_manifest(content, str(job.folder / MANIFEST))
         except Unreachable as error:
             damage = error
-    # Read the index that the manifest names: in the target, or in a version's folder.
+    # Find the index that the manifest names. With versions it is in a version's folder.
     index_content: bytes | None = None
     stored = files
     if manifest:
+        index_content = small_files.get(INDEX, _SmallFile()).content
         folder = job.place(manifest.index_hash)
         if folder != job.folder:
             stored = dict(folder.list())
-        with suppress(Unreachable):
+            index_content = None
             if INDEX in stored:
-                index_content = find_metadata(folder / INDEX)
+                index_content = _read_small_file(folder / INDEX).content
     quarantine = job.folder / QUARANTINE
     return TargetState(
         files=files,
@@ -101,6 +109,23 @@ def read_target(job: Job) -> TargetState:
         stored=stored,
         quarantined=dict(quarantine.list()) if QUARANTINE in folders else {},
     )
+
+
+class _SmallFile(NamedTuple):
+    """A manifest or an index, as `_read_small_file` reads it."""
+
+    content: bytes | None = None
+    "None if the file is missing or cannot be read."
+    error: Unreachable | None = None
+    "Why it cannot be read."
+
+
+def _read_small_file(file: Location) -> _SmallFile:
+    """Read a manifest or an index, and keep the error if it cannot be read."""
+    try:
+        return _SmallFile(content=find_metadata(file))
+    except Unreachable as error:
+        return _SmallFile(error=error)
 
 
 MOST_MISSING = Fraction(1, 10)

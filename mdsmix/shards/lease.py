@@ -43,7 +43,7 @@ from mdsmix.interrupts import delay_signals
 from mdsmix.messages import Say
 from mdsmix.shards.index import INDEX, Index, parse_index
 from mdsmix.shards.manifest import MANIFEST, parse_manifest
-from mdsmix.storage import Location
+from mdsmix.storage import Location, map_files
 from mdsmix.storage.threads import await_system_threads
 
 LEASE_PATH = ".mdsmix/lease"
@@ -281,14 +281,15 @@ def _take_lease(file: Location, say: Say) -> Lease:
             "reliably keep two runs from writing the same stream; never start two runs on this "
             "stream at once."
         )
+    current = Revision(file)  # usually there is no lease: try this first, which saves a request
     for _ in range(TRIES):
-        current = Revision.read(file)
-        if current.content is not None and not _wait_until_over(current, say):
-            break
         started_at = _now()
         written = current.put(orjson.dumps(me))
         if written:
             return Lease(me, written, started_at)
+        current = Revision.read(file)
+        if current.content is not None and not _wait_until_over(current, say):
+            break
     raise Unreachable(
         f"{folder} is being written by {_name_holder(Revision.read(file))}, and two runs at once "
         "would overwrite each other's publication. Wait until that run is done, or end that run; "
@@ -355,8 +356,7 @@ def publish_in_place(folder: Location, index: Index, manifest: bytes | None, lea
         manifest: the bytes of the new manifest; None if the stream has no manifest.
         lease: this run's lease on the stream.
     """
-    old_manifest = Revision.read(folder / MANIFEST)
-    old_index = Revision.read(folder / INDEX)
+    old_manifest, old_index = map_files(Revision.read, [folder / MANIFEST, folder / INDEX])
     lease.confirm()
     if manifest is None:
         old_manifest.file.delete()

@@ -27,12 +27,20 @@ import orjson
 
 from mdsmix.errors import NotPublished, Unreachable
 from mdsmix.frozen import frozen
-from mdsmix.shards.index import INDEX, Index, Shard, find_index, read_index
-from mdsmix.shards.manifest import MANIFEST, Manifest, read_manifest
+from mdsmix.shards.index import (
+    INDEX,
+    Index,
+    Shard,
+    find_index,
+    find_metadata,
+    parse_index,
+    read_index,
+)
+from mdsmix.shards.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from mdsmix.shards.shard_files import decompress_frame
 from mdsmix.shards.shard_samples import Sample, read_samples
 from mdsmix.shards.side_files import read_record_id
-from mdsmix.storage import Location, Stat
+from mdsmix.storage import Location, Stat, map_files
 
 LIMITED_NAME = re.compile(r"limit-\d+")
 "Matches the name of the folder that `convert --limit` publishes, next to the splits."
@@ -246,8 +254,7 @@ def open_published(folder: Location) -> PublishedStream | None:
     `train-0f3a9c21` next to `train`. The manifest is read from `train`: it names the newest
     sources, which the manifest in the version's folder may not.
     """
-    index = find_index(folder)
-    manifest = read_manifest(folder)
+    index, manifest = read_index_and_manifest(folder)
     if index is None and manifest:
         folder = locate_version(folder, manifest.index_hash)
         index = find_index(folder)
@@ -262,7 +269,24 @@ def open_stream_in(folder: Location) -> PublishedStream:
 
     Raises Unreachable if the folder has no index.
     """
-    return PublishedStream(folder=folder, index=read_index(folder), manifest=read_manifest(folder))
+    index, manifest = read_index_and_manifest(folder)
+    if index is None:
+        index = read_index(folder)  # raises the error of a missing index
+    return PublishedStream(folder=folder, index=index, manifest=manifest)
+
+
+def read_index_and_manifest(folder: Location) -> tuple[Index | None, Manifest | None]:
+    """Return the index and the manifest in a folder, each None if it is missing. From a store both
+    are read at the same time.
+
+    Raises Unreachable if one of them is damaged.
+    """
+    files = [folder / INDEX, folder / MANIFEST]
+    index, manifest = map_files(find_metadata, files)
+    return (
+        None if index is None else parse_index(index, str(files[0])),
+        None if manifest is None else parse_manifest(manifest, str(files[1])),
+    )
 
 
 def locate_version(split: Location, index_hash: str) -> Location:
@@ -290,7 +314,9 @@ def find_working_folder(folder: Location) -> Location:
     manifest.
     """
     match = VERSION_NAME.fullmatch(folder.name)
-    split = folder.parent / match[1] if match else folder  # match[1]: `train`
+    if not match:
+        return folder
+    split = folder.parent / match[1]  # match[1]: `train`
     return split if (split / MANIFEST).stat() else folder
 
 
@@ -299,8 +325,13 @@ def find_named_version(split: Location) -> Location | None:
     split's folder names it. Return None if the split has no versions (the index is in its folder),
     or is not published at all.
     """
-    if (split / INDEX).stat():
-        return None
+    return None if (split / INDEX).stat() else _read_named_version(split)
+
+
+def _read_named_version(split: Location) -> Location | None:
+    """Return the folder of the version that the manifest in a split's folder names; None if there
+    is no manifest.
+    """
     manifest = read_manifest(split)
     return locate_version(split, manifest.index_hash) if manifest else None
 
@@ -312,7 +343,7 @@ def find_current(folder: Location) -> Location | None:
     """
     if (folder / INDEX).stat():
         return folder
-    version = find_named_version(folder)
+    version = _read_named_version(folder)
     if version and (version / INDEX).stat():
         return version
     return None

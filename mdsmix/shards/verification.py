@@ -41,7 +41,7 @@ from mdsmix.shards.published import (
 )
 from mdsmix.shards.shard_samples import can_unpack, check_stored, parse_samples, split_columns
 from mdsmix.shards.token_ids import decode_tokens, find_token_columns
-from mdsmix.storage import Location
+from mdsmix.storage import Location, map_files
 
 T = TypeVar("T")
 # Names, as in `check`, of the rules that can only be checked by reading the files.
@@ -107,8 +107,11 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Ve
     """
     # Read index and manifest, and compare them with the names and sizes of the files.
     faults = list[StreamFault]()
-    manifest = _parse_or_add_fault(folder / MANIFEST, parse_manifest, faults)
-    index = _parse_or_add_fault(folder / INDEX, parse_index, faults)
+    manifest_file = folder / MANIFEST
+    index_file = folder / INDEX
+    manifest_content, index_content = map_files(find_metadata, [manifest_file, index_file])
+    manifest = _parse_or_add_fault(manifest_file, manifest_content, parse_manifest, faults)
+    index = _parse_or_add_fault(index_file, index_content, parse_index, faults)
     if index is None:
         if not faults:
             read_index(folder)  # raises the error of a missing index
@@ -142,7 +145,10 @@ def verify(folder: Location, watcher: ReadingWatcher, quick: bool = False) -> Ve
 
 
 def _parse_or_add_fault(
-    file: Location, parse: Callable[[bytes, str], T], faults: list[StreamFault]
+    file: Location,
+    content: bytes | None,
+    parse: Callable[[bytes, str], T],
+    faults: list[StreamFault],
 ) -> T | None:
     """Return a parsed index or manifest. If the file is damaged, add a fault to `faults` and return
     None; if it is missing, return None.
@@ -151,9 +157,9 @@ def _parse_or_add_fault(
 
     Args:
         file: the index or the manifest.
+        content: its bytes; None if it is missing.
         parse: parses the bytes of the file; it also gets the file's URL, for messages.
     """
-    content = find_metadata(file)
     if content is None:
         return None
     try:
@@ -175,6 +181,8 @@ def _find_lost_records(folder: Location, manifest: Manifest) -> Iterator[StreamF
     # All versions of a stream share the quarantine in the split's folder. It belongs to the current
     # version, so it is compared only if `folder` has that version.
     split = find_working_folder(folder)
+    if split == folder and not manifest.records.quarantined:
+        return
     current = read_manifest(split)
     if manifest.mixed or current is None or current.index_hash != manifest.index_hash:
         return

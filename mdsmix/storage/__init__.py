@@ -17,7 +17,7 @@ from mdsmix.storage.location import (
     fixed_prefix,
     has_pattern,
 )
-from mdsmix.storage.threads import map_in_batches, map_threads
+from mdsmix.storage.threads import map_files, map_in_batches, map_threads
 from mdsmix.storage.urls import (
     begins_like_url,
     find_key_terminator,
@@ -44,6 +44,7 @@ __all__ = [
     "is_for_streaming_alone",
     "is_url",
     "locate",
+    "map_files",
     "map_in_batches",
     "map_threads",
     "require_local",

@@ -6,12 +6,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from mdsmix.storage.location import Location
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -59,6 +61,18 @@ def map_threads(request: Callable[[T], R], items: Iterable[T], threads: int = TH
         pool.shutdown(wait=not is_interrupted, cancel_futures=True)
         if not is_interrupted:
             await_system_threads(thread_ids)
+
+
+def map_files(request: Callable[[Location], R], files: Sequence[Location]) -> list[R]:
+    """Return the results of `request(file)` for a few small files, in the files' order. Files in a
+    store are read at the same time. Those on a disk are read one after the other, since threads
+    would take longer than the disk.
+
+    Args:
+        request: reads one file.
+        files: the files, all in one folder.
+    """
+    return map_threads(request, files, THREADS if files[0].is_store else 1)
 
 
 def map_in_batches(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

@@ -59,6 +59,34 @@ def subtract_counts(counts: dict[int, RequestCount]) -> Counter[str]:
 document = partial(documents, layout="document")
 THREE = {f"s{n}": make_texts(n) for n in range(3)}
 "Streams of one unit each."
+DELAY = 0.1
+"Seconds of each request, so that requests at the same time are seen as such on a busy machine."
+
+
+@pytest.mark.parametrize(
+    ("command", "total", "in_a_row"),
+    [
+        (["convert"], 3 * 3 + 1, 3),
+        (["check"], 3 * 3 + 1, 3),
+        (["verify"], 3 * 5, 3 * 4),
+        (["gc"], 3 * 7 + 1, 3 * 6 + 1),
+    ],
+)
+def test_requests_that_do_not_depend_on_each_other_are_sent_at_the_same_time(
+    command: list[str], total: int, in_a_row: int, work: Any, proxy: Proxy
+) -> None:
+    """Streams are converted, and the commands run again. Each waits for a store on another
+    continent as often as one answer needs another: for a listing, what it names, and the tokenizer.
+    """
+    recipe = work(THREE)
+    run_recipe(recipe)
+    proxy.delay = DELAY
+    with count_requests(proxy) as requests:
+        run_ok(*command, str(recipe))
+    proxy.delay = 0
+    assert requests.total == total, requests
+    # One more on a busy machine, if a thread begins late.
+    assert in_a_row <= requests.in_a_row <= in_a_row + 1, requests
 
 
 @pytest.mark.parametrize(("publish", "reads"), [("replace", 2), ("versioned", 3)])

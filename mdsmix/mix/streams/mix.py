@@ -9,10 +9,10 @@ and first samples are read only if a check needs them.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from mdsmix.encode.labels import Targets, Turns
@@ -319,9 +319,15 @@ class Mix:
 
     def list_files(self) -> None:
         """List the stored files of every stream, several streams at once, since a store takes 20 ms
-        or more for each. `StreamInMix.files` keeps the result.
+        or more for each. `StreamInMix.files` keeps the result. Meanwhile the sources of
+        streams in a store are listed.
         """
-        map_threads(lambda stream: stream.files, self.streams)
+        steps: list[Callable[[], object]] = [
+            partial(_list_stored, stream) for stream in self.streams
+        ]
+        if any(stream.folder.is_store for stream in self.streams):
+            steps.append(lambda: self.source_files)
+        map_threads(lambda step: step(), steps)
 
     def republish_fix(self, options: str = "") -> str:
         """Return how to publish a stream of this mix again, such as `publish the stream again (with
@@ -331,6 +337,15 @@ class Mix:
             options: further words of the command, after a space.
         """
         return how_to_publish_again(self.recipe_path or "RECIPE", self.overrides, options)
+
+
+def _list_stored(stream: StreamInMix) -> None:
+    """List the stored files of a stream. `StreamInMix.files` is the listing from then on.
+
+    It is not asked for: before Python 3.12 a `cached_property` has one lock for all streams, so
+    several threads would list one stream after the other.
+    """
+    vars(stream)["files"] = stream.index.list_files(stream.folder)
 
 
 def how_to_publish_again(recipe: str, overrides: Sequence[str], options: str = "") -> str:
