@@ -264,7 +264,7 @@ class Collate:
             return None
         longest = max(rows.lengths)
         width = self._choose_width(longest, longest)
-        extra_keys = list[str]()
+        extra_keys = []
         if self.with_position_ids:
             extra_keys.append(POSITION_IDS)
         if self.with_sequence_id:

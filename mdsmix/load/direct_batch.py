@@ -249,8 +249,8 @@ def _read_documents(rows: IdRows, lines: Lines) -> Documents | None:
     starts = [rows.starts.get(number, FIRST_START) for number in range(len(rows.lengths))]
     counts = [len(starts_of_row) // START_BYTES for starts_of_row in starts]
     # The end of the batch is written as a document that begins there.
-    edges: Ids = lines.bounds.repeat([*counts, 1])
-    edges += np.frombuffer(b"".join([*starts, FIRST_START]), STARTS_DTYPE)
+    begins = lines.bounds.repeat([*counts, 1])
+    edges: Ids = begins + np.frombuffer(b"".join([*starts, FIRST_START]), STARTS_DTYPE)
     # The documents of a row begin inside it, so those of the next row come after them.
     return _make_documents(lines, edges, counts)
 
@@ -262,7 +262,8 @@ def _find_ignored(rows: IdRows, lines: Lines, documents: Documents) -> NDArray[n
         (rows.loss_masks.get(number) or ones[:length],)
         for number, length in enumerate(rows.lengths)
     ]
-    is_ignored: NDArray[np.bool_] = lines.join(masks, b"\0", np.uint8) == 0
+    # A comparison with the number 0 takes twice as long.
+    is_ignored: NDArray[np.bool_] = np.logical_not(lines.join(masks, b"\0", np.uint8))
     # Nothing predicts the first token of a document in a packed row.
     is_ignored[documents.firsts] = True
     if len(rows.starts) < len(rows.lengths):

@@ -246,7 +246,8 @@ class IdRows:
 def read_id_rows(stored: Sequence[StoredRow], rules: RowRules) -> IdRows | None:
     """Return the rows of a batch's samples. Return None if a sample needs more than IdRows has."""
     rows = IdRows()
-    dtypes = list[np.dtype[Any]]()
+    # A call of list[...]() takes 0.7 us, since it makes the type first.
+    dtypes: list[np.dtype[Any]] = []
     columns = None
     for row in stored:
         # Shards with the same columns have the same object.

@@ -12,6 +12,8 @@ samples |
 | `_prepare_thread`, `_ready_thread` and `_each_sample_id`, which do as Streaming's do for many
 samples at once, and in blocks | both threads look at each sample by itself, and the shard's file is
 opened for each (`benchmarks/loading.py`) |
+| the barrier of a node's processes | they wait for ever for one that has failed
+(`node_barrier.py`) |
 | the connection of a stream that fetched its index | forked workers share it: two took 31 s for 24
 rows from a MinIO, 1 s with a client each |
 | locks, threads and connections of a dataset that was read in this process | it cannot be pickled
@@ -52,6 +54,7 @@ from torch import distributed as dist
 
 from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.errors import Unreachable
+from mdsmix.load.node_barrier import NodeBarrier
 from mdsmix.load.open_shards import OpenShards
 from mdsmix.load.stored_rows import ShardSource, StoredRow, find_id_columns_of
 
@@ -107,10 +110,14 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
     twice.
     """
 
+    _shared_barrier: Any
+    "Streaming's own attribute; here a NodeBarrier."
+
     def __init__(self, **settings: Any):
         """Open the dataset with the keywords of StreamingDataset."""
         with open_process_group():
             super().__init__(**settings)
+        self._shared_barrier = NodeBarrier(self._shared_barrier)
         # Torch shares the tensor with the workers, so that each shard is read once per rank and not
         # once per worker.
         is_present = torch.from_numpy(self._shard_states.numpy() == _ShardState.LOCAL)
