@@ -141,7 +141,7 @@ def test_nothing_is_opened_ahead_that_the_backend_does_not_need(
 def test_a_word_form_that_was_kept_is_opened_ahead(
     tokenizer: Tokenizer, opened: list[tuple[str, bool]]
 ) -> None:
-    word_form = backend_files.locate_word_form(tokenizer)
+    word_form = backend_files.locate_word_form(tokenizer.hash)
     word_form.parent.mkdir()
     word_form.write_bytes(Path(tokenizer.path).read_bytes())
     begin_opening(tokenizer, "auto")
@@ -151,7 +151,7 @@ def test_a_word_form_that_was_kept_is_opened_ahead(
 
 def test_a_damaged_word_form_is_made_again(tokenizer: Tokenizer) -> None:
     """The thread's error is that of a damaged file, so this is as without a thread."""
-    word_form = backend_files.locate_word_form(tokenizer)
+    word_form = backend_files.locate_word_form(tokenizer.hash)
     word_form.parent.mkdir()
     word_form.write_bytes(b"{")
     begin_opening(tokenizer, "auto")
@@ -168,6 +168,7 @@ def test_a_model_is_opened_from_the_file_of_a_tokenizer_that_is_still_described(
         file.write_text({"broken": "{", "words": '{"byte_fallback": true}'}.get(name, content))
         opener = OpeningWhileDescribed("auto")
         opener.begin(str(file))
+        opener.adopt_word_form(tokenizer.hash)
         opener.adopt(tokenizer.path)
         opened_again = [] if name == "same" else [(find_joined(tokenizer.path), False)]
         expected = to_lists(Reference(tokenizer).encode(TEXTS, True))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -432,7 +433,9 @@ def test_the_word_form_is_made_while_the_tokenizer_is_described(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """To open it, too, would need too much memory if the file is large."""
+    """To open it, too, would need too much memory if the file is large. So a thread opens that when
+    the description is there.
+    """
     monkeypatch.setattr(backend_files, "cache_folder", lambda: tmp_path)
     tokenizer = open_setting("words")
     content = Path(tokenizer.path).read_bytes()
@@ -444,7 +447,14 @@ def test_the_word_form_is_made_while_the_tokenizer_is_described(
     opener.begin(str(described))
     wait_for_openings()
     described.unlink()
-    opener.adopt(tokenizer.path)
+    opened = list[tuple[str, bool]]()
+    open_now = fast_model._open_now
+
+    def record_path(path: str) -> Any:
+        opened.append((path, isinstance(threading.current_thread(), fast_model._Opening)))
+        return open_now(path)
+
+    monkeypatch.setattr(fast_model, "_open_now", record_path)
     made = list[bytes]()
 
     def record(content: bytes) -> bytes | None:
@@ -452,22 +462,15 @@ def test_the_word_form_is_made_while_the_tokenizer_is_described(
         return make_word_form(content)
 
     monkeypatch.setattr(word_form, "make_word_form", record)
-    opened = list[str]()
-    open_now = fast_model._open_now
-
-    def record_path(path: str) -> Any:
-        opened.append(path)
-        return open_now(path)
-
-    monkeypatch.setattr(fast_model, "_open_now", record_path)
+    opener.adopt_word_form(tokenizer.hash)
+    opener.adopt(tokenizer.path)
+    kept = backend_files.locate_word_form(tokenizer.hash)
     try:
         backend = open_backend(tokenizer)
     finally:
         forget_openings()
     assert made == []
-    is_opened_when_needed = str(backend_files.locate_word_form(tokenizer)) in opened
-    assert is_opened_when_needed == (size == "large")
-    (kept,) = (tmp_path / "backends").iterdir()
+    assert opened == [(str(kept), True)] * (size == "large")
     assert kept.read_bytes() == make_word_form(content)
     assert backend.label.startswith("fastokens")
     expected = to_lists(Reference(tokenizer).encode(LINES, True))
@@ -482,8 +485,10 @@ def test_a_word_form_that_was_not_adopted_is_not_used(
     opener = OpeningWhileDescribed("auto")
     opener.begin(tokenizer.path)
     wait_for_openings()
-    assert fast_model.take_word_form(tokenizer) is None
-    opener.adopt(tokenizer.path)
-    assert fast_model.take_word_form(tokenizer) == make_word_form(Path(tokenizer.path).read_bytes())
-    assert fast_model.take_word_form(tokenizer) is None  # it is taken once
+    kept = backend_files.locate_word_form(tokenizer.hash)
+    assert not kept.exists()
+    assert fast_model._openings == {}
+    opener.adopt_word_form(tokenizer.hash)
+    assert kept.read_bytes() == make_word_form(Path(tokenizer.path).read_bytes())
+    assert [*fast_model._openings] == [str(kept)]
     forget_openings()

@@ -388,6 +388,25 @@ def test_a_process_that_describes_is_read_to_its_end(
             assert [call.args for call in opener.begin.call_args_list] == [(f,) for f in begun]
 
 
+def test_what_was_opened_meanwhile_is_used_if_the_file_gives_the_same_ids(
+    tokenizer_folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    """A word form already while the snapshot is written: that takes 0.3 s for Gemma 3."""
+    kept_before = list[list[Path]]()
+    opener = Mock()
+    opener.adopt_word_form = lambda _: kept_before.append([*cache.rglob("*.json")])
+    tokenizer = open_tokenizer(TokenizerSpec(name=str(tokenizer_folder)), opener=opener)
+    assert kept_before == [[]]
+    opener.adopt.assert_called_once_with(tokenizer.path)
+    # Another class gives other ids.
+    other = Mock()
+    folder = copy_with_config(
+        tokenizer_folder, tmp_path / "other", tokenizer_class="LlamaTokenizer"
+    )
+    open_tokenizer(TokenizerSpec(name=str(folder)), opener=other)
+    assert other.mock_calls == []
+
+
 def test_without_a_folder_for_temporary_files_the_process_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

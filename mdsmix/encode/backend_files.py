@@ -26,9 +26,13 @@ def name_fastokens() -> str:
     return f"fastokens {package_version('fastokens')}"
 
 
-def locate_word_form(tokenizer: Tokenizer) -> Path:
-    """Return the file in the cache for the word form of a tokenizer; it need not exist."""
-    return cache_folder() / "backends" / f"{tokenizer.hash}.words-{WORD_FORM_VERSION}.json"
+def locate_word_form(digest: str) -> Path:
+    """Return the file in the cache for the word form of a tokenizer; it need not exist.
+
+    Args:
+        digest: the hash of the tokenizer.
+    """
+    return cache_folder() / "backends" / f"{digest}.words-{WORD_FORM_VERSION}.json"
 
 
 def locate_difference(tokenizer: Tokenizer, label: str) -> Path:

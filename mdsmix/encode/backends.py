@@ -44,7 +44,7 @@ from mdsmix.encode.backend_files import (
     may_have_word_form,
     name_fastokens,
 )
-from mdsmix.encode.fast_model import open_model, take_word_form
+from mdsmix.encode.fast_model import open_model
 from mdsmix.encode.scan_form import ScanForm
 from mdsmix.encode.separator import TextJoiner, find_separators
 from mdsmix.encode.token_spelling import TokenSpans, TokenSpelling
@@ -212,7 +212,7 @@ class Fastokens(Backend):
         self._tokenizer = tokenizer
         words = self._open_word_form(tokenizer) if tries_word_form else None
         if words:
-            self._scan_form = read_scan_form(str(locate_word_form(tokenizer)))
+            self._scan_form = read_scan_form(str(locate_word_form(tokenizer.hash)))
             aliases = self._scan_form.aliases if self._scan_form else []
             self._parts = CharacterParts.read(words, aliases)
             self._first_space = FirstSpace.read(words)
@@ -272,7 +272,7 @@ class Fastokens(Backend):
 
     def _open_word_form(self, tokenizer: Tokenizer) -> Any:
         """Return fastokens' model of the tokenizer's word form, or None if it has none."""
-        path = str(locate_word_form(tokenizer))
+        path = str(locate_word_form(tokenizer.hash))
         with suppress(Exception):  # the file is missing, or damaged
             return open_model(path, self)
         return open_model(path, self) if _keep_word_form(tokenizer) else None
@@ -281,17 +281,14 @@ class Fastokens(Backend):
 def _keep_word_form(tokenizer: Tokenizer) -> bool:
     """Make the tokenizer's word form and keep it in the cache. Return whether it has one.
 
-    This takes 0.05 s for Llama 2. For Gemma 3 it takes 0.6 s, and 200 MB meanwhile. If a thread has
-    made it while transformers described the tokenizer, it is only kept.
+    This takes 0.05 s for Llama 2. For Gemma 3 it takes 1 s, and 200 MB meanwhile.
     """
     if not may_have_word_form(tokenizer.path):
         return False
-    content = take_word_form(tokenizer)
-    if content is None:
-        content = word_form.make_word_form(Path(find_joined(tokenizer.path)).read_bytes())
+    content = word_form.make_word_form(Path(find_joined(tokenizer.path)).read_bytes())
     if content is None:
         return False
-    keep_in_cache(locate_word_form(tokenizer), content)
+    keep_in_cache(locate_word_form(tokenizer.hash), content)
     release_freed_memory()
     return True
 
@@ -477,7 +474,7 @@ def open_backend(tokenizer: Tokenizer, name: str = "auto") -> Backend:
         return Reference(tokenizer)
     # The memory that the word form takes is free again before a tokenizer is opened.
     tries_word_form = True
-    if not locate_word_form(tokenizer).exists():
+    if not locate_word_form(tokenizer.hash).exists():
         with suppress(Exception):  # it is raised again by Fastokens
             tries_word_form = _keep_word_form(tokenizer)
     # Both are opened at the same time, in two threads: 0.4 s instead of 0.55 s.

@@ -7,7 +7,8 @@ another processor. `open_model` waits for the thread. This module imports neithe
 library of tokenizers, since these imports are a third of what is done meanwhile.
 
 A tokenizer that is new to this machine is opened while transformers describes it. Of a
-SentencePiece tokenizer the word form (word_form.py) is made, and opened if it is small.
+SentencePiece tokenizer the word form (word_form.py) is made meanwhile, and opened if it is small. A
+large one is opened as soon as the description is there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from mdsmix.cache import keep_in_cache
 from mdsmix.encode.backend_files import (
     encodes_bytes,
     locate_difference,
@@ -120,20 +122,33 @@ class OpeningWhileDescribed:
         self._opening = kind(file, may_fail=True)
         self._opening.start()
 
-    def adopt(self, path: str) -> None:
-        """Let `open_model` take the model for a snapshot's tokenizer.json, or
-        `take_word_form` its word form.
+    def adopt_word_form(self, digest: str) -> None:
+        """Keep the word form in the cache, if the tokenizer has one, and begin to open it if it is
+        large. Then `open_model` takes the model for the word form's file.
         """
-        if isinstance(self._opening, _WordFormOpening):
-            _word_forms[path] = self._opening
-        elif self._opening:
+        if not isinstance(self._opening, _WordFormOpening):
+            return
+        opening: _Opening = self._opening
+        model = opening.wait()
+        content = self._opening.content
+        self._opening = None  # its content takes 14 MB for Gemma 3
+        if content is None:
+            return
+        file = locate_word_form(digest)
+        keep_in_cache(file, content)
+        if model is None:
+            opening = _Opening(str(file))
+            opening.start()
+        _openings[str(file)] = opening
+
+    def adopt(self, path: str) -> None:
+        """Let `open_model` take the model for a snapshot's tokenizer.json."""
+        if self._opening:
             _openings[find_joined(path)] = self._opening
 
 
 _openings: dict[str, _Opening] = {}
 "Path of a file -> the thread that opens it, as long as nobody has taken the model."
-_word_forms: dict[str, _WordFormOpening] = {}
-"Path of a snapshot's tokenizer.json -> the thread that makes its word form, until it is taken."
 _backends = WeakValueDictionary[str, Any]()
 "Path of a file -> the last backend with its model, as long as the backend exists."
 
@@ -150,7 +165,7 @@ def begin_opening(tokenizer: Tokenizer, backend: str) -> None:
         return
     if backend == "auto" and locate_difference(tokenizer, name_fastokens()).exists():
         return
-    word_form = locate_word_form(tokenizer)
+    word_form = locate_word_form(tokenizer.hash)
     if word_form.exists():
         path = str(word_form)
     elif may_have_word_form(tokenizer.path):
@@ -181,21 +196,6 @@ def open_model(path: str, backend: Any) -> Any:
     return model
 
 
-def take_word_form(tokenizer: Tokenizer) -> bytes | None:
-    """Return the word form of a tokenizer if a thread has made it, or makes it now; otherwise None.
-    If the thread has opened it, `open_model` takes its model for the word form's file in the cache.
-
-    Args:
-        tokenizer: the tokenizer.
-    """
-    opening = _word_forms.pop(tokenizer.path, None)
-    if opening is None:
-        return None
-    if opening.wait() is not None:
-        _openings[str(locate_word_form(tokenizer))] = opening
-    return opening.content
-
-
 def _open_now(path: str) -> Any:
     from fastokens import Tokenizer as Model
 
@@ -214,4 +214,3 @@ def wait_for_openings() -> None:
 def forget_openings() -> None:
     """Forget the models that nobody has taken. Threads that still open one end by themselves."""
     _openings.clear()
-    _word_forms.clear()

@@ -79,6 +79,14 @@ class EarlyOpener(Protocol):
         The file may be deleted as soon as the tokenizer is described.
         """
 
+    def adopt_word_form(self, digest: str) -> None:
+        """Use the word form that was made of the file, since the file does give the same ids. Do
+        nothing if none was made.
+
+        Args:
+            digest: the hash of the tokenizer.
+        """
+
     def adopt(self, path: str) -> None:
         """Use what was opened for the snapshot's tokenizer.json, since it does give the same ids.
 
@@ -132,6 +140,9 @@ def open_snapshot(
             f"the {pretrained} {name} was changed while transformers read it: run the same command "
             "again."
         )
+    if opener and is_as_file:
+        # A large word form is opened while the snapshot is written and the conversion prepared.
+        opener.adopt_word_form(description["hash"])
     contents = {file: text.encode() for file, text in description["files"].items()}
     joined = join_merges(contents.get(TOKENIZER_JSON, b""))
     if joined:
