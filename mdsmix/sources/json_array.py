@@ -12,6 +12,7 @@ into a `?` silently.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -24,10 +25,28 @@ from mdsmix.sources.units import SourceFile, Span
 _WHITESPACE = b" \t\r\n"
 _HEAD_BYTES = 64 << 10
 "How many first bytes of a file are searched for a byte that is not white space."
-_STRING = rb'"(?:[^"\\]++|\\.)*+"'
-_PLAIN = rb'[^\[\]"{},\\]++|\\.|' + _STRING
-_STRING_END = re.compile(_STRING[1:], re.DOTALL)
-_SIGN = re.compile(rb"(?:%b|[\[{](?:,|%b)*+[\]}])*+([\[\]{},\"]|\Z)" % (_PLAIN, _PLAIN), re.DOTALL)
+
+
+def _compile(pattern: bytes) -> re.Pattern[bytes]:
+    """Compile a pattern whose quantifiers never go back (`*+`). Python 3.10 does not know them, and
+    gets `*`: the same bytes match, since nothing below can match in two ways, but an object with
+    objects or lists inside takes twice the time.
+    """
+    if sys.version_info < (3, 11):
+        pattern = pattern.replace(b"*+", b"*")
+    return re.compile(pattern, re.DOTALL)
+
+
+_STRING_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_STRING = b'"' + _STRING_REST
+_STRING_END = _compile(_STRING_REST)
+_OTHERS = rb'[^\[\]{}"\\]*+'
+"Bytes that are neither brackets, strings nor escapes."
+_FLAT = rb"[\[{]%b(?:(?:\\.|%b)%b)*+[\]}]" % (_OTHERS, _STRING, _OTHERS)
+"An object or list without inner objects or lists."
+_NO_SIGNS = rb'[^\[\]{}",\\]*+'
+_SKIPPED = rb"%b(?:(?:\\.|%b|%b)%b)*+" % (_NO_SIGNS, _STRING, _FLAT, _NO_SIGNS)
+_SIGN = _compile(_SKIPPED + rb'([\[\]{},"]|\Z)')
 """Matches up to the next bracket, brace or comma, or to the end of the bytes; group 1 is this sign,
 or b"" at the end. Whole strings are skipped, and so are objects and lists without inner objects or
 lists. Group 1 is a quote if a string begins that does not end in these bytes.
