@@ -155,7 +155,8 @@ def test_any_number_of_workers_writes_the_same_bytes(three: Project) -> None:
         "chats": chats("all/a.jsonl"),
     }
     three.set_window_size(900)
-    three.configure(streams=streams)
+    # The tokenizer is trained on this Python's docstrings; that of 3.12 needs more ids for it.
+    three.configure(streams=streams, max_seq_len=32)
     encode = unit.UnitTask._encode
     killed = three.folder / "killed"
 

@@ -173,7 +173,7 @@ class Entry:
     records are read.
     """
 
-    KEYS: ClassVar = ("formatting", "columns", "tags", "ranking")
+    KEYS: ClassVar[tuple[str, ...]] = ("formatting", "columns", "tags", "ranking")
     formatting: Literal["alpaca", "sharegpt", "openai"] = "alpaca"
     columns: dict[str, Any] | None = None
     tags: dict[str, Any] | None = None

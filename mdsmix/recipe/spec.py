@@ -48,7 +48,7 @@ COMPRESSION = re.compile(r"zstd(:([1-9]|1\d|2[0-2]))?")
 class TokenizerSpec:
     """The tokenizer, in the words of LLM-Foundry."""
 
-    SHORT_FORM: ClassVar = ShortForm("name", "a name, or keys and values")
+    SHORT_FORM: ClassVar[ShortForm] = ShortForm("name", "a name, or keys and values")
     name: str
     """A folder, a hub name, or a lone `tokenizer.json`, which Foundry cannot load: `render-yaml`
     then needs a remote.
@@ -80,7 +80,7 @@ class WeightSpec:
     `proportion` or `choose` of Streaming's Stream, or `share`.
     """
 
-    SHORT_FORM: ClassVar = ShortForm(
+    SHORT_FORM: ClassVar[ShortForm] = ShortForm(
         "share",
         "a share with %, such as 30%, or keys and values, such as {repeat: 2} or {share: 0.3}: a "
         "number alone could be a repeat or a share",
