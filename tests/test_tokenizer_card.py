@@ -243,6 +243,16 @@ def test_arguments_that_json_cannot_contain_are_refused(tokenizer_folder: Path) 
             open_by_name(tokenizer_folder, **kwargs)
 
 
+def test_what_reads_other_vocabularies_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    for file, packages in (("tekken.json", "mistral-common"), ("tokenizer.model", "sentencepiece")):
+        other = tmp_path / file
+        other.write_text("{}")
+        with pytest.raises(Unreachable, match=f"its {file} is read by .*{packages}.*install these"):
+            open_by_name(tmp_path)
+        other.unlink()
+
+
 def test_a_name_without_a_tokenizer_gives_a_one_line_error(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     lost = "there is no folder or file of this name"
@@ -328,7 +338,7 @@ def test_a_tokenizers_own_code_is_not_run(tmp_path: Path, tokenizer_folder: Path
         open_by_name(folder)
     assert not (tmp_path / "ran").exists()
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
-    with pytest.raises(ValueError, match=r"ByT5Tokenizer has no fast form .* convert it once"):
+    with pytest.raises(ValueError, match=r"ByT5Tokenizer has no fast form .* name a folder"):
         describe_tokenizer(str(tmp_path), {})
 
 

@@ -132,6 +132,32 @@ def test_a_bos_that_transformers_5_does_not_add_is_named(
     assert not described["is_bos_ignored"]
 
 
+def test_other_tokens_than_those_of_a_sentencepiece_model_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens of a text with two spaces are those that transformers 5.24 and SentencePiece give
+    for Mistral's model; tests/vocabularies compares the real ones.
+    """
+    by_class, by_model = ["▁x", "▁▁", "y"], ["▁x", "▁", "▁y"]
+    encoded = SimpleNamespace(encode=lambda *_, **__: SimpleNamespace(tokens=by_class))
+    tokenizer = SimpleNamespace(backend_tokenizer=encoded)
+
+    def describe_with(pieces: list[str]) -> str:
+        model = SimpleNamespace(encode=lambda *_, **__: pieces)
+        module = SimpleNamespace(SentencePieceProcessor=lambda **_: model)
+        monkeypatch.setitem(sys.modules, "sentencepiece", module)
+        return describe._describe_model_changes(str(tmp_path), tokenizer, {})
+
+    assert describe_with(by_model) == "", "the folder has no SentencePiece model"
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    assert f"'x  y' is {by_class} by transformers and {by_model} by" in describe_with(by_model)
+    assert describe_with(by_class) == ""
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    assert describe._describe_model_changes(str(tmp_path), tokenizer, {}) == "", "not installed"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert describe_with(by_model) == "", "the tokenizer comes from its tokenizer.json"
+
+
 def lose_token(tree: dict[str, Any]) -> None:
     tree["added_tokens"].pop()
 

@@ -23,6 +23,11 @@ TRAIN_BY_FILE = (
     f"tokenizer_class in the folder's tokenizer_config.json to {PLAIN_CLASS}"
 )
 "What to do if a tokenizer's class gives other ids than its tokenizer.json."
+SAVE_BY_FOUR = (
+    "open the folder with transformers 4, save the tokenizer with save_pretrained, and name the "
+    "folder that this writes"
+)
+"What to do if transformers 5 gives other ids than a SentencePiece model."
 
 
 @frozen(kw_only=True)
@@ -86,6 +91,10 @@ class Tokenizer:
     """A sentence with an example if the tokenizer's class gives other ids than its tokenizer.json;
     otherwise empty.
     """
+    model_changes: str = ""
+    """A sentence with an example if transformers made the tokenizer of a SentencePiece model and
+    splits a text in another way; otherwise empty.
+    """
     files: list[str] = field(default_factory=list)
     """Names of the files in the snapshot, tokenizer.json among them, from which
     AutoTokenizer.from_pretrained opens this tokenizer.
@@ -93,8 +102,8 @@ class Tokenizer:
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence for the user if the tokenizer's class gives other ids than its
-        tokenizer.json, and one if the BOS that the folder asks for is ignored.
+        """A sentence for the user if the tokenizer gives other ids than its tokenizer.json or its
+        SentencePiece model, and one if the BOS that the folder asks for is ignored.
         """
         warnings = list[str]()
         if self.class_changes:
@@ -102,6 +111,8 @@ class Tokenizer:
                 f"the tokenizer {self.name}: {self.class_changes}; other programs that read this "
                 f"folder may give the ids of the class or of the file; {TRAIN_BY_FILE}"
             )
+        if self.model_changes:
+            warnings.append(f"the tokenizer {self.name}: {self.model_changes}; {SAVE_BY_FOUR}")
         if self.is_bos_ignored:
             warnings.append(
                 f"the tokenizer {self.name} adds no BOS to a text, since transformers 5 ignores "

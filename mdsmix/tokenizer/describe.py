@@ -66,6 +66,9 @@ RARE_PROBES = (
     ),
 )
 "Texts that two classes are likely to split in different ways."
+SENTENCEPIECE_MODEL = "tokenizer.model"
+SPACED_PROBES = ("x  y", "for a in b:\n    c = a   +  1\n", "one.  Two,    three")
+"Texts with several spaces. None begins with one, where the settings of a class decide."
 
 
 def describe_tokenizer(
@@ -101,8 +104,8 @@ def describe_tokenizer(
     if not getattr(tokenizer, "is_fast", False):
         raise Unusable(
             f"its class {type(tokenizer).__name__} has no fast form (tokenizer.json), which "
-            "mdsmix needs; convert it once with transformers.convert_slow_tokenizer, and save the "
-            "result"
+            "mdsmix needs; name a folder or hub name of the same model that has a tokenizer.json, "
+            "or make one with transformers.convert_slow_tokenizer"
         )
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
@@ -135,6 +138,7 @@ def describe_tokenizer(
         # A folder with a note is read from its tokenizer.json only, as the note says.
         "is_bos_ignored": not note and _is_bos_ignored(name, kwargs, fields),
         "class_changes": class_changes,
+        "model_changes": _describe_model_changes(name, tokenizer, kwargs),
         "is_as_file": is_as_file,
     }
 
@@ -234,6 +238,40 @@ def _describe_class_changes(
             return (
                 f"its class {type(tokenizer).__name__} gives other ids than its tokenizer.json: "
                 f"{text!r} is {class_ids[:8]} by the class and {file_ids[:8]} by the file"
+            )
+    return ""
+
+
+def _describe_model_changes(name: str, tokenizer: Any, kwargs: dict[str, Any]) -> str:
+    """Return a sentence with an example if a tokenizer that transformers made of a SentencePiece
+    model splits texts in another way than the model. Return "" if it does not, or if the tokenizer
+    has another source.
+
+    transformers 5 orders the merges by the ids of their tokens and not by their scores. Mistral's
+    `▁▁` has a small id and the lowest score, so two spaces are merged before all else, as in code.
+
+    Args:
+        name: the tokenizer's folder, file or hub name.
+        tokenizer: the tokenizer.
+        kwargs: the recipe's arguments for transformers.
+    """
+    path = _find_file(name, SENTENCEPIECE_MODEL, kwargs)
+    if path is None or _find_file(name, TOKENIZER_JSON, kwargs) is not None:
+        return ""
+    try:
+        from sentencepiece import SentencePieceProcessor
+
+        model = SentencePieceProcessor(model_file=path)
+    except Exception:  # it is not installed, or the file is tiktoken's, as Llama 3's of this name
+        return ""
+    for text in SPACED_PROBES:
+        pieces = model.encode(text, out_type=str)
+        tokens = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).tokens
+        if tokens != pieces:
+            return (
+                "this version of transformers makes other tokens of a text than the folder's "
+                f"{SENTENCEPIECE_MODEL}: {text!r} is {tokens} by transformers and {pieces} by "
+                "SentencePiece"
             )
     return ""
 

@@ -36,7 +36,7 @@ from mdsmix.tokenizer.bpe_json import JOINED, join_merges
 from mdsmix.tokenizer.transformers_five import NEW_CLASS, TOKENIZER_JSON
 
 Pretrained = Literal["tokenizer", "processor"]
-FORMAT = 14
+FORMAT = 15
 "Version of the card. It is raised when all snapshots must be made again."
 CARD = "card.json"
 "The file in a snapshot with the description of the tokenizer or processor."
@@ -63,6 +63,14 @@ FIX: Mapping[Pretrained, str] = {
     "tokenizer, or a hub name that this machine can reach; torch and torchvision must be installed",
 }
 "What the user can do if a tokenizer or processor cannot be loaded; the end of a message."
+OTHER_VOCABULARIES = {
+    "tekken.json": "transformers 5 with the package mistral-common",
+    "tokenizer.model": (
+        "transformers with the packages sentencepiece and protobuf, or with tiktoken if the file "
+        "is tiktoken's, as Llama 3's"
+    ),
+}
+"File with a vocabulary -> what reads it if the folder has no tokenizer.json."
 FRESH_SECONDS = 5
 "A file that was written or copied later than so many seconds ago is read each time."
 SIGNS_OF_FIVE = (NEW_CLASS, "Tokenizer class", "'list' object has no attribute 'keys'")
@@ -479,7 +487,12 @@ def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
     if reason.startswith("HFValidationError"):
         reason = "a hub name is written NAME or OWNER/NAME"
     if os.path.exists(name):
-        return f"the {pretrained} {name} could not be loaded ({reason}): {FIX[pretrained]}."
+        fix = FIX[pretrained]
+        if pretrained == "tokenizer" and not Path(name, "tokenizer.json").exists():
+            for file, reader in OTHER_VOCABULARIES.items():
+                if Path(name, file).exists():
+                    fix = f"its {file} is read by {reader}; install these, or {fix}"
+        return f"the {pretrained} {name} could not be loaded ({reason}): {fix}."
     if any(sign in error for sign in SIGNS_OF_FIVE):
         # mdsmix reads such a folder, but does not ask the hub for its files.
         return (

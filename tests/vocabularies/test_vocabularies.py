@@ -8,6 +8,7 @@ transformers 4.51 and under transformers 5.
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 from collections.abc import Sequence
@@ -223,6 +224,49 @@ def test_the_published_files_open_to_the_same_ids(
         target.write_bytes((snapshot / file).read_bytes())
     expected = [open_reference(name)(text)["input_ids"] for text in draw_texts()]
     assert encode_in_environment(environment, tmp_path, draw_texts()) == expected
+
+
+READ_MODEL = """
+import json, sys
+from sentencepiece import SentencePieceProcessor
+from mdsmix.encode.backends import open_backend
+from mdsmix.recipe import TokenizerSpec
+from mdsmix.tokenizer.card import open_tokenizer
+folder, texts = sys.argv[1], json.loads(sys.stdin.read())
+tokenizer = open_tokenizer(TokenizerSpec(name=folder))
+rows = open_backend(tokenizer).encode(texts, match_special=False)
+model = SentencePieceProcessor(model_file=folder + "/tokenizer.model")
+are_equal = [rows[number].tolist() == model.encode(text) for number, text in enumerate(texts)]
+print(json.dumps([tokenizer.warnings, all(are_equal)]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "readers", "is_equal"),
+    [(".venv", "readers", True), (".venv-today", "readers-today", False)],
+)
+@pytest.mark.parametrize("version", ["1", "3"])
+def test_other_tokens_than_a_sentencepiece_model_are_named(
+    version: str, environment: str, readers: str, is_equal: bool, tmp_path: Path
+) -> None:
+    """Mistral's models v1 and v3. transformers 4 gives their tokens, and transformers 5 does not,
+    for texts with two spaces.
+    """
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    [model] = HOME.glob(f"python/mistral_common/data/*tokenizer*.model.v{version}")
+    (tmp_path / "tokenizer.model").write_bytes(model.read_bytes())
+    ended = subprocess.run(
+        [ROOT / environment / "bin/python", "-c", READ_MODEL, tmp_path],
+        input=json.dumps(["x  y", "Hello, world!", "a = b   # c\n", "naïve 東京"]),
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{HOME / readers}"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    warnings, are_equal = json.loads(ended.stdout)
+    assert are_equal == is_equal
+    assert ["by SentencePiece" in warning for warning in warnings] == [True] * (not is_equal)
 
 
 @pytest.mark.parametrize("file", OTHER_FILES)

@@ -27,7 +27,7 @@ from mdsmix.mix.streams.mix import (
 )
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards.manifest import Manifest, TokenizerCard
-from mdsmix.tokenizer.card import TRAIN_BY_FILE, Tokenizer, open_tokenizer
+from mdsmix.tokenizer.card import SAVE_BY_FOUR, TRAIN_BY_FILE, Tokenizer, open_tokenizer
 from mdsmix.tokenizer.published import (
     adopt_hash,
     card_file_name,
@@ -156,13 +156,14 @@ def tokenizer_unseen(mix: Mix) -> Findings:
 )
 @CHECKS.mix(
     "warning",
-    "Another version of transformers, or another program, may use the ids of tokenizer.json: then "
-    "the trained model reads and writes other words.",
+    "Another version of transformers, or another program, may use the ids of tokenizer.json or of "
+    "the SentencePiece model: then the trained model reads and writes other words.",
     "tokenizer-class",
 )
 def tokenizer_class(mix: Mix) -> Findings:
     """Report a tokenizer whose class in transformers gives other token ids than its tokenizer.json:
-    another version of transformers may follow the file. Also report notes on how the tokenizer's
+    another version of transformers may follow the file. Also report one that gives other tokens
+    than its SentencePiece model, and notes on how the tokenizer's
     folder was read.
     """
     opened = mix.run_tokenizer
@@ -170,6 +171,12 @@ def tokenizer_class(mix: Mix) -> Findings:
         yield Finding(
             f"the tokenizer {opened.name}: {opened.class_changes}.",
             f"OK if training uses this version of transformers. Otherwise, {TRAIN_BY_FILE}.",
+            id="tokenizer-class",
+        )
+    if opened and opened.model_changes:
+        yield Finding(
+            f"the tokenizer {opened.name}: {opened.model_changes}.",
+            f"OK if the model was trained so. Otherwise, {SAVE_BY_FOUR}, and convert again.",
             id="tokenizer-class",
         )
     if opened and opened.note:
