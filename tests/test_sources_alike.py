@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from mdsmix.shapes import SHAPES
 from mdsmix.sources import RecordBatch, arrow, jsonl, read_batches
+from mdsmix.sources.csv_rows import RowReader
 from tests.formats import (
     FORMATS,
     all_origins,
@@ -367,6 +368,52 @@ def test_every_byte_of_a_table_is_in_one_row(tmp_path: Path, data: bytes, piece:
         assert data[offset : offset + len(raw)] == raw
         end = offset + len(raw)
     assert data[end:].strip(b"\r\n") == b""
+
+
+def read_line_by_line(data: bytes, delimiter: str) -> Iterator[tuple[bytes, list[str] | None]]:
+    """Yield each row's bytes and cells; None for the cells of a line that is not csv. A new csv
+    reader gets one line after the other from the row's first line on.
+    """
+    lines = io.BytesIO(data).readlines()
+    while lines:
+        texts = (line.decode() for line in lines)
+        reader = csv.reader(texts, delimiter=delimiter, strict=True)
+        try:
+            cells = next(reader)
+            count = reader.line_num
+        except csv.Error:
+            cells = None
+            count = 1
+        yield b"".join(lines[:count]), cells
+        del lines[:count]
+
+
+@FUZZ
+@example([b'a"b', b"\n\n", b'c"\n', b"d\n\n"], 1000, ",")  # quotes that open nothing
+@example([b'"a\nb"c\n', b"d\n"], 1000, ",")
+@example([b'"', b"a\n", b'"\n', b"b\n"], 1, ";")
+@given(
+    st.lists(st.sampled_from([b'"', b'"', b"\n", b"\r\n", b"\r", b",", b";", b'""', b"a", b"e "])),
+    st.integers(1, 30),
+    st.sampled_from([",", ";"]),
+)
+def test_rows_of_a_table_are_those_of_a_reader_that_gets_line_after_line(
+    pieces: list[bytes], piece: int, delimiter: str
+) -> None:
+    data = b"".join(pieces)
+    stream = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
+    found = list[tuple[bytes, list[str] | None]]()
+    offset = 0
+    with patch.object(jsonl, "PIECE_BYTES", piece):
+        for stretch in RowReader(stream.readline(), stream, delimiter).read():
+            assert stretch.offset == offset
+            assert stretch.line == data.count(b"\n", 0, offset) + 1
+            assert stretch.lengths == [*map(len, stretch.raws)]
+            assert {*stretch.faults.values()} <= {"not_csv"}
+            cells = [None if i in stretch.faults else row for i, row in enumerate(stretch.cells)]
+            found += zip(stretch.raws, cells, strict=True)
+            offset += sum(stretch.lengths)
+    assert found == [*read_line_by_line(data, delimiter)]
 
 
 TABLES: list[tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = [

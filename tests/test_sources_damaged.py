@@ -20,7 +20,7 @@ import pytest
 import zstandard
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
-from mdsmix.sources import csv_table, find_files, format, jsonl, read_batches
+from mdsmix.sources import csv_rows, find_files, format, jsonl, read_batches
 from tests.formats import (
     ENCODERS,
     PACKERS,
@@ -148,7 +148,7 @@ LONG: list[tuple[str, dict[str, str], bytes, bytes, bytes, list[Any], str]] = [
     ),
     *(
         ("a.csv", {}, b"x,y\n1,a\n", b'1,"%s"\n' % words, b"2,b\n", XY, "record_too_long")
-        for words in WORDS
+        for words in (*WORDS, b'","'.join([b"word " * 10] * 2))
     ),
     *(
         ("a.txt", {"split_by": split_by}, b"", words, b"", [], "record_too_long")
@@ -162,7 +162,7 @@ def test_a_record_that_is_too_long_is_skipped_and_its_place_and_length_are_kept(
     tmp_path: Path,
 ) -> None:
     with (
-        patch.multiple(csv_table, LONGEST_FIELD=50, LONGEST_ROW=100),
+        patch.multiple(csv_rows, LONGEST_FIELD=50, LONGEST_ROW=100),
         patch.object(jsonl, "PIECE_BYTES", 30),
         patch.object(format, "LONGEST", 100),
     ):

@@ -24,16 +24,16 @@ from mdsmix.sources import (
     RecordBatch,
     SourceFile,
     Unit,
-    arrow,
     compute_content,
     estimate_unit_size,
     find_files,
     mds,
     plan_units,
     read_batches,
+    row_blocks,
 )
 from mdsmix.sources import format as formats
-from mdsmix.sources.arrow import decode_rows, row_blocks
+from mdsmix.sources.arrow import decode_rows
 from mdsmix.sources.sniff import describe_foreign_content
 from mdsmix.sources.units import Span
 from mdsmix.storage import Stat, locate
@@ -415,8 +415,8 @@ def test_blocks_of_rows_end_at_windows_and_before_they_are_too_long(
         decode_rows(rows.slice(first, rows_of_batch), first, {"row": first}, ("text",), {})
         for first in range(0, len(texts), rows_of_batch)
     )
-    with patch.object(arrow, "BLOCK_BYTES", 2000):
-        blocks = [*row_blocks(file, span, batches, ())]
+    with patch.object(row_blocks, "BLOCK_BYTES", 2000):
+        blocks = [*row_blocks.row_blocks(file, span, "rows", batches)]
     found = list[tuple[int, int, str]]()
     for block in blocks:
         assert block.size == len(block.content())

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import orjson
 
 from mdsmix.errors import Unreachable
@@ -31,6 +30,7 @@ from mdsmix.messages import flatten_error, join_names
 from mdsmix.record import RecordRefused
 from mdsmix.sources.arrow_values import MAP_REASONS, Decode, decode_record, make_decoders
 from mdsmix.sources.format import ROWS, Block, Buffer, Decoded, Format, Item, Splits
+from mdsmix.sources.row_blocks import Rows, row_blocks
 from mdsmix.sources.sniff import ARROW_FILE_MAGIC, ARROW_MESSAGE_START
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span, Unit
 
@@ -108,7 +108,7 @@ class Arrow(Format):
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with open_arrow(file, span.unit.fields) as opened:
-            yield from row_blocks(file, span, _rows(opened, span), opened.unread)
+            yield from row_blocks(file, span, ROWS, _rows(opened, span), opened.unread)
 
 
 def make_batch_ordinal(batch: int, row: int) -> int:
@@ -185,7 +185,7 @@ def _check_stream_end(file: SourceFile, stored: Any, head: bytes) -> None:
         raise EOFError("the end mark is missing, so the file was not written completely")
 
 
-def _rows(opened: _Opened, span: Span) -> Iterator[Rows]:
+def _rows(opened: _Opened, span: Span) -> Iterator[DecodedRows]:
     """Yield the rows of the record batches in the span (a range of the file)."""
     decoders = make_decoders(opened.reader.schema)
     names = (*opened.columns, *opened.unread)
@@ -225,112 +225,55 @@ def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-class Rows(NamedTuple):
+@dataclass(slots=True, kw_only=True)
+class DecodedRows(Rows):
     """Consecutive rows of one record batch or row group, decoded. A row that is not a record has a
     reason code.
+
+    The bytes of a row are its record as a line of JSON. For a row that cannot be read at all, they
+    are its strings, or the row as Arrow serialises it (`_raw_bytes`).
     """
 
-    ordinal: int
-    "The ordinal (a number that increases through the file) of the first row."
     first_place: dict[str, int]
     'The place of the first row, such as `{"row": 12, "batch": 0}`.'
     records: list[Any]
     "The record of each row; None for a row that cannot be read."
-    raws: list[bytes]
-    """The record of each row as a line of JSON. For a row that cannot be read at all, its strings,
-    or the row as Arrow serialises it (`_raw_bytes`).
-    """
     reasons: dict[int, str]
     "Index of a row that is not a record -> reason code."
     columns: tuple[str, ...]
     "The names of all columns of the file."
 
+    @property
+    def lengths(self) -> Sequence[int]:
+        return [len(raw) + 1 for raw in self.raws]  # with a newline each, as in a file
+
     def part(self, start: int, stop: int) -> Rows:
-        """Return the rows `start` to `stop` (exclusive)."""
         place = {**self.first_place, "row": self.first_place["row"] + start}
         reasons = {index - start: r for index, r in self.reasons.items() if start <= index < stop}
-        return Rows(
+        return DecodedRows(
             ordinal=self.ordinal + start,
+            raws=self.raws[start:stop],
             first_place=place,
             records=self.records[start:stop],
-            raws=self.raws[start:stop],
             reasons=reasons,
             columns=self.columns,
         )
 
+    def content(self) -> Buffer:
+        return b"\n".join(self.raws) + b"\n"
+
+    def decode(self) -> Decoded:
+        records = self.records
+        if self.reasons:
+            records = [record for index, record in enumerate(records) if index not in self.reasons]
+        return records, self.reasons
+
     def item(self, index: int) -> Item:
-        """Return a row as an item."""
         raw = self.raws[index]
         place = {**self.first_place, "row": self.first_place["row"] + index}
         reason = self.reasons.get(index, "")
         record = self.records[index]
         return Item(self.ordinal + index, place, len(raw), raw, record, reason, self.columns)
-
-
-@dataclass(slots=True, kw_only=True)
-class RowBlock(Block):
-    """Consecutive rows, as a block. The item of a row is made only when it is asked for, which is
-    only for bad records: making all of them took half of the time of reading texts of 100 bytes.
-    """
-
-    rows: Rows
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.raws)) + len(self.raws)  # with a newline each, as in a file
-
-    def content(self) -> Buffer:
-        return b"\n".join(self.raws) + b"\n"
-
-    def first(self, count: int) -> Block:
-        rows = self.rows.part(0, count)
-        return replace(self, raws=rows.raws, rows=rows)
-
-    def decode(self) -> Decoded:
-        records = self.rows.records
-        reasons = self.rows.reasons
-        if reasons:
-            records = [record for index, record in enumerate(records) if index not in reasons]
-        return records, reasons
-
-    def origin(self, index: int) -> Item:
-        return self.rows.item(index)._replace(file=self.file)
-
-
-def row_blocks(
-    file: SourceFile, span: Span, batches: Iterable[Rows], unseen: Sequence[str]
-) -> Iterator[Block]:
-    """Yield rows as blocks. A block ends at the end of its window (a slice of a work unit), or at
-    4 MB. A row belongs to the window that contains its first byte.
-
-    Args:
-        file: the file of the rows.
-        span: the range of the file that is read, with its windows.
-        batches: all rows of the range, in order.
-        unseen: fields that are not read, although a record may have a value in them.
-    """
-    position = 0  # uncompressed bytes from the start of the range to the next row
-    for batch in batches:
-        # Where each row of the batch ends.
-        lengths = np.fromiter(map(len, batch.raws), np.int64, len(batch.raws)) + 1
-        ends = position + np.cumsum(lengths)
-        first = 0
-        while first < len(ends):
-            fitting = int(np.searchsorted(ends, position + BLOCK_BYTES, "right"))
-            in_window = int(np.searchsorted(ends, span.next_edge(position), "left")) + 1
-            stop = max(first + 1, min(fitting, in_window, len(ends)))
-            rows = batch.part(first, stop)
-            yield RowBlock(
-                format=ROWS,
-                file=file.name,
-                window=span.window_of(position),
-                start=(rows.ordinal,),
-                raws=rows.raws,
-                unseen=tuple(unseen),
-                rows=rows,
-            )
-            first = stop
-            position = int(ends[stop - 1])
 
 
 def decode_rows(
@@ -339,7 +282,7 @@ def decode_rows(
     first_place: dict[str, int],
     columns: tuple[str, ...],
     decoders: dict[str, Decode],
-) -> Rows:
+) -> DecodedRows:
     """Decode rows.
 
     Args:
@@ -371,7 +314,14 @@ def decode_rows(
     raws = _write_json_lines(records)
     for index, raw in bad_raws.items():
         raws[index] = raw
-    return Rows(ordinal, first_place, records, raws, reasons, columns)
+    return DecodedRows(
+        ordinal=ordinal,
+        raws=raws,
+        first_place=first_place,
+        records=records,
+        reasons=reasons,
+        columns=columns,
+    )
 
 
 def _read_rows(rows: pa.RecordBatch) -> list[Any]:

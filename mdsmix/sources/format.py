@@ -3,8 +3,8 @@ blocks, and how the place of each record is named.
 
 Work units, windows (slices of a unit's bytes), digests, counting and quarantine are the same for
 all formats. Everything that differs is a method of `Format`. A format that reads records one by one
-(cells of text, archive members, array elements) yields `Item`s, and `item_blocks` groups them into
-blocks. Rows of parquet and Arrow are read and kept by the thousand (`arrow.RowBlock`).
+(archive members, array elements) yields `Item`s, and `item_blocks` groups them into blocks. Rows of
+csv, parquet and Arrow are read and kept by the thousand (`row_blocks.py`).
 """
 
 from __future__ import annotations

@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from mdsmix.sources.arrow import (
     MOST_ROWS,
-    Rows,
+    DecodedRows,
     choose_row_count,
     decode_rows,
     make_unreadable_error,
-    row_blocks,
     select_columns,
 )
 from mdsmix.sources.arrow_values import MAP_REASONS, Decode, make_decoders
 from mdsmix.sources.format import (
+    ROWS,
     Block,
     Format,
     Splits,
     Stretch,
     cut_splits,
 )
+from mdsmix.sources.row_blocks import row_blocks
 from mdsmix.sources.units import SourceFile, Span
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Parquet(Format):
         metadata = [reader.metadata.row_group(group.number) for group in groups]
         unread = sorted(set(names) - set(columns))
         unseen = [name for name in unread if _may_have_values(metadata, name)]
-        yield from row_blocks(file, span, _rows(table, groups), unseen)
+        yield from row_blocks(file, span, ROWS, _rows(table, groups), unseen)
 
 
 class _Table(NamedTuple):
@@ -167,12 +168,12 @@ def _groups_in(span: Span, footer: Any) -> list[_RowGroup]:
     return groups
 
 
-def _rows(table: _Table, groups: Iterable[_RowGroup]) -> Iterator[Rows]:
+def _rows(table: _Table, groups: Iterable[_RowGroup]) -> Iterator[DecodedRows]:
     for group in groups:
         yield from _rows_of_group(table, group)
 
 
-def _rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[Rows]:
+def _rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[DecodedRows]:
     """Yield the rows of a row group.
 
     If a batch of rows cannot be decoded, this batch and all later rows of the group have the reason
@@ -198,7 +199,7 @@ def _rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[Rows]:
             # Nothing after a damaged batch can be read from this row group.
             for first in range(row, end, MOST_ROWS):
                 count = min(MOST_ROWS, end - first)
-                yield Rows(
+                yield DecodedRows(
                     ordinal=first,
                     first_place={"row": first},
                     records=[None] * count,
