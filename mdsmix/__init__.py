@@ -142,7 +142,10 @@ if not TYPE_CHECKING:  # for a type checker every name would be Any
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        from mdsmix.interrupts import keep_imports_whole
+
+        module = keep_imports_whole(import_module)(f"{__name__}.{_HOMES[name]}")
+        value = getattr(module, name)
         globals()[name] = value
         return value
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mdsmix.arguments import refuse_wrong_arguments
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.interrupts import delay_signals
+from mdsmix.interrupts import delay_signals, keep_imports_whole
 
 if TYPE_CHECKING:
     from mdsmix.conversion.run import Outcome, OutcomeT, PartOutcome
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mdsmix.report.written_page import ReportPage
 
 
+@keep_imports_whole
 def convert(
     recipe: RecipeInput,
     overrides: Sequence[str] = (),
@@ -129,6 +130,7 @@ def convert(
             return Conversion(_collect_outcomes(run.convert(opened, options, watcher), on_stream))
 
 
+@keep_imports_whole
 def convert_part(
     recipe: RecipeInput,
     part: str,
@@ -218,6 +220,7 @@ def _collect_outcomes(
     return tuple(outcomes)
 
 
+@keep_imports_whole
 def plan_conversion(
     recipe: RecipeInput,
     overrides: Sequence[str] = (),
@@ -282,6 +285,7 @@ def _parse_memory(memory: str | int | None) -> int | None:
     return None if memory is None else parse_memory_option(str(memory))
 
 
+@keep_imports_whole
 def check(
     mix: MixInput,
     overrides: Sequence[str] = (),
@@ -342,6 +346,7 @@ def check(
     return CheckedMix(findings, opened, compared and compared.table)
 
 
+@keep_imports_whole
 def check_phases(
     recipe: RecipeInput,
     overrides: Sequence[str] = (),
@@ -381,6 +386,7 @@ def check_phases(
     return CheckedPhases(checked)
 
 
+@keep_imports_whole
 def render_yaml(
     recipe: RecipeInput,
     overrides: Sequence[str] = (),
@@ -422,6 +428,7 @@ def render_yaml(
     return rendered
 
 
+@keep_imports_whole
 def render_phases(
     recipe: RecipeInput,
     overrides: Sequence[str] = (),
@@ -610,6 +617,7 @@ def _list_phases(recipe: RecipeInput, overrides: Sequence[str]) -> list[str]:
     return list_chosen_phases(opened)
 
 
+@keep_imports_whole
 def plan(
     mix: MixInput,
     overrides: Sequence[str] = (),
@@ -661,6 +669,7 @@ def plan(
     return PlannedRun(**{item.name: getattr(planned, item.name) for item in fields(planned)})
 
 
+@keep_imports_whole
 def plan_phases(
     recipe: RecipeInput,
     overrides: Sequence[str] = (),
@@ -716,6 +725,7 @@ def _refuse_plan(mix: Mix) -> None:
         )
 
 
+@keep_imports_whole
 def inspect(
     stream: str | os.PathLike[str],
     *,
@@ -751,6 +761,7 @@ def inspect(
     return InspectedStream(inspection.stream, inspection.samples, inspection.decoder, choice)
 
 
+@keep_imports_whole
 def export(
     streams: MixInput,
     overrides: Sequence[str] = (),
@@ -830,6 +841,7 @@ def export(
     )
 
 
+@keep_imports_whole
 def make_report(
     mix: str | os.PathLike[str] | Sequence[str],
     *,

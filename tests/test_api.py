@@ -57,8 +57,9 @@ def test_importing_mdsmix_loads_no_other_package() -> None:
 def test_every_public_name_is_there_for_python_and_for_type_checkers() -> None:
     """A type checker reads the imports below `if TYPE_CHECKING`, Python the table of modules."""
     tree = ast.parse((ROOT / "mdsmix/__init__.py").read_text("utf-8"))
+    (for_checkers, *_) = (node for node in tree.body if isinstance(node, ast.If))
     checked = {}
-    for node in ast.walk(tree):
+    for node in for_checkers.body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mdsmix."):
             checked |= {alias.name: str(node.module) for alias in node.names}
     homes = {name: f"mdsmix.{home}" for name, home in mdsmix._HOMES.items()}

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
+import mdsmix
 from mdsmix import interrupts
 from mdsmix.engines import local_engine
 from mdsmix.engines.local_engine import LocalEngine
 from mdsmix.engines.tasks import Attempt, Reporter
-from mdsmix.interrupts import delay_signals
+from mdsmix.interrupts import delay_signals, keep_imports_whole
 from mdsmix.shards import lease
 from mdsmix.shards.lease import hold_lease
 from mdsmix.storage import locate
@@ -158,3 +159,58 @@ def test_another_thread_changes_no_handler() -> None:
     thread.start()
     thread.join()
     assert handlers == [signal.getsignal(signal.SIGINT)]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_import_in_a_function_of_the_api_is_whole(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second Ctrl-C breaks it off, since it may wait for a disk for ever."""
+    signals = f"import signal\nfor _ in range({times}): signal.raise_signal(signal.SIGINT)\n"
+    (tmp_path / "half.py").write_text(f"{signals}IS_WHOLE = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "half", raising=False)
+    lines = []
+
+    @keep_imports_whole
+    def load() -> None:
+        import half  # type: ignore[import-not-found]  # noqa: F401
+
+        lines.append("the next line")
+
+    with pytest.raises(KeyboardInterrupt):
+        load()
+    assert lines == []
+    assert ("half" in sys.modules) == (times == 1)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert sys.gettrace() is None
+
+
+def test_ctrl_c_outside_of_imports_is_raised_at_once() -> None:
+    lines = []
+
+    @keep_imports_whole
+    def work() -> None:
+        signal.raise_signal(signal.SIGINT)
+        lines.append("the next line")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert lines == []
+
+
+def test_a_handler_of_a_program_stays() -> None:
+    def handle(*_: object) -> None:
+        raise AssertionError
+
+    earlier = signal.signal(signal.SIGINT, handle)
+    try:
+        assert keep_imports_whole(signal.getsignal)(signal.SIGINT) is handle
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
+def test_each_function_of_the_api_keeps_imports_whole() -> None:
+    names = [name for name, home in mdsmix._HOMES.items() if home == "api"]
+    assert len(names) > 10
+    assert all(hasattr(getattr(mdsmix, name), "__wrapped__") for name in names)

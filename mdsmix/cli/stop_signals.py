@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from mdsmix.interrupts import find_importer
+
 INTERRUPTED = 130
 "The exit code for Ctrl-C, the same as typer's."
 TERMINATED = 143
 "The exit code for SIGTERM, which a scheduler sends. Workers stop, and the lease is released."
-IMPORTS = "<frozen importlib._bootstrap>"
-"The file name of Python's functions that import a module."
 IMPORT_SECONDS = 0.5
 "After so many seconds an import is broken off: that of torch takes seconds."
 
@@ -97,7 +97,7 @@ def end_at_stop_signals() -> None:
 def _handle(number: int, frame: FrameType | None) -> None:
     """Raise the exception of a signal now or after an import, or note the signal, by `_state`."""
     if _state.is_command_running:
-        importer = _find_importer(frame)
+        importer = find_importer(frame)
         # The second signal breaks an import off, which may wait for a disk for ever.
         if importer and not _state.raised:
             _raise_at_next_line(number, importer)
@@ -133,24 +133,12 @@ def _raise_at_next_line(number: int, frame: FrameType) -> None:
     sys.settrace(trace_call)
 
 
-def _find_importer(frame: FrameType | None) -> FrameType | None:
-    """Return the frame with the outermost import statement among `frame` and those that called it;
-    None if none of them imports a module.
-    """
-    importer = None
-    while frame:
-        if frame.f_code.co_filename == IMPORTS:
-            importer = frame.f_back
-        frame = frame.f_back
-    return importer
-
-
 def _raise_lost_exception(unraisable: Any) -> None:
     """Raise the exception of a signal again that came in a callback, outside of the callback.
     Report other errors as Python does.
     """
     if _state.raised and isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
         frame = sys._getframe(1)
-        _raise_at_next_line(_state.raised, _find_importer(frame) or frame)
+        _raise_at_next_line(_state.raised, find_importer(frame) or frame)
     else:
         sys.__unraisablehook__(unraisable)
