@@ -393,6 +393,8 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         if hasattr(self, "_iterator"):
             self._iterator.exit()
             self._executor.shutdown()
+            # The next pass starts threads of its own.
+            del self._iterator, self._executor
 
 
 def _yield_and_raise(rows: list[StoredRow], error: Unreachable) -> Iterator[StoredRow]:

@@ -9,6 +9,8 @@ as its message, without a traceback, and packed batches count the samples that t
 from __future__ import annotations
 
 import logging
+import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,8 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from streaming import StreamingDataLoader
+from streaming.base.distributed import get_world_size
 
-from mdsmix.errors import MdsmixError, RecipeError
+from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
 from mdsmix.foundry_yaml.findings import make_refusal_message
 from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, BatchRules
@@ -50,6 +53,10 @@ LOCAL_IN_USE = (
     "each stream a `local` of its own, delete the other loader, or call "
     "streaming.base.util.clean_stale_shared_memory() if no other run is on this machine."
 )
+TRIES_TO_OPEN = 10
+"How many times the streams are opened if other runs begin at the same moment."
+SECONDS_TO_NEXT_TRY = 0.5
+"The longest wait before the next try. It is random, since the other runs may try again too."
 BATCHES_TRIED = 100
 "Batches that a packing ratio is tried on, as in LLM-Foundry."
 
@@ -115,8 +122,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Batch]:
         """Yield the remaining batches of the epoch.
 
-        Raises RecipeError if another iterator of the loader is started, or `load_state_dict` or
-        `set_epoch` is called, before this iterator ends.
+        Raises RecipeError if another iterator of the loader is started, or `load_state_dict`,
+        `set_epoch` or `end` is called, before this iterator ends.
         """
         self._follow_dataset()
         # Stop the workers of an earlier pass. Only persistent workers in the middle of a pass are
@@ -133,8 +140,8 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
                 if number != self._passes:
                     raise RecipeError(
                         "This iterator of the loader can no longer be read, because a newer "
-                        "iterator was started, or load_state_dict or set_epoch was called: read "
-                        "the newest iterator, or call iter(loader) again."
+                        "iterator was started, or load_state_dict, set_epoch or end was called: "
+                        "read the newest iterator, or call iter(loader) again."
                     )
         except MdsmixError as error:
             if number == self._passes:
@@ -216,9 +223,13 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         self.collate_fn.streams = len(self.dataset.streams)
 
     def end(self) -> None:
-        """Stop the workers and threads of the current epoch, which will not be read to its end."""
+        """Stop the workers and threads of the current epoch, which will not be read to its end. The
+        next pass is the next epoch.
+        """
+        self._passes += 1
         self._stop_workers()
         self.dataset.end()
+        self.dataset.is_read_by_loader[0] = False
 
     def _follow_dataset(self) -> None:
         """End the current pass if the dataset's starting position was set since the pass began."""
@@ -608,12 +619,7 @@ def _open_dataset(
         ahead: the most samples that a worker prepares ahead; None: as many as `predownload` says.
     """
     try:
-        dataset = MixDataset(
-            rules,
-            streams=[CheckedStream(name=name, **keys) for name, keys in settings.streams.items()],
-            batch_size=drawn,
-            **settings.streaming,
-        )
+        dataset = _open_streams(settings, rules, drawn)
     except (ValueError, TypeError) as error:
         # A TypeError is raised for a weight or a size that is a string.
         why = f"Streaming refuses it: {describe_error(error)}."
@@ -625,6 +631,38 @@ def _open_dataset(
     # The cache needs room for the samples that are prepared ahead, so `ahead` counts as a batch.
     _refuse_evicting(dataset, settings, drawn=ahead or drawn, workers=workers)
     return dataset
+
+
+def _open_streams(settings: LoaderSettings, rules: RowRules, drawn: int) -> MixDataset:
+    """Open the streams as one dataset. Raises Unreachable if a file of its shared memory exists.
+
+    Streaming gives each dataset of a machine a number, and looks for the first number that has no
+    files. Two runs that begin at the same moment may find the same number; then one of them fails,
+    and tries again here. Ranks cannot try again, since the other ranks have gone on.
+
+    Args:
+        drawn: samples that a device draws for a batch.
+    """
+    tries = TRIES_TO_OPEN if get_world_size() == 1 else 1
+    for attempt in range(1, 1 + tries):
+        try:
+            return MixDataset(
+                rules,
+                streams=[
+                    CheckedStream(name=name, **keys) for name, keys in settings.streams.items()
+                ],
+                batch_size=drawn,
+                **settings.streaming,
+            )
+        except FileExistsError as error:
+            if attempt == tries:
+                raise Unreachable(
+                    f"{settings.section.label}: the loader cannot be built, because another run "
+                    f"on this machine began at the same moment ({describe_error(error)}): start "
+                    "this run again, a few seconds after the other one."
+                ) from error
+            time.sleep(random.uniform(0, SECONDS_TO_NEXT_TRY))
+    raise AssertionError("the last attempt to open the streams neither returned nor raised")
 
 
 def make_collate(settings: LoaderSettings, rules: RowRules, bins: int | None) -> Collate:

@@ -8,7 +8,7 @@ import gc
 import json
 import re
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from streaming.base.shared import prefix
 
-from mdsmix.errors import RecipeError
+from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.load import TokenIds, build_loader, loader
 from mdsmix.load.collate import Packer
 from mdsmix.load.loader_settings import read_settings
@@ -420,6 +421,38 @@ def test_a_local_folder_in_use_is_refused_until_its_loader_is_deleted(tmp_path: 
     del first
     gc.collect()
     assert len(first_tokens(loaded(streams))) == 4
+
+
+@pytest.mark.parametrize("times", [1, 2, 9])
+def test_runs_that_begin_at_the_same_moment_get_numbers_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Streaming finds a number for a dataset, and another run takes it before its files are made.
+
+    Args:
+        times: how often another run is faster.
+    """
+    folders = [write_tokens(tmp_path / name, 8) for name in "ab"]
+    other = loaded({"a": {"local": str(folders[0])}})
+    taken = other.dataset._shm_prefix_int
+    find = prefix._check_and_find_retrying
+    finds = count()
+
+    def find_taken(*arguments: Any, **settings: Any) -> int:
+        is_late = next(finds) >= times * len(prefix.SHM_TO_CLEAN)
+        number: int = find(*arguments, **settings) if is_late else taken
+        return number
+
+    monkeypatch.setattr(prefix, "_check_and_find_retrying", find_taken)
+    monkeypatch.setattr("mdsmix.load.loader.TRIES_TO_OPEN", 3)
+    monkeypatch.setattr("mdsmix.load.loader.SECONDS_TO_NEXT_TRY", 0.01)
+    streams = {"b": {"local": str(folders[1]), "repeat": 0.5}}
+    if times < 3:
+        assert len(first_tokens(loaded(streams))) == 4
+    else:
+        with pytest.raises(Unreachable, match="another run on this machine began"):
+            loaded(streams)
+    assert len(first_tokens(other)) == 8
 
 
 def test_a_new_kind_with_a_new_codec_is_loaded(converted: Path) -> None:  # noqa: F811

@@ -148,6 +148,19 @@ def test_ranks_resume_together(mixed: Any, programs: PreloadedPython) -> None:
         assert after_40 == first[20:]
 
 
+@pytest.mark.parametrize("settings", [{}, WORKERS])
+def test_a_loader_that_was_ended_can_be_read_again(mixed: Any, settings: Any) -> None:
+    first, second, third = passes(loaded(mixed, **settings), 3)
+    loader = loaded(mixed, **settings)
+    assert passes(loader, 1) == [first]
+    reading = iter(loader)
+    assert first_tokens([next(reading)]) == second[:8]
+    loader.end()
+    with pytest.raises(RecipeError, match="or end was called"):
+        next(reading)
+    assert passes(loader, 1) == [third]
+
+
 def test_only_the_last_of_two_passes_can_be_read(mixed: Any) -> None:
     loader = loaded(mixed)
     first = iter(loader)
