@@ -66,8 +66,15 @@ class RecordRefused(Exception):
 
 class Tools(list[Any]):
     """The tools of a conversation, as chat templates read them. Conversations with equal tools
-    share one object, which nothing changes, so that its texts are collected once for all of them.
+    share one object, which nothing changes, so that what is made of it is made once for all.
     """
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    @cached_property
+    def printed(self) -> dict[Any, str]:
+        """How chat templates print the tools (`text_layouts.py`), as far as it is known."""
+        return {}
 
     @cached_property
     def texts(self) -> list[str]:

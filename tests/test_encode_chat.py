@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from mdsmix.encode.chat import (
     NO_WORDS,
+    ChatTemplate,
     find_plain,
+    find_trained_answers,
     format_today,
     layout_for_roles,
     open_template,
@@ -52,12 +55,14 @@ PRINTS = {
     "types": SAID.replace("{{ m.content }}", "{% if m.content is string and m.content is not none and m.content is defined %}{{ m.content }}{% else %}{{ m.content | tojson }}{% endif %}"),
     "blank or none": SAID.replace("{{ m.content }}", "{% if m.content and m.content != '' and m.content != none %}{{ m.content | default('x') }}{% else %}none{% endif %}"),
     "chosen": SAID.replace("in messages", "in messages | rejectattr('role', 'equalto', 'tool')"),
+    "sequences": SAID.replace("{{ m.content }}", "{{ m.content is iterable }}{{ m.content is sequence }}{{ m.content is mapping }}"),
+    "a macro": "{% macro said(m) %}{{ m.role }}{% endmacro %}{% for m in messages %}{{ said(m) }}{{ m.content }}{% endfor %}",
     "keys": SAID.replace("{{ m.content }}", "{{ 'tool_calls' in m }}{{ m.get('content') }}"),
 }  # fmt: skip
 LOOKS = [
     *(f"m.content | {it}" for it in ["length", "upper", "int", "float(0.5)", "tojson", "first", "list", "string", "e", "safe", "indent"]),
     *("m.content | replace('a', 'b')", "m.content | trim('a')", "'%s' % m.content", "'{}'.format(m.content)"),
-    *(f"m.content is {it}" for it in ("lower", "iterable", "sequence", "escaped", "in(['a'])", "sameas messages[0].content")),
+    *(f"m.content is {it}" for it in ("lower", "escaped", "in(['a'])", "sameas messages[0].content")),
     *(f"m.content {it}" for it in ("~ ''", "* 2", "+ 1", "in 'abc'", "in ['a', 'b']", "== 'a'", "!= 'a'", "< 'b'")),
     *(f"m.content{it}" for it in ("[0]", ".split('a')", ".strip('a')", ".strip", ".x", " == messages[0].content")),
     *(f"{it}(m.content)" for it in ("raise_exception", "range", "strftime_now", "{'42': 'b'}.get")),
@@ -163,6 +168,19 @@ def turns_or_reason(
         return fault.why
 
 
+def render_turns(template: ChatTemplate, conversation: Conversation) -> list[tuple[str, str]]:
+    """Return the turns of a conversation, each prefix of which the template renders."""
+    before, turns = "", []
+    for answer in find_trained_answers(conversation):
+        prompt = template.render(conversation.messages[:answer], True)
+        full = template.render(conversation.messages[: answer + 1], False)
+        if not prompt.startswith(before) or not full.startswith(prompt):
+            raise RecordRefused("not_prefix_stable")
+        turns.append((prompt[len(before) :], full[len(prompt) :]))
+        before = full
+    return turns
+
+
 def find_layouts(source: str) -> set[bool]:
     """Return whether the template has a layout for the roles of conversations, over many of them.
     Check that turns from a layout are those of rendering each prefix, also if some answers are not
@@ -177,10 +195,11 @@ def find_layouts(source: str) -> set[bool]:
     )
     for messages in (*draw_plain_conversations(25), swapped, with_key):
         turns = turns_or_reason(template.turns, messages)
-        assert turns == turns_or_reason(template.turns_by_prefix, messages), (source, messages)
+        expected = turns_or_reason(partial(render_turns, template), messages)
+        assert turns == expected, (source, messages)
         flags = rng.choices([True, False], k=len(messages))
         in_part = turns_or_reason(template.turns, messages, flags)
-        by_prefix = turns_or_reason(template.turns_by_prefix, messages, flags)
+        by_prefix = turns_or_reason(partial(render_turns, template), messages, flags)
         assert in_part == by_prefix, (source, messages, flags)
         roles = tuple(message["role"] for message in messages)
         if isinstance(turns, list) or roles[0] == "user":
@@ -192,7 +211,7 @@ def find_layouts(source: str) -> set[bool]:
     ]
     alike = render_alike(template, find_plain(conversations), NO_WORDS)
     for position, turns in alike.items():
-        assert list(turns) == template.turns_by_prefix(conversations[position])
+        assert list(turns) == render_turns(template, conversations[position])
     return has_layout
 
 

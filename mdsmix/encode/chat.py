@@ -28,6 +28,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mdsmix.encode.control_words import ControlWords
+from mdsmix.encode.text_layouts import PrefixTexts
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message, PlainConversations, RecordRefused
 from mdsmix.schema import shorten_value
@@ -95,6 +96,13 @@ class ChatTemplate:
     """
 
     @property
+    def with_placeholders(self) -> ChatTemplate | None:
+        """The template that renders placeholders; None if that is not possible."""
+        if self.placeholder_template is None:
+            return None
+        return replace(self, template=self.placeholder_template)
+
+    @property
     def prints_date(self) -> bool:
         """Whether the rendered text may depend on the date."""
         return not self.reads.isdisjoint({"date_string", "strftime_now"})
@@ -127,13 +135,12 @@ class ChatTemplate:
         """Return the turns as Foundry makes them. For each answer the template is rendered twice:
         for the messages before the answer, and for the same messages with the answer.
         """
-        messages = conversation.messages
-        tools = conversation.tools
+        texts = PrefixTexts(self, conversation)
         turns = list[Turn]()
         text_before = ""
         for answer in find_trained_answers(conversation):
-            prompt = self.render(messages[:answer], add_generation_prompt=True, tools=tools)
-            full = self.render(messages[: answer + 1], add_generation_prompt=False, tools=tools)
+            prompt = texts.render(answer, add_generation_prompt=True)
+            full = texts.render(answer + 1, add_generation_prompt=False)
             _require_prefix(text_before, prompt)
             _require_prefix(prompt, full)
             turns.append((prompt[len(text_before) :], full[len(prompt) :]))
@@ -170,7 +177,7 @@ class ChatTemplate:
         environment: Any = template.environment
         context = environment.context_class(environment, variables, template.name, template.blocks)
         try:
-            return environment.concat(template.root_render_func(context))  # type: ignore[no-any-return]
+            return "".join(template.root_render_func(context))
         except MemoryError:  # a fault of the machine, not of the conversation
             raise
         except Exception as error:  # a template may raise anything, RecursionError too
@@ -380,10 +387,10 @@ def layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> Template
     """
     from mdsmix.encode import template_code as code
 
-    if not template.placeholder_template:
+    with_placeholders = template.with_placeholders
+    if with_placeholders is None:
         return None
     try:
-        with_placeholders = replace(template, template=template.placeholder_template)
         turns = with_placeholders.turns_by_prefix(Conversation(code.make_placeholders(roles)))
     except (RecordRefused, code.InspectedContent):
         return None
@@ -650,11 +657,16 @@ def render_rows(
     answers = find_trained_answers(conversation)
     if rule == "last":
         answers = answers[-1:]
-    return [[_render_turn(template, conversation, answer, words)] for answer in answers]
+    texts = PrefixTexts(template, conversation)
+    return [[_render_turn(template, conversation, texts, answer, words)] for answer in answers]
 
 
 def _render_turn(
-    template: ChatTemplate, conversation: Conversation, answer: int, words: ControlWords
+    template: ChatTemplate,
+    conversation: Conversation,
+    texts: PrefixTexts,
+    answer: int,
+    words: ControlWords,
 ) -> Turn:
     """Return the turn of one answer: the prompt as the model sees it at inference, and the answer's
     text.
@@ -668,18 +680,18 @@ def _render_turn(
     Args:
         template: the template.
         conversation: the conversation.
+        texts: the texts of its first messages.
         answer: the position of the answer in the messages.
         words: the control words of the tokenizer.
     """
     messages = conversation.messages
-    tools = conversation.tools
-    prompt = template.render(messages[:answer], add_generation_prompt=True, tools=tools)
-    full = template.render(messages[: answer + 1], add_generation_prompt=False, tools=tools)
+    prompt = texts.render(answer, add_generation_prompt=True)
+    full = texts.render(answer + 1, add_generation_prompt=False)
     if full.startswith(prompt):
         return prompt, full[len(prompt) :]
 
     # The text with the answer differs only after the earlier messages: cut at the difference.
-    history = template.render(messages[:answer], add_generation_prompt=False, tools=tools)
+    history = texts.render(answer, add_generation_prompt=False)
     before_answer = _render_before_answer(template, conversation, answer)
     common = find_common_start([prompt, full, before_answer])
     start = cut_open_word(common, [prompt, full], words)
@@ -694,7 +706,7 @@ def _render_turn(
     # answer of the conversation shows it.
     roles = [message["role"] for message in messages]
     first = roles.index("assistant")
-    first_prompt = template.render(messages[:first], add_generation_prompt=True, tools=tools)
+    first_prompt = texts.render(first, add_generation_prompt=True)
     before_first = _render_before_answer(template, conversation, first)
     between = before_first.removeprefix(first_prompt)
     # `end`: the offset in `before_answer` at which the answer begins.

@@ -13,17 +13,23 @@ This file imports jinja2 at the top, so it is only imported when a template is o
 from __future__ import annotations
 
 import json
+import re
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.filters import do_trim
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.tests import test_iterable, test_sequence
 
 from mdsmix.record import Message
+
+if TYPE_CHECKING:  # Python 3.10 has no Self
+    from typing_extensions import Self
 
 KEY = secrets.token_hex(12)
 SPACE_BEFORE = "".join(secrets.choice("\x1c\x1d\x1e\x1f") for _ in range(48))
@@ -36,14 +42,6 @@ PLACEHOLDER_PATTERN = f"({SPACE_BEFORE})?{KEY}([0-9]+){KEY}({SPACE_AFTER})?"
 """Pattern of a printed placeholder. Its groups are the space before the placeholder, the number of
 its message, and the space after it. A space is missing if the template stripped it.
 """
-_CAPTURES = (
-    *(nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block),
-    nodes.EvalContextModifier,
-)
-"""Statements of jinja2 that make a value of the text that is printed inside them, or change
-printing.
-"""
-
 _ATTRIBUTES_OF_DICTS = frozenset(dir(dict))
 
 
@@ -72,14 +70,18 @@ class Placeholder:
         """Keep the text that the placeholder prints."""
         self._text = text
 
-    def __add__(self, suffix: Any) -> Placeholder:
-        return Placeholder(self._text + _to_text(suffix))
+    def _with_text(self, text: str) -> Self:
+        """Return a placeholder that prints another text."""
+        return type(self)(text)
 
-    def __radd__(self, prefix: Any) -> Placeholder:
-        return Placeholder(_to_text(prefix) + self._text)
+    def __add__(self, suffix: Any) -> Self:
+        return self._with_text(self._text + _to_text(suffix))
 
-    def strip(self) -> Placeholder:
-        return Placeholder(self._text.strip())
+    def __radd__(self, prefix: Any) -> Self:
+        return self._with_text(_to_text(prefix) + self._text)
+
+    def strip(self) -> Self:
+        return self._with_text(self._text.strip())
 
     def __bool__(self) -> bool:
         return True
@@ -91,6 +93,191 @@ class Placeholder:
 
     __str__ = __repr__ = __hash__ = __len__ = __iter__ = __getitem__ = __index__ = _inspect
     __getattr__ = _inspect
+
+
+class Step(NamedTuple):
+    """What a template does with a value before it prints it: `tojson`, or a method of strings."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    named_arguments: tuple[tuple[str, Any], ...] = ()
+
+    def take(self, value: Any) -> str:
+        """Return the result for a value."""
+        if self.name == "tojson":
+            return _to_json(value, *self.arguments, **dict(self.named_arguments))
+        return getattr(value, self.name)(*self.arguments)  # type: ignore[no-any-return]
+
+
+class PrintedValue(NamedTuple):
+    """A value of the messages or tools, as a template prints it."""
+
+    number: int
+    "The place of the value in the list of all values."
+    steps: tuple[Step, ...] = ()
+
+    def print(self, values: Sequence[Any]) -> str:
+        """Return the printed text.
+
+        Args:
+            values: all values of the messages and tools.
+        """
+        value = values[self.number]
+        for step in self.steps:
+            value = step.take(value)
+        return value  # type: ignore[no-any-return]
+
+
+class Assumption(NamedTuple):
+    """An answer that a placeholder has given to a question of the template: no. The text is only
+    right for values of which this is true.
+    """
+
+    value: PrintedValue
+    question: str
+    "`__contains__`, `startswith`, `endswith` or `__eq__`, a method of strings."
+    word: str
+
+    def holds(self, values: Sequence[Any]) -> bool:
+        """Check whether the answer is no for a value.
+
+        Args:
+            values: all values of the messages and tools.
+        """
+        return not getattr(self.value.print(values), self.question)(self.word)
+
+
+@dataclass
+class Notes:
+    """What the placeholders of one rendering have noted."""
+
+    printed: list[PrintedValue] = field(default_factory=list)
+    "The value behind each number that a placeholder prints."
+    assumptions: set[Assumption] = field(default_factory=set)
+
+    def add(self, value: PrintedValue) -> int:
+        """Note a value, and return the number that a placeholder prints for it."""
+        self.printed.append(value)
+        return len(self.printed) - 1
+
+
+class TextPlaceholder(Placeholder):
+    """A placeholder that also answers the questions of templates about a text: it notes the answer
+    no as an assumption. So a template that looks for `</think>` in each content has one text for
+    all contents without this tag.
+    """
+
+    def __init__(self, text: str, notes: Notes) -> None:
+        super().__init__(text)
+        self._notes = notes
+
+    @staticmethod
+    def of(value: PrintedValue, notes: Notes) -> TextPlaceholder:
+        """Return the placeholder of a value."""
+        text = f"{SPACE_BEFORE}{KEY}{notes.add(value)}{KEY}{SPACE_AFTER}"
+        return TextPlaceholder(text, notes)
+
+    def _with_text(self, text: str) -> Self:
+        return type(self)(text, self._notes)
+
+    def _value(self) -> PrintedValue:
+        """Return the value that this placeholder prints. Raises InspectedContent if it prints other
+        text too.
+        """
+        match = re.fullmatch(PLACEHOLDER_PATTERN, self._text)
+        if match is None:
+            raise InspectedContent
+        return find_printed(match.groups(), self._notes)
+
+    def _assume_not(self, question: str, word: Any) -> bool:
+        """Note that the answer to a question about the text is no, and return it."""
+        if type(word) is not str:
+            raise InspectedContent
+        self._notes.assumptions.add(Assumption(self._value(), question, word))
+        return False
+
+    def _take(self, step: Step) -> TextPlaceholder:
+        """Return the placeholder of what a step makes of the text."""
+        value = self._value()
+        return TextPlaceholder.of(value._replace(steps=(*value.steps, step)), self._notes)
+
+    def __contains__(self, word: Any) -> bool:
+        return self._assume_not("__contains__", word)
+
+    def startswith(self, word: Any) -> bool:
+        return self._assume_not("startswith", word)
+
+    def endswith(self, word: Any) -> bool:
+        return self._assume_not("endswith", word)
+
+    def __eq__(self, value: object) -> bool:
+        is_text = isinstance(value, str) and bool(value.strip())
+        if is_text or isinstance(value, Placeholder):
+            return self._assume_not("__eq__", value)
+        return False
+
+    __hash__ = _inspect
+
+    def split(self, separator: Any = None) -> list[TextPlaceholder]:
+        """Split at a word that the text is assumed not to have."""
+        if not separator:
+            raise InspectedContent
+        self._assume_not("__contains__", separator)
+        return [self]
+
+    def strip(self, characters: Any = None) -> Any:
+        return self._strip("strip", characters)
+
+    def lstrip(self, characters: Any = None) -> Any:
+        return self._strip("lstrip", characters)
+
+    def rstrip(self, characters: Any = None) -> Any:
+        return self._strip("rstrip", characters)
+
+    def _strip(self, name: str, characters: Any) -> TextPlaceholder:
+        """Strip white space. Other characters could leave nothing of the text."""
+        if characters is None:
+            return self._with_text(getattr(self._text, name)())
+        if type(characters) is not str or characters.strip():
+            raise InspectedContent
+        return self._take(Step(name, (characters,)))
+
+
+class ObjectPlaceholder:
+    """A substitute for an object that is not empty, such as a tool or the arguments of a call. A
+    template may print its JSON, and ask whether it is an object or a string.
+    """
+
+    def __init__(self, value: PrintedValue, notes: Notes) -> None:
+        self._printed = value
+        self._notes = notes
+
+    def _take(self, step: Step) -> TextPlaceholder:
+        """Return the placeholder of what a step makes of the object."""
+        return TextPlaceholder.of(self._printed._replace(steps=(step,)), self._notes)
+
+    def __bool__(self) -> bool:
+        return True
+
+    __str__ = __repr__ = __hash__ = __len__ = __iter__ = __getitem__ = __contains__ = _inspect
+    __eq__ = _inspect
+    __getattr__ = _inspect
+
+
+def find_printed(groups: Sequence[str | None], notes: Notes) -> PrintedValue:
+    """Return the value that a printed placeholder stands for.
+
+    Args:
+        groups: what PLACEHOLDER_PATTERN has found: the space before, the number, the space after.
+        notes: the notes of the rendering.
+    """
+    space_before, number, space_after = groups
+    value = notes.printed[int(number or 0)]
+    if not space_before:
+        value = value._replace(steps=(*value.steps, Step("lstrip")))
+    if not space_after:
+        value = value._replace(steps=(*value.steps, Step("rstrip")))
+    return value
 
 
 class PlaceholderMessage(dict[str, Any]):
@@ -132,6 +319,34 @@ def _is_string(value: Any) -> bool:
     string.
     """
     return isinstance(value, (str, Placeholder))
+
+
+def _is_mapping(value: Any) -> bool:
+    """Return whether a value is an object, as jinja2's test `mapping` does. The placeholder of an
+    object counts as an object.
+    """
+    return isinstance(value, (Mapping, ObjectPlaceholder))
+
+
+def _is_iterable(value: Any) -> bool:
+    """Return whether a value is iterable, as jinja2's test `iterable` does. Placeholders count as
+    the strings and objects that they stand for.
+    """
+    return isinstance(value, (Placeholder, ObjectPlaceholder)) or test_iterable(value)
+
+
+def _is_sequence(value: Any) -> bool:
+    """Return whether a value has a length and entries, as jinja2's test `sequence` does. That of
+    strings and objects is true, and so is that of placeholders.
+    """
+    return isinstance(value, (Placeholder, ObjectPlaceholder)) or test_sequence(value)
+
+
+def _to_placeholder_json(value: Any, *arguments: Any, **named_arguments: Any) -> Any:
+    """Return JSON as the filter `tojson` does; of a placeholder a placeholder."""
+    if not isinstance(value, (TextPlaceholder, ObjectPlaceholder)):
+        return _to_json(value, *arguments, **named_arguments)
+    return value._take(Step("tojson", arguments, tuple(sorted(named_arguments.items()))))
 
 
 class _Generation(Extension):
@@ -179,9 +394,27 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return self._safe_attributes[key]
 
 
-def make_template_sandbox() -> Environment:
+class _PlaceholderSandbox(_Sandbox):
+    """A sandbox for templates that render placeholders."""
+
+    notes: Notes | None = None
+    "The notes of the rendering, if its placeholders are of the sort that notes something."
+
+    def concat(self, pieces: Iterable[str]) -> Any:
+        """Join the text that a template prints inside a macro, a recursive loop or a block of
+        `set`, and that becomes a value. If it has a placeholder, the value is a placeholder.
+        """
+        text = "".join(pieces)
+        if KEY not in text:
+            return text
+        if self.notes is None:
+            raise InspectedContent
+        return TextPlaceholder(text, self.notes)
+
+
+def make_template_sandbox(kind: type[_Sandbox] = _Sandbox) -> _Sandbox:
     """Return the environment of transformers' chat templates, without its random functions."""
-    sandbox = _Sandbox(
+    sandbox = kind(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     del sandbox.globals["lipsum"], sandbox.filters["random"]
@@ -227,18 +460,17 @@ def compile_template(environment: Environment, source: str) -> Template:
 
 def compile_placeholder_template(source: str) -> Template | None:
     """Compile a template so that it can render placeholders, which stand for the contents of
-    messages. Return None if the template stores printed text in a variable, as a block of `set` or
-    a macro does: it could then inspect contents unnoticed.
+    messages. Return None if the template has blocks, whose text it may use as a value, or
+    changes how text is printed.
     """
-    sandbox = make_template_sandbox()
+    sandbox = make_template_sandbox(_PlaceholderSandbox)
     sandbox.finalize = _to_text
     # `sum` would accept a placeholder as its start value, but not a string. `sameas` would show
     # whether two equal strings are the same object.
-    sandbox.filters |= {"trim": _trim, "sum": _inspect}
-    sandbox.tests |= {"string": _is_string, "sameas": _inspect}
+    sandbox.filters |= {"trim": _trim, "sum": _inspect, "tojson": _to_placeholder_json}
+    sandbox.tests |= {"string": _is_string, "sameas": _inspect, "mapping": _is_mapping}
+    sandbox.tests |= {"iterable": _is_iterable, "sequence": _is_sequence}
     tree: Any = sandbox.parse(source)
-    # A recursive loop returns the text that its inner calls print, as a value.
-    has_recursive_loop = any(loop.recursive for loop in tree.find_all(nodes.For))
-    if has_recursive_loop or tree.find(_CAPTURES):
+    if tree.find((nodes.Block, nodes.EvalContextModifier)):
         return None
     return compile_template(sandbox, source)

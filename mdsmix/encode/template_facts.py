@@ -38,7 +38,10 @@ def _as_parts(text: str) -> list[dict[str, str]]:
 
 PROBES: tuple[Any, ...] = (str, _as_parts)
 "Functions that make the content of a probe message from a string. They are tried in this order."
-CODE = ("template_facts.py", "chat.py", "control_words.py", "forms.py", "template_code.py")
+CODE = (
+    *("template_facts.py", "chat.py", "control_words.py", "forms.py", "template_code.py"),
+    "text_layouts.py",
+)
 "The files of this package on whose code the facts depend. Another content makes new facts."
 
 

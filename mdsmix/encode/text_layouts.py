@@ -1,0 +1,308 @@
+"""Renders the first messages of a conversation without the template, from a layout.
+
+LLM-Foundry's turns take two renderings for each answer, and a template with tools spends most of
+its time on look-ups and on JSON. But most conversations of a stream have the same structure as
+others: the same roles, and the same keys with values of the same sort. If a template only prints
+these values, or asks a question about them that has the same answer for each conversation, then
+their texts are equal except for the values. So one rendering with placeholders
+(`template_code.py`) in the place of the values gives a layout, with which the texts of all these
+conversations are made. If the template does anything else with a value, there is no layout.
+
+A layout is valid only for values that give the noted answers: Qwen 3's template looks for
+`</think>` in each content, so a conversation with that tag is rendered by the template.
+
+A conversion of 20 MB with tools takes half of the CPU time: 4.5 instead of 8.9 s with Qwen 3's
+template, 3.0 instead of 4.2 with Qwen 2.5's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from mdsmix.record import Conversation, Message, RecordRefused, Tools
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from mdsmix.encode.template_code import Assumption, Notes, PrintedValue
+
+TEXT, OBJECT, EMPTY_OBJECT = 2, 3, 4
+"""The sorts of values in a structure: a string that is not blank, the arguments of a call, and
+arguments without entries. They are numbers, since true and false equal 1 and 0.
+"""
+LITERAL_KEYS = frozenset({"role", "type"})
+"Keys whose strings are part of the structure, since templates compare them."
+MOST_LAYOUTS = 4096
+MOST_FAILURES = 64
+"After so many layouts that a template does not allow, and none that it does, no more are tried."
+
+
+class RenderingTemplate(Protocol):
+    """What is needed here of a `ChatTemplate`."""
+
+    @property
+    def template(self) -> Template: ...
+
+    @property
+    def with_placeholders(self) -> RenderingTemplate | None: ...
+
+    def render(
+        self, messages: list[Message], add_generation_prompt: bool, tools: list[Any] | None = None
+    ) -> str: ...
+
+    def __hash__(self) -> int: ...
+
+
+class Unsupported(Exception):
+    """Raised for a value that has no place in a structure, such as a number."""
+
+
+class Structure(NamedTuple):
+    """The structure of a conversation's messages, and the values that it leaves out."""
+
+    messages: tuple[Any, ...]
+    "For each message a tuple that describes it (`_describe`)."
+    values: list[Any]
+    "The texts and the arguments of calls, in the order of the messages."
+
+
+def read_structure(messages: Sequence[Message]) -> Structure | None:
+    """Return the structure of messages. Return None if a message has a value that is not a string,
+    a call of a tool, null, true or false.
+    """
+    values = list[Any]()
+    try:
+        return Structure(tuple([_describe("", message, values) for message in messages]), values)
+    except Unsupported:
+        return None
+
+
+def _describe(key: str, value: Any, values: list[Any]) -> Any:
+    """Return a hashable description of a value, from which a placeholder can be made: TEXT, OBJECT,
+    EMPTY_OBJECT, a value that is a part of the structure, or a tuple of the descriptions of all
+    entries of an object or a list.
+
+    Raises Unsupported if there is none.
+
+    Args:
+        key: the key under which the value is.
+        value: the value.
+        values: the texts and arguments that are described as TEXT and OBJECT are added here.
+    """
+    if type(value) is str:
+        if key in LITERAL_KEYS or not value or value.isspace():
+            return value
+        values.append(value)
+        return TEXT
+    if value is None or value is True or value is False:
+        return value
+    if type(value) is dict:
+        if key != "arguments":
+            entries = [(name, _describe(name, inner, values)) for name, inner in value.items()]
+            return ("object", *entries)
+        if not value:
+            return EMPTY_OBJECT
+        values.append(value)
+        return OBJECT
+    if type(value) is list and key == "tool_calls":
+        return ("list", *[_describe("", call, values) for call in value])
+    raise Unsupported
+
+
+class TextLayout(NamedTuple):
+    """The text of messages of one structure, without their values."""
+
+    pieces: list[str]
+    "The text before the first value, between each two values, and after the last one."
+    printed: list[PrintedValue]
+    "The values between the pieces."
+    assumptions: frozenset[Assumption]
+    "What must be true of the values."
+
+
+class LayoutCache:
+    """The layouts of a template. One is made when its structure comes for the second time, since
+    making it takes as long as a rendering.
+    """
+
+    def __init__(self, template: RenderingTemplate) -> None:
+        self._with_placeholders = template.with_placeholders
+        self._seen = set[tuple[Any, ...]]()
+        "The keys that have come once: (structure, generation prompt, tools)."
+        self._layouts = dict[tuple[Any, ...], TextLayout | None]()
+        "Key -> its layout; None if the template does not allow one."
+        self._failures = 0
+        "How many layouts in a row the template did not allow."
+        self._inspects_tools = False
+        "Whether the template does more with tools than print their JSON: then they are rendered."
+
+    def find(
+        self, structure: tuple[Any, ...], add_generation_prompt: bool, tools: list[Any] | None
+    ) -> TextLayout | None:
+        """Return the layout of messages; None if there is none, or if they come for the first time.
+
+        Args:
+            structure: the structure of the messages.
+            add_generation_prompt: whether the text ends with the beginning of an answer.
+            tools: the tools of the conversation.
+        """
+        described_tools: Any = None
+        if tools is not None:
+            described_tools = tools if self._inspects_tools else len(tools)
+        key = (structure, add_generation_prompt, described_tools)
+        if key in self._layouts:
+            return self._layouts[key]
+        if self._with_placeholders is None or self._failures >= MOST_FAILURES:
+            return None
+        if key not in self._seen:
+            if len(self._seen) >= MOST_LAYOUTS:
+                self._seen.clear()
+                self._layouts.clear()
+            self._seen.add(key)
+            return None
+        layout = self._make(structure, add_generation_prompt, tools)
+        if layout is None and tools is not None and not self._inspects_tools:
+            # Try again with the tools themselves. Such a layout is right for these tools only, and
+            # is found under another key.
+            self._inspects_tools = True
+            layout = self._make(structure, add_generation_prompt, tools)
+            self._inspects_tools = layout is not None
+            key = (structure, add_generation_prompt, tools if layout else described_tools)
+        self._failures = 0 if layout else self._failures + 1
+        self._layouts[key] = layout
+        return layout
+
+    def _make(
+        self, structure: tuple[Any, ...], add_generation_prompt: bool, tools: list[Any] | None
+    ) -> TextLayout | None:
+        """Render placeholders, and return the layout that they show. Return None if the template
+        does something with a value that a placeholder does not allow. The arguments are those of
+        `find`.
+        """
+        from mdsmix.encode import template_code as code
+
+        assert self._with_placeholders is not None
+        sandbox: Any = self._with_placeholders.template.environment
+        notes = code.Notes()
+        numbers = count()
+        shown_tools: list[Any] | None = None
+        if tools is not None:
+            printed_tools = [code.PrintedValue(next(numbers)) for _ in tools]
+            shown_tools = [code.ObjectPlaceholder(value, notes) for value in printed_tools]
+            if self._inspects_tools:
+                shown_tools = [*tools]
+        messages = [_make_placeholder(message, numbers, notes) for message in structure]
+        sandbox.notes = notes
+        try:
+            text = self._with_placeholders.render(messages, add_generation_prompt, shown_tools)
+        except (RecordRefused, code.InspectedContent):
+            return None
+        finally:
+            sandbox.notes = None
+        # Plain text, and three groups of the pattern for each placeholder.
+        parts = re.split(code.PLACEHOLDER_PATTERN, text)
+        groups = zip(parts[1::4], parts[2::4], parts[3::4], strict=True)
+        return TextLayout(
+            pieces=parts[::4],
+            printed=[code.find_printed(group, notes) for group in groups],
+            assumptions=frozenset(notes.assumptions),
+        )
+
+
+@lru_cache(maxsize=64)
+def open_layouts(template: RenderingTemplate) -> LayoutCache:
+    """Return the layouts of a template, the same object for the same template."""
+    return LayoutCache(template)
+
+
+def _make_placeholder(description: Any, numbers: Iterator[int], notes: Notes) -> Any:
+    """Return a value with placeholders.
+
+    Args:
+        description: what `_describe` returns for a message or a value in it.
+        numbers: gives each text and each object its number.
+        notes: where the placeholders note what the template does with them.
+    """
+    from mdsmix.encode import template_code as code
+
+    if description == TEXT:
+        return code.TextPlaceholder.of(code.PrintedValue(next(numbers)), notes)
+    if description == OBJECT:
+        return code.ObjectPlaceholder(code.PrintedValue(next(numbers)), notes)
+    if description == EMPTY_OBJECT:
+        return {}
+    if not isinstance(description, tuple):
+        return description
+    if description[0] == "list":
+        return [_make_placeholder(inner, numbers, notes) for inner in description[1:]]
+    entries = [(name, _make_placeholder(inner, numbers, notes)) for name, inner in description[1:]]
+    return code.PlaceholderMessage(entries)
+
+
+class PrefixTexts:
+    """The texts that a template prints for the first messages of a conversation."""
+
+    def __init__(self, template: RenderingTemplate, conversation: Conversation) -> None:
+        self._template = template
+        self._conversation = conversation
+        self._tools = conversation.tools
+        self._texts: dict[PrintedValue, str] = {}
+        "A value of a message, as it is printed -> its text."
+        self._checked: set[Assumption] = set()
+        "What is known to be true of the values."
+        # Tools that are not shared, or were made by a user's function, may have any values.
+        can_have_layout = self._tools is None or isinstance(self._tools, Tools)
+        self._structure = read_structure(conversation.messages) if can_have_layout else None
+        if self._structure:
+            self._layouts = open_layouts(template)
+            self._values = [*(self._tools or ()), *self._structure.values]
+
+    def render(self, end: int, add_generation_prompt: bool) -> str:
+        """Return the text that the template prints for the first messages.
+
+        Raises RecordRefused (template_error) if the template fails.
+
+        Args:
+            end: the number of messages.
+            add_generation_prompt: whether the text ends with the beginning of an answer.
+        """
+        if self._structure:
+            structure = self._structure.messages[:end]
+            layout = self._layouts.find(structure, add_generation_prompt, self._tools)
+            # A value without JSON, such as a date: the template fails on it too.
+            with suppress(TypeError, ValueError):
+                if layout and self._is_valid(layout):
+                    return self._fill(layout)
+        messages = self._conversation.messages[:end]
+        return self._template.render(messages, add_generation_prompt, self._tools)
+
+    def _is_valid(self, layout: TextLayout) -> bool:
+        """Check whether the assumptions of a layout are true of the conversation's values."""
+        unknown = layout.assumptions - self._checked
+        if not all(assumption.holds(self._values) for assumption in unknown):
+            return False
+        self._checked |= unknown
+        return True
+
+    def _fill(self, layout: TextLayout) -> str:
+        """Return the text of a layout with the conversation's values."""
+        parts = [layout.pieces[0]]
+        for value, piece in zip(layout.printed, layout.pieces[1:], strict=True):
+            parts += (self._print(value) if value.steps else self._values[value.number], piece)
+        return "".join(parts)
+
+    def _print(self, value: PrintedValue) -> str:
+        """Return a value as it is printed. This text is made once: the JSON of a tool for all
+        conversations with the same tools.
+        """
+        texts = self._texts
+        if isinstance(self._tools, Tools) and value.number < len(self._tools):
+            texts = self._tools.printed
+        if value not in texts:
+            texts[value] = value.print(self._values)
+        return texts[value]

@@ -1,0 +1,206 @@
+"""Texts from layouts equal those that the template renders, whatever it does with the values."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from datetime import date
+from typing import Any
+
+import pytest
+
+from mdsmix.encode import text_layouts
+from mdsmix.encode.chat import ChatTemplate, open_template
+from mdsmix.encode.text_layouts import PrefixTexts, open_layouts, read_structure
+from mdsmix.record import Conversation, RecordRefused, RichConversation, Tools
+from mdsmix.shapes import SHAPES
+from tests import styles, tool_styles
+from tests.test_encode_chat import CAPTURES, LOOKS, PRINTS, SAID, VARIABLES
+from tests.tool_styles import TOOLS, decode_arguments, draw_conversations
+
+OPENAI = SHAPES["openai"]
+ENDINGS = ("", "", "", " ", "\n", "</think>b", "<tool_response>", "{'a': 1}")
+CALL_LOOKS = [
+    *("c.function.arguments | tojson", "c.function.arguments | tojson(indent=2)"),
+    *("c.function.arguments", "c.function.arguments | string", "c.function.arguments | length"),
+    *("c.function.arguments is mapping", "c.function.arguments is string"),
+    *("c.function.arguments is sequence", "c.function.arguments is iterable"),
+    *("c.function.arguments | items | list", "c.function.arguments.city", "c | tojson"),
+    *("c.function.arguments == {}", "'city' in c.function.arguments", "c.function | tojson"),
+    *("(c.function.arguments | tojson)[:-1]", "(c.function.name | tojson) + 'x'", "c.function"),
+    *("c.id | default('none')", "c.id | length", "c.function.name | upper", "c.type"),
+    *("c.function.name == 'add'", "c.function.name.startswith('wea')", "c.id is defined"),
+    *("c.function.name.split('ea')[-1]", "c.function.name.split('q')[-1]", "m.tool_calls | length"),
+    *("c.function.name.strip('\\n')", "(' ' + c.function.name).strip('\\n')", "c.keys() | list"),
+    *("(c.function.arguments | tojson).split('{')[0]", "'\"' in (c.function.arguments | tojson)"),
+    *("tools[0] | tojson", "tools | tojson", "tools | length", "tools[0].function.name"),
+    *("(tools or [{}])[0] is mapping", "loop.length", "messages | tojson", "c.function.strict"),
+    *("c.function.name.endswith(m.role)", "m.role in c.function.name", "c.function.name in m.role"),
+]
+
+
+def draw_records(count: int, seed: int) -> Iterator[Conversation]:
+    """Yield conversations with and without tools, some of whose contents have white space or tags
+    at the end. Each comes three times with other contents, and the last time with its own.
+    """
+    rng = random.Random(seed)
+    for messages, tools in draw_conversations(count, seed):
+        for message in messages:
+            if message["role"] == "assistant" and rng.random() < 0.1:
+                message["reasoning_content"] = rng.choice(["hm", "", "\n hm\n"])
+        for copy in (deepcopy(messages), deepcopy(messages), messages):
+            for message in copy if copy is not messages else ():
+                if message.get("content"):
+                    message["content"] = f"{rng.random()}{rng.choice(ENDINGS)}"
+            record = {"messages": decode_arguments(copy), "tools": tools}
+            conversation = OPENAI.read(record, OPENAI.own_fields)
+            assert isinstance(conversation, Conversation)
+            yield conversation
+
+
+RECORDS = [*draw_records(4, seed=3)]
+FEW = RECORDS[:6]
+
+
+def text_or_reason(render: Any, *arguments: Any) -> str:
+    try:
+        return str(render(*arguments))
+    except RecordRefused as refused:
+        return str(refused.why)
+
+
+def count_filled(
+    template: ChatTemplate, conversations: Sequence[Conversation], monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """Check that all texts of all beginnings are those of the template, and return how many of them
+    came from layouts.
+    """
+    filled = list[str]()
+
+    def fill(texts: PrefixTexts, layout: text_layouts.TextLayout) -> str:
+        filled.append(original(texts, layout))
+        return filled[-1]
+
+    original = PrefixTexts._fill
+    with monkeypatch.context() as patched:
+        patched.setattr(PrefixTexts, "_fill", fill)
+        for conversation in conversations:
+            texts = PrefixTexts(template, conversation)
+            for end in range(1, len(conversation.messages) + 1):
+                for prompts in (False, True):
+                    prefix = conversation.messages[:end]
+                    expected = text_or_reason(template.render, prefix, prompts, conversation.tools)
+                    assert text_or_reason(texts.render, end, prompts) == expected
+    return len(filled)
+
+
+def test_texts_of_templates_are_made_from_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the templates here, only one looks at a value of each conversation."""
+    templates = tool_styles.TEMPLATES_WITH_TOOLS | styles.TEMPLATES | styles.REWRITING | PRINTS
+    templates |= {"harmony": tool_styles.GPT_OSS, "gemma_4": tool_styles.GEMMA_4}
+    templates |= {"kimi": tool_styles.KIMI_K3, "items": tool_styles.ITEMS}
+    without = set[str]()
+    for name, source in templates.items():
+        template = open_template(source, VARIABLES, "2026-01-01")
+        if not count_filled(template, RECORDS, monkeypatch):
+            without.add(name)
+    assert without == {"generation"}
+
+
+def test_a_template_may_do_anything_with_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each look is asked as a question, and printed.
+    asked = "{% if LOOK %}yes{% endif %}{{ LOOK }}"
+    calls = f"{{% for c in m.tool_calls or [] %}}{asked}{{% endfor %}}"
+    looks = [SAID.replace("{{ m.content }}", asked).replace("LOOK", look) for look in LOOKS]
+    looks += [SAID.replace("{{ m.content }}", calls).replace("LOOK", look) for look in CALL_LOOKS]
+    filled = {
+        source: count_filled(open_template(source, VARIABLES), FEW, monkeypatch)
+        for source in (*looks, *CAPTURES)
+    }
+    assert min(filled.values()) == 0, "some looks are not allowed"
+    assert sum(count > 0 for count in filled.values()) > 40
+
+
+def test_a_structure_has_keys_in_order_and_sorts_of_values() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "b", "arguments": {"c": 1}}}
+    calling = {"role": "assistant", "content": None, "tool_calls": [call]}
+    structure = read_structure([{"role": "user", "content": "Hi"}, calling])
+    assert structure is not None
+    assert structure.values == ["Hi", "a", "b", {"c": 1}]
+    alike = [
+        [{"role": "user", "content": "Ho"}, deepcopy(calling)],
+        [{"role": "user", "content": "Hi"}, calling | {"content": ""}],
+        [{"role": "user", "content": "Hi"}, calling | {"content": False}],
+        [{"role": "system", "content": "Hi"}, calling],
+        [{"content": "Hi", "role": "user"}, calling],
+        [{"role": "user", "content": " "}, calling],
+        [{"role": "user", "content": "Hi", "name": "x"}, calling],
+        [{"role": "user", "content": "Hi"}, calling | {"tool_calls": [call, call]}],
+    ]
+    equal = [read_structure(messages) for messages in alike]
+    assert [other is not None and other.messages == structure.messages for other in equal] == [
+        *[True, False, False, False, False, False, False, False]
+    ]
+    empty = deepcopy(call)
+    empty["function"]["arguments"] = {}
+    with_empty = read_structure([calling | {"tool_calls": [empty]}])
+    assert with_empty is not None
+    assert with_empty.values == ["a", "b"]
+    for odd in (1, 0, 1.0, [{"type": "text", "text": "a"}], [], (), b"a", {"a": 3}):
+        assert read_structure([{"role": "user", "content": "Hi", "odd": odd}]) is None
+
+
+def test_tools_of_equal_number_share_a_layout_unless_the_template_reads_them() -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    second = deepcopy(TOOLS)
+    second[0]["function"]["name"] = "second"
+    for source in (
+        "{{ tools | map(attribute='function.name') | join }}",
+        "{{ tools[0] | tojson }}",
+    ):
+        template = open_template(source, {})
+        for tools in (Tools(TOOLS), Tools(second)) * 3:
+            texts = PrefixTexts(template, RichConversation(messages, None, tools))
+            assert texts.render(2, True) == template.render(messages, True, tools)
+        assert open_layouts(template)._layouts, source
+    # Tools that no shape has made may be anything, and are changed by their owner.
+    tools = [TOOLS[0]]
+    for name in ("a", "b", "c"):
+        tools[0] = {"function": {"name": name}}
+        texts = PrefixTexts(template, RichConversation(messages, None, tools))
+        assert texts.render(2, True) == template.render(messages, True, tools)
+
+
+def test_a_value_without_json_is_a_fault_of_the_template_as_before() -> None:
+    template = open_template(tool_styles.QWEN_2_5, VARIABLES)
+    for day in ("2026-01-01", "2026-01-02", "2026-01-03", date(2026, 1, 1)):
+        function = {"name": "weather", "arguments": {"day": day}}
+        messages = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "tool_calls": [{"function": function}]},
+        ]
+        texts = PrefixTexts(template, RichConversation(messages, None, Tools(TOOLS)))
+        if isinstance(day, str):
+            assert texts.render(2, False) == template.render(messages, False, TOOLS)
+        else:
+            with pytest.raises(RecordRefused, match="template_error"):
+                texts.render(2, False)
+
+
+def test_a_template_without_layouts_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_layouts, "MOST_FAILURES", 3)
+    monkeypatch.setattr(text_layouts, "MOST_LAYOUTS", 10)
+    template = open_template("{{ messages[-1].content | upper }}", {})
+    layouts = open_layouts(template)
+    for number in [*range(8), *range(8)]:
+        messages = [{"role": f"r{number}", "content": "a"}] * 2
+        texts = PrefixTexts(template, Conversation(messages))
+        assert texts.render(2, True) == "A"
+    assert [*layouts._layouts.values()] == [None] * 3
+    # A cache of layouts does not grow without end.
+    template = open_template("{{ messages[-1].content }}", {})
+    for number in [*range(8), *range(8), *range(30)]:
+        messages = [{"role": f"r{number}", "content": "a"}] * 2
+        assert PrefixTexts(template, Conversation(messages)).render(2, True) == "a"
+        assert len(open_layouts(template)._layouts) <= 10
