@@ -376,7 +376,7 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
 
     def leave_to_workers(self) -> None:
         """End the threads and connections of this process, which a forked worker would inherit and
-        cannot use.
+        cannot use. Called before new workers start, when no worker of this rank is left.
         """
         self.end()
         for key in PROCESS_ATTRIBUTES:
@@ -385,6 +385,9 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         self._shared_barrier.__dict__.pop("lock", None)
         for stream in self.streams:
             drop_connection(stream)
+        # Workers of other ranks may be waiting.
+        if self._unique_rank_world.ranks_per_node == 1:
+            self._shared_barrier.reset()
 
     def end(self) -> None:
         """End the background threads of an epoch that is not read further, so that its folders can

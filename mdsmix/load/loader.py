@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from multiprocessing import current_process
 from numbers import Integral
 from typing import Any
 
@@ -52,6 +53,11 @@ LOCAL_IN_USE = (
     "two of its streams, by another loader that still exists, or by a run that was killed. Give "
     "each stream a `local` of its own, delete the other loader, or call "
     "streaming.base.util.clean_stale_shared_memory() if no other run is on this machine."
+)
+BUILT_BY_WORKER = (
+    "A worker of a loader imports the training script, and the script builds a loader when it is "
+    "imported. Workers that are spawned or forked by a server do so: put the loop of the script "
+    'under `if __name__ == "__main__":`, or set loader.multiprocessing_context = "fork".'
 )
 TRIES_TO_OPEN = 10
 "How many times the streams are opened if other runs begin at the same moment."
@@ -284,7 +290,8 @@ def build_loader(
             the samples of each stream in a row. Take both out before a model gets the batch.
 
     Raises:
-        RecipeError: the config is wrong, or does not suit its streams.
+        RecipeError: the config is wrong, or does not suit its streams; or a worker that imports the
+            training script calls this function.
         Unreachable: a stream or its index is missing. While iterating: a shard, which the message
             names, is lost or damaged.
         MixRefused: while iterating: a row does not fit the settings; the message names its stream,
@@ -294,6 +301,9 @@ def build_loader(
     >>> for batch in build_loader("train.yaml", batch_size=8):  # doctest: +SKIP
     ...     loss = model(batch["input_ids"], labels=batch["labels"])
     """
+    # The mark with which Python's own multiprocessing notices this.
+    if getattr(current_process(), "_inheriting", False):
+        raise RecipeError(BUILT_BY_WORKER)
     settings = read_settings(config, loader)
     mix_loader = open_loader(settings, batch_size, ids or open_token_ids(settings), accept_changed)
     if position_ids and not mix_loader.collate_fn.rules.decoder_only_format:

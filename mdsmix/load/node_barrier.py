@@ -43,8 +43,8 @@ class NodeBarrier:
         "int32 [3], shared: those at ENTERED and ROUND, and one that is not used."
 
     def reset(self) -> None:
-        """Forget the processes that wait. Called while no process waits, since one that was killed
-        would be counted for ever.
+        """Forget processes that were killed while they waited, as by Ctrl-C in a notebook: the next
+        pass would count them, and hang. Called while no process waits.
         """
         self.numbers[ENTERED] = 0
 

@@ -17,7 +17,7 @@ from mdsmix.errors import Unreachable
 from mdsmix.load import node_barrier
 from mdsmix.load.node_barrier import NodeBarrier
 from tests.preloaded import PreloadedPython
-from tests.with_torch.load_streams import config, run_ranks, write_tokens
+from tests.with_torch.load_streams import config, first_tokens, loaded, run_ranks, write_tokens
 
 ROUNDS = 8
 PROCESSES = 3
@@ -110,3 +110,17 @@ def test_a_rank_does_not_wait_for_ever_for_one_that_has_ended(
     assert counts == second.stdout.splitlines() == ["8"]
     processes = 2 * max(workers, 1)
     assert f"for {processes // 2} of the {processes} processes" in sentence
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_pass_does_not_count_a_worker_that_was_killed(tmp_path: Path, persistent: bool) -> None:
+    """Ctrl-C in a notebook kills workers that wait for each other."""
+    folder = write_tokens(tmp_path / "a", 16)
+    workers = {"num_workers": 2, "persistent_workers": persistent, "timeout": 20}
+    loader = loaded({"a": {"local": str(folder)}}, **workers)
+    for _ in range(2):
+        reading = iter(loader)
+        next(reading)
+        loader.end()
+        loader.dataset._shared_barrier.numbers[node_barrier.ENTERED] = 1
+        assert sorted(first_tokens(loader)) == [10 + 8 * row for row in range(16)]

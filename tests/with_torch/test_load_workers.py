@@ -159,3 +159,13 @@ def compare(build: Callable[[], MixLoader]) -> None:
         del loader
     forked, served = batches
     assert forked == served != []
+
+
+def test_a_script_without_a_main_guard_is_named_in_its_workers(
+    mixed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the first lines of a notebook or a README, under `spawn` or Python 3.14."""
+    worker = multiprocessing.current_process()
+    monkeypatch.setattr(worker, "_inheriting", True, raising=False)
+    with pytest.raises(RecipeError, match="if __name__ == "):
+        opened(mixed, tmp_path)
