@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -103,6 +105,26 @@ def test_clusters_of_one_process_have_one_token(monkeypatch: pytest.MonkeyPatch)
     message = r"could not be started on this machine \(The current node"
     with pytest.raises(Unreachable, match=message):
         ray_cluster._start_cluster("a", 1)
+
+
+def test_a_signal_while_a_cluster_starts_or_stops_leaves_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A notebook's kernel goes on after an Interrupt, with the processes that Ray has forgotten."""
+    steps = list[str]()
+
+    def do(step: str, **_: Any) -> None:
+        steps.append(f"{step} begins")
+        signal.raise_signal(signal.SIGINT)
+        steps.append(f"{step} ends")
+
+    init = partial(do, "init")
+    shutdown = partial(do, "shutdown")
+    ray = SimpleNamespace(init=init, shutdown=shutdown, is_initialized=bool)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(KeyboardInterrupt), ray_cluster.connect_to_cluster("", 1):
+        raise AssertionError("the conversion has begun")
+    assert steps == ["init begins", "init ends", "shutdown begins", "shutdown ends"]
 
 
 def do_units(units: Units) -> Any:

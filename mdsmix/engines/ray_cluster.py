@@ -35,6 +35,7 @@ from mdsmix.engines.local_engine import LocalEngine, PoolSettings
 from mdsmix.engines.memory import choose_memory_cap, count_cpus
 from mdsmix.engines.tasks import Task
 from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.interrupts import delay_signals
 
 STORE_BYTES = 80 << 20
 """Memory for objects of a cluster that this process starts: the least that Ray takes, since tasks
@@ -120,7 +121,8 @@ def connect_to_cluster(address: str, workers: int | None) -> Iterator[None]:
                 _join_cluster(address)
             yield
         finally:
-            ray.shutdown()
+            with delay_signals():  # a process of the cluster would stay
+                ray.shutdown()
 
 
 @contextmanager
@@ -194,15 +196,18 @@ def _start_cluster(folder: str, workers: int | None) -> None:
     if not any(map(os.environ.get, TOKENS)):
         os.environ[TOKENS[0]] = os.urandom(32).hex()
     try:
-        ray.init(
-            address="local",
-            num_cpus=workers or count_cpus(),
-            num_gpus=0,
-            object_store_memory=STORE_BYTES,
-            include_dashboard=False,
-            _temp_dir=folder,
-            **_SILENT,
-        )
+        # Ray knows its processes only when all have started, after 3 s or more. An exception before
+        # that would leave them for the life of a notebook's kernel.
+        with delay_signals():
+            ray.init(
+                address="local",
+                num_cpus=workers or count_cpus(),
+                num_gpus=0,
+                object_store_memory=STORE_BYTES,
+                include_dashboard=False,
+                _temp_dir=folder,
+                **_SILENT,
+            )
     except Exception as error:  # Ray raises a plain Exception if a node does not start in time
         raise Unreachable(
             f"Ray could not be started on this machine ({error_line(error)}): check that memory "
