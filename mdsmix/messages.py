@@ -17,7 +17,7 @@ emoji. None of them controls a terminal or changes a text's direction.
 """
 NEAR = 0.65
 """How similar a known key must be to one that was written, by difflib: 0.78 for seq_len and
-max_seq_len, and 0.6 for seed and shared, of which nobody writes one for the other.
+max_seq_len, and 0.6 for seed and shared, which nobody confuses.
 """
 Say = Callable[[str], None]
 "A function that shows a sentence to the user at once."

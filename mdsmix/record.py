@@ -253,8 +253,8 @@ class PlainConversations(Sequence[Any]):
 
     @staticmethod
     def of(lists: Sequence[list[Message]]) -> PlainConversations:
-        """Return conversations with these messages, all of which may be used for training. The
-        caller checks that they are plain.
+        """Return conversations with these messages, which may all be trained. The caller checks
+        that they are plain.
 
         Raises LookupError or TypeError if a message is not a dict with a role and a content.
 

@@ -77,4 +77,4 @@ class _Notices(_Output):
     """The file of stderr."""
 
     def report(self, error: OSError) -> None:
-        """Report nothing, since there is no place for it."""
+        """Report nothing: the user cannot see it."""

@@ -176,7 +176,7 @@ class StoredUnits:
 
     def find_file(self, key: str, window: Window) -> str:
         """Return the name of the file that contains the record with this key: a unit file, which
-        has one record, or a segment, which has many. Return "" if there is none.
+        has one record, or a segment, which has many. Return "" if no file has it.
 
         Windows with equal content have the same key; then the file of this window is preferred.
 
@@ -191,7 +191,7 @@ class StoredUnits:
 
     def find_hashes_file(self, base: str) -> str:
         """Return the name of the file that contains a window's fingerprints: a file of this window
-        or a segment (a file of many windows). Return "" if there is none.
+        or a segment (a file of many windows). Return "" if no file has them.
 
         Args:
             base: the `lines_key` of the window (a slice of a work unit's source).

@@ -278,7 +278,7 @@ def _list_other_versions(
 
     Args:
         versions: the folders of all versions.
-        current: the folder of the current version; None if there is none.
+        current: the folder of the current version; None without a published version.
         files: all files in the split's folder with names that mdsmix gives.
     """
     replaced_ages = {file.key: file.age for file in files if file.kind == "version mark"}

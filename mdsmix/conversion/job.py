@@ -69,7 +69,7 @@ class Job:
     "Read only so many first records (`--limit`)."
     unequal: str = ""
     """The name of a fast tokenizer backend whose token ids differ from those of the reference, as
-    an earlier run on this machine has found; blank if there is none. The job has it because workers
+    an earlier run on this machine has found; blank if no ids differ. The job has it because workers
     on other machines do not know it.
     """
     is_eval: bool
@@ -304,7 +304,7 @@ def with_versions(job: Job, published: Manifest | None) -> Job:
 
     Args:
         job: the job of the stream.
-        published: the manifest of the published stream; None if there is none.
+        published: the manifest of the published stream; None before the first publication.
     """
     current = locate_version(job.folder, published.index_hash) if published else None
     # The key is False for the current version, so it comes first.
@@ -321,7 +321,7 @@ def with_date(job: Job, published: str | None) -> Job:
 
     Args:
         job: the job of the stream.
-        published: the date in the published stream's settings; None if there is none.
+        published: the date in the published stream's settings; None without a date there.
     """
     prints_date = job.kind.prints_date(job.tokenizer)
     if not prints_date or job.encoding.date_string:

@@ -15,8 +15,8 @@ from mdsmix.sources import Content, Window
 
 def window_key(job: Job, window: Window, dropped: bytes) -> str:
     """Return the key of a window (a slice of a work unit's source): a hash of its content, of the
-    settings, and of which records are dropped. If no record is dropped, it is the same key as under
-    `duplicates: keep`.
+    settings, and of the choice of dropped records. If no record is dropped, it is the same key as
+    under `duplicates: keep`.
 
     Args:
         job: the job of the stream.

@@ -165,7 +165,9 @@ class StreamPlan:
     target: TargetState
     "The files that are published, as they were when the plan was made."
     old: Manifest | None
-    "The manifest of the published stream; None if there is none from which a run can continue."
+    """The manifest of the published stream; None before the first publication, or if a run cannot
+    continue from it.
+    """
     budget_share: BudgetShare | None
     "The stream's share of a budget; None without `sample: budget`."
     expected_mean: float | None
@@ -240,7 +242,9 @@ class _Draft:
     budget_share: BudgetShare | None
     target: TargetState
     old: Manifest | None
-    "The manifest of the published stream; None if there is none from which a run can continue."
+    """The manifest of the published stream; None before the first publication, or if a run cannot
+    continue from it.
+    """
 
     @property
     def published_tokenizers(self) -> list[PublishedTokenizer]:
@@ -538,7 +542,7 @@ def _find_unfinished(plan: StreamPlan, dropped: Iterable[Dropped]) -> list[Unit]
 
 
 def _find_changes(job: Job, old: Manifest) -> list[str]:
-    """Return a phrase for each changed setting because of which the stream is converted again:
+    """Return a phrase for each changed setting that makes the run convert the stream again:
     `add_eos was true and is false`.
 
     Args:

@@ -174,7 +174,7 @@ def refuse_replacing(
 
     Args:
         job: the job of the stream.
-        old: the manifest of the published stream; None if there is none.
+        old: the manifest of the published stream; None before the first publication.
         files: the files of its source.
         reencode: whether the user allows replacing the stream (`--reencode`).
         recipe: the recipe of all streams, which decides the loader.
@@ -264,7 +264,7 @@ def warn_missing_sources(
 
     Args:
         job: the job of the stream.
-        old: the manifest of the published stream; None if there is none.
+        old: the manifest of the published stream; None before the first publication.
         files: the files of its source.
         reencode: whether the user allows replacing the stream (`--reencode`).
     """

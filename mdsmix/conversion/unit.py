@@ -345,7 +345,7 @@ class UnitTask(_UnitOfJob):
         """Store the result of a window (a slice of the unit's source) that was encoded to its end:
         its last shards, and then the unit file, named by `unit_file_name`. It has the window's
         UnitRecord (its shards and counts), its bad records, and the fingerprints of its records
-        (16-byte hashes, by which duplicates are found). Return the UnitRecord.
+        (16-byte hashes that find duplicates). Return the UnitRecord.
 
         The hash of the window's images is added to `digests`. The window is also noted in the cache
         of this machine.

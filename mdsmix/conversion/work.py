@@ -1,8 +1,8 @@
 """Finds the work units of a stream that are converted already, and lets the engine convert the
 other units.
 
-Results are in the order of the plan, not in the order in which units end, so no published byte
-depends on the engine.
+Results are in the order of the plan, whatever unit ends first, so no published byte depends on the
+engine.
 """
 
 from __future__ import annotations

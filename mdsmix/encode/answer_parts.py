@@ -48,11 +48,11 @@ THINK_END = "</think>"
 "The tags around reasoning inside a content."
 CALL = "<tool_call>"
 """The tag before a call that is text inside a content, as models of Qwen and Hermes print it. Such
-a call is no part of its own.
+a call belongs to its content, and is not a part of the answer.
 """
 _CALL_TEXT = re.compile(rf"{CALL}\s*[{{<]|^{CALL}\s*\w", re.MULTILINE)
 """A call in a text: JSON (Hermes, Qwen 3), a tag (Qwen 3 Coder), or at the beginning of a line a
-name (GLM 4.5). A sentence that only mentions `<tool_call>` is no call.
+name (GLM 4.5). A sentence that only mentions `<tool_call>` does not match.
 """
 ANALYSIS = "<|channel|>analysis<|message|>"
 "The text that gpt-oss' template prints before reasoning."

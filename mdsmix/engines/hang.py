@@ -9,8 +9,8 @@ A worker counts as hung by either of two rules:
   because an endless loop uses it too. It does not apply without active records: hashing a
   compressed file of 500 GB takes half an hour without a message.
 
-Time in which the worker waits for memory does not count, nor time in which the engine's own process
-was stopped (Ctrl-Z, a laptop that slept). Processor time is read from /proc; on a system without it
+Two times do not count: while the worker waits for memory, and while the engine's own process was
+stopped (Ctrl-Z, a laptop that slept). Processor time is read from /proc; on a system without it
 only the second rule applies.
 """
 
@@ -43,7 +43,7 @@ class HangDetector:
     """
 
     silent: float = 0.0
-    "Seconds in which the worker has sent no message and used no processor time."
+    "Seconds since the worker last sent a message or used processor time."
     unheard: float = 0.0
     "Seconds since the worker's last message."
     _ticks: int = 0

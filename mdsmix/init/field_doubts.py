@@ -39,7 +39,7 @@ REASONING = (
 MOST_CLASSES = 6
 "The most classes that a sentence names."
 NEMO_MASK = "mask"
-"The field in which NeMo's records name the roles whose messages are not trained."
+"The field of NeMo's records that names the roles whose messages are not trained."
 
 
 def _list_values(guess: Guess, name: str) -> list[Any]:
@@ -116,7 +116,7 @@ def describe_doubts(guess: Guess) -> Iterator[str]:
 
 def _describe_reasoning(guess: Guess) -> Iterator[str]:
     """Yield a sentence on each field that is not read and seems to have the reasoning before an
-    answer that is a text. A word such as `on` is no reasoning.
+    answer that is a text. A word such as `on` does not count.
     """
     keys = [key for key in ("response", "output") if key in guess.fields]
     for name in sorted(guess.unread) if keys else ():

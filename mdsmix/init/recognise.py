@@ -458,7 +458,7 @@ def _is_stand_in(question: str) -> bool:
 
 
 def _is_unasked(result: Any) -> bool:
-    """Check whether a result is a preference of messages, none of which asks for the answer."""
+    """Check whether a result is a preference of messages without a question before the answers."""
     if not isinstance(result, Preference) or not isinstance(result.chosen, Conversation):
         return False
     roles = {message["role"] for message in result.chosen.messages}

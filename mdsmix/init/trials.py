@@ -57,8 +57,8 @@ REWRITTEN = {
 }
 "Value of `rewritten_history` -> the comment after it."
 FILLED_IN = ("format.parquet", "format.arrow")
-"""The rules of the formats in which all objects of a list have the same keys, so that nulls are
-filled in. In other formats a null is what its author wrote.
+"""The rules of the formats that give all objects of a list the same keys, and fill in nulls. In
+other formats a null is what its author wrote.
 """
 LIMIT = "convert publishes nothing if more than a tenth of the records is bad"
 FIX = "correct the records, or set max_bad in the recipe"

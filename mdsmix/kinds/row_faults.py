@@ -81,8 +81,8 @@ def find_tool_tags(template: ChatTemplate) -> ToolTags:
 
 
 def list_signs(template: ChatTemplate) -> list[str]:
-    """Return strings one of which is in each text with a fault: `<think>`, and the tags that the
-    template prints before tools, calls and results, such as `<tools>` or `<TOOLCALL>`.
+    """Return `<think>`, and the tags that the template prints before tools, calls and results, such
+    as `<tools>` or `<TOOLCALL>`. Each text with a fault contains at least one of them.
     """
     tags = find_tool_tags(template.for_tools([]))
     return [THINK, *filter(None, (tags.tools, tags.calls, tags.results))]

@@ -65,7 +65,7 @@ class Records(Counts):
     "Reason code -> bad records; each is written to the stream's quarantine folder."
     unread: dict[str, int] = field(default_factory=dict)
     """Name of a field that is not read, or of contents that the chat template does not print ->
-    records in which it is not empty.
+    number of records with a value there that is not empty.
     """
     unseen: dict[str, int] = field(default_factory=dict)
     """Name of a column that the recipe does not read, in Parquet or another columnar file -> all

@@ -329,8 +329,8 @@ def find_named_version(split: Location) -> Location | None:
 
 
 def _read_named_version(split: Location) -> Location | None:
-    """Return the folder of the version that the manifest in a split's folder names; None if there
-    is no manifest.
+    """Return the folder of the version that the manifest in a split's folder names; None
+    without a manifest.
     """
     manifest = read_manifest(split)
     return locate_version(split, manifest.index_hash) if manifest else None

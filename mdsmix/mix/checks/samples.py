@@ -87,7 +87,7 @@ def prompt_cut(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "key of the dataset only decides which prompts have room.",
 )
 def max_gen_len_differs(mix: Mix) -> Findings:
-    """Find a training YAML of ComposeRL in which two keys differ that should be equal:
+    """Find a training YAML of ComposeRL with two keys that differ and should be equal:
     `variables.max_gen_len`, the tokens that the model writes at most, and `max_gen_len` of the
     dataset, the tokens for which each prompt leaves room.
     """
