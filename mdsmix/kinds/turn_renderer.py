@@ -26,7 +26,7 @@ from mdsmix.encode.answer_parts import (
     find_parts,
     has_earlier_call,
 )
-from mdsmix.encode.answer_spans import match_answers, weigh_responses
+from mdsmix.encode.answer_spans import WeightedRange, match_answers, weigh_responses
 from mdsmix.encode.backends import Backend, make_token_search
 from mdsmix.encode.chat import (
     ChatTemplate,
@@ -473,14 +473,9 @@ class TurnRenderer:
         Returns:
             A list of ranges for each response, in the order of the rows and their turns.
         """
-        responses = [response for row in rows for _, response in row]
-        # Without parts and spans, a response is one range: no part, trained with the weight 1.
-        ranges = [
-            [MarkedRange(start=0, stop=len(response), part_number=0, weight=1.0)]
-            for response in responses
-        ]
+        ranges_of_parts = None
         if self.encoding.train_parts:
-            ranges = self._mark_parts(conversation, rows)
+            ranges_of_parts = self._mark_parts(conversation, rows)
         if conversation.losses:
             if self.encoding.target_prompts != "none":
                 raise RecordRefused("untrained_in_prompt")
@@ -491,9 +486,19 @@ class TurnRenderer:
             weighed = weigh_responses(
                 conversation, rows, lambda marked: self.rows_of(marked, unread=Counter())
             )
-            pairs = zip(ranges, chain.from_iterable(weighed), strict=True)
-            ranges = [multiply_weights(*pair) for pair in pairs]
-        return ranges
+            weighed_responses = [*chain.from_iterable(weighed)]
+        else:
+            # Each response is one range, trained with the weight 1.
+            weighed_responses = [
+                [WeightedRange(0, len(response), 1.0)] for row in rows for _, response in row
+            ]
+        if ranges_of_parts is None:
+            return [
+                [MarkedRange(start, stop, 0, weight) for start, stop, weight in of_response]
+                for of_response in weighed_responses
+            ]
+        pairs = zip(ranges_of_parts, weighed_responses, strict=True)
+        return [multiply_weights(*pair) for pair in pairs]
 
     def _mark_parts(
         self, conversation: Conversation, rows: Sequence[Sequence[Turn]]

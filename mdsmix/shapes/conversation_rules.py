@@ -77,6 +77,7 @@ TRAIN_KEYS = (
     "loss_scale",  # ms-swift
 )
 "Marks: keys of a message whose values (true or 1, false or 0) decide whether it is trained."
+_TRAIN_KEYS = frozenset(TRAIN_KEYS)
 MASK = "loss_mask"
 """The field of a record that may contain a list of such marks, one for each message or one for each
 answer.
@@ -104,6 +105,7 @@ SCHEMAS = ("input_schema", "inputSchema")
 "The names that Anthropic and MCP have for a tool's `parameters`, as chat templates call them."
 SEPARATOR = "\n\n"
 "The text between the texts of merged messages."
+_SCALARS = frozenset({str, int, float, bool})
 MAX_LEVELS = 200
 """How deeply lists and objects in messages and tools may be nested. Templates and Python itself
 fail at some 900 levels.
@@ -274,7 +276,7 @@ def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) ->
         trained_prompt: a message that is not the assistant's is marked for training.
         bad_span, span_with_calls: the list of ranges in `train_detail` is not valid (`read_spans`).
     """
-    keys = (*TRAIN_KEYS, raw.options[MARK]) if MARK in raw.options else TRAIN_KEYS
+    keys = _TRAIN_KEYS | {raw.options[MARK]} if MARK in raw.options else _TRAIN_KEYS
     listed_marks = _read_listed_marks(raw, messages, leading)
     # Most messages have no key that concerns training: these may be used.
     flags = _flag_keys(raw)
@@ -287,7 +289,7 @@ def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) ->
             trained.append(True)
             losses.append(None)
             continue
-        marks = [message[key] for key in keys if message.get(key) is not None]
+        marks = [message[key] for key in keys.intersection(message) if message[key] is not None]
         if listed_marks and listed_marks[position] is not None:
             marks.append(listed_marks[position])
         loss = _read_loss(message, marks, with_weights=WEIGHTS in raw.options)
@@ -561,6 +563,9 @@ def copy_nested(value: Any, drops_nulls: bool, levels: int = MAX_LEVELS) -> Any:
         return [copy_nested(inner, drops_nulls, levels - 1) for inner in value]
     if not isinstance(value, dict):
         return value
+    # Most objects have only strings and numbers.
+    if _SCALARS.issuperset(map(type, value.values())):
+        return {**value}
     return {
         key: inner if type(inner) is str else copy_nested(inner, drops_nulls, levels - 1)
         for key, inner in value.items()
