@@ -31,7 +31,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -311,9 +311,9 @@ def _find_space_rules(merges: str) -> _SpaceRules | None:
     for match in TWO_MARKS.finditer(merges):
         if _find_merge(merges, match.start()) not in of_runs:
             return None
-    marks = [match.start() for match in re.finditer(MARK, merges)]
+    marks = (match.start() for match in re.finditer(MARK, merges))
     first_other = _find_first_other(merges, marks, of_runs)
-    last_other = _find_first_other(merges, reversed(marks), of_runs)
+    last_other = _find_first_other(merges, _find_marks_backwards(merges), of_runs)
     ranks = dict[tuple[int, int], int]()
     for rank, merge in of_runs.items():
         first, second = merge.split(" ")
@@ -329,6 +329,14 @@ def _find_space_rules(merges: str) -> _SpaceRules | None:
     if any(runs[n][:-1] != runs[n - 1] for n in leaves_last):
         return None
     return _SpaceRules(are_first=True, leaves_last=leaves_last, runs=[])
+
+
+def _find_marks_backwards(merges: str) -> Iterator[int]:
+    """Yield the places of all marks, the last one first."""
+    place = merges.rfind(MARK)
+    while place >= 0:
+        yield place
+        place = merges.rfind(MARK, 0, place)
 
 
 def _find_merge(merges: str, place: int) -> int:

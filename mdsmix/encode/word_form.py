@@ -33,7 +33,7 @@ import codecs
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,7 +82,7 @@ def _make_byte_characters() -> str:
 BYTE_CHARACTERS = _make_byte_characters()
 NO_BYTE = b"\xff"
 "A byte that no text has in UTF-8."
-BYTE_IN_MERGES = re.compile(r"(?<![^ \0])<0x[0-9A-F]{2}>(?![^ \0])")
+BYTE_IN_MERGES = re.compile(r"<0x(?<![^ \0]<0x)[0-9A-F]{2}>(?![^ \0])")
 "A token such as `<0x0A>` in the text of `_join_all`."
 BYTE_NUMBERS = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
 
@@ -201,6 +201,7 @@ def make_word_form(content: bytes) -> bytes | None:
     normalizer = _make_normalizer(tree)
     if normalizer is None or not _is_supported(tree):
         return None
+    # Find how texts are cut.
     vocabulary: dict[str, int] = model["vocab"]
     joined = _join_all(model.pop("merges"))
     if joined is None:
@@ -214,62 +215,79 @@ def make_word_form(content: bytes) -> bytes | None:
         normalizer["normalizers"] != [REPLACE_MARKS] or _find_prepend_scheme(tree) == "first"
     )
     rules = find_scan_rules(joined, joins, vocabulary, tree["added_tokens"], is_prepended)
-
-    # Write the names of all tokens as a byte-level tokenizer has them.
-    all_names = "\0".join(vocabulary)
     if rules:
-        all_names = rules.rename(all_names)
         joined = rules.add_aliases(joined)
-    names = dict(zip(_to_byte_level(all_names), vocabulary.values(), strict=True))
-    stand_ins = rules.stand_ins if rules else {}
-    first_part = 1 + max(chain(vocabulary.values(), (t["id"] for t in tree["added_tokens"])))
-    for byte, number in enumerate(byte_ids):
-        names.pop(f"<0x{byte:02X}>", None)
-        character = chr(byte)
-        if byte < 128 and character != " " and character in stand_ins:
-            # No text has it any more, but each byte needs an id.
-            names[_write_bytes(stand_ins[character].encode())] = number
-            number = first_part
-            first_part += 1
-        names[BYTE_CHARACTERS[byte]] = number
+        normalizer = _replace_apostrophes(normalizer, rules)
+        cuts = PATTERN
 
-    # Merge bytes to characters, before all else. The parts that this makes on the way get new ids.
-    characters = [stand_ins.get(token, token) for token in vocabulary]
-    character_merges = _make_character_merges([*characters, *stand_ins.values()])
-    if _find_prepend_scheme(tree) == "first":
-        names[FIRST_SPACE] = first_part
-        first_part += 1
-    # Aliases of tokens come before the parts of characters.
-    if rules:
-        aliases = "\0".join(rules.write_aliases())
-        for name in _to_byte_level(rules.rename(aliases)) if aliases else ():
-            names[name] = first_part
-            first_part += 1
-    parts = [part for part in dict.fromkeys(map(b"".join, character_merges)) if _is_part(part)]
-    names |= {_write_bytes(part): first_part + count for count, part in enumerate(parts)}
+    # Write the tokens and merges of a byte-level tokenizer.
+    character_merges = _make_character_merges(vocabulary, rules.stand_ins if rules else {})
+    names = _name_tokens(tree, byte_ids, rules, character_merges)
     # fastokens reads merges as strings in less memory than merges as lists (see `bpe_json`).
     model["merges"] = [
         *(f"{_write_bytes(first)} {_write_bytes(second)}" for first, second in character_merges),
         *_write_merges(joined, rules),
     ]
     del joined
-
-    # fastokens needs a token for each id. No text is encoded to these: U+0000 is in no other name.
-    unnamed = set(range(first_part)) - set(names.values())
-    names |= {f"\0{number}": number for number in sorted(unnamed)}
     model |= {"vocab": names, "byte_fallback": False}
-    if rules:
-        # A text with a mark is left to the reference.
-        steps = [step for step in normalizer["normalizers"] if step != REPLACE_MARKS]
-        steps.append(
-            {"type": "Replace", "pattern": {"String": APOSTROPHE}, "content": stand_ins[APOSTROPHE]}
-        )
-        normalizer = {"type": "Sequence", "normalizers": steps}
-        cuts = PATTERN
     tree |= {"normalizer": normalizer, "pre_tokenizer": _make_pre_tokenizer(cuts)}
     # The rules are in the first line, so that they can be read without the rest.
     first_line = orjson.dumps({RULES: rules._asdict() if rules else None})
     return first_line.removesuffix(b"}") + b",\n" + orjson.dumps(tree).removeprefix(b"{")
+
+
+def _name_tokens(
+    tree: Mapping[str, Any],
+    byte_ids: Iterable[int],
+    rules: ScanRules | None,
+    character_merges: Iterable[tuple[bytes, bytes]],
+) -> dict[str, int]:
+    """Return the ids of a word form's tokens: all tokens of the tokenizer by the names that a
+    byte-level tokenizer has for them, and then the new tokens.
+
+    Args:
+        tree: the JSON of the tokenizer.json.
+        byte_ids: the result of `_find_byte_ids`.
+        rules: the rules of a word form that is scanned; None: it has none.
+        character_merges: the result of `_make_character_merges`.
+    """
+    vocabulary: dict[str, int] = tree["model"]["vocab"]
+    stand_ins = rules.stand_ins if rules else {}
+    new_ids = count(1 + max(chain(vocabulary.values(), (t["id"] for t in tree["added_tokens"]))))
+    # Rename the tokens.
+    all_names = "\0".join(vocabulary)
+    if rules:
+        all_names = rules.rename(all_names)
+    names = dict(zip(_to_byte_level(all_names), vocabulary.values(), strict=True))
+    for byte, number in enumerate(byte_ids):
+        names.pop(f"<0x{byte:02X}>", None)
+        character = chr(byte)
+        if byte < 128 and character != " " and character in stand_ins:
+            # No text has it any more, but each byte needs an id.
+            names[_write_bytes(stand_ins[character].encode())] = number
+            number = next(new_ids)
+        names[BYTE_CHARACTERS[byte]] = number
+    # Add the new tokens. Aliases of tokens come before the parts of characters, which are the last.
+    if _find_prepend_scheme(tree) == "first":
+        names[FIRST_SPACE] = next(new_ids)
+    if rules and rules.aliases:
+        aliases = rules.rename("\0".join(rules.write_aliases()))
+        names |= zip(_to_byte_level(aliases), new_ids, strict=False)
+    parts = [part for part in dict.fromkeys(map(b"".join, character_merges)) if _is_part(part)]
+    names |= zip(map(_write_bytes, parts), new_ids, strict=False)
+    # fastokens needs a token for each id. No text is encoded to these: U+0000 is in no other name.
+    unnamed = set(range(next(new_ids))) - set(names.values())
+    return names | {f"\0{number}": number for number in sorted(unnamed)}
+
+
+def _replace_apostrophes(normalizer: Mapping[str, Any], rules: ScanRules) -> dict[str, Any]:
+    """Return the normalizer of a word form that is scanned: it replaces apostrophes, and no marks,
+    since a text with a mark is left to the reference.
+    """
+    steps = [step for step in normalizer["normalizers"] if step != REPLACE_MARKS]
+    stand_in = rules.stand_ins[APOSTROPHE]
+    steps.append({"type": "Replace", "pattern": {"String": APOSTROPHE}, "content": stand_in})
+    return {"type": "Sequence", "normalizers": steps}
 
 
 def read_scan_form(path: str) -> ScanForm | None:
@@ -305,9 +323,9 @@ def _find_joins(merges: str) -> set[tuple[str, str]]:
     Args:
         merges: the text of `_join_all`.
     """
-    codes = np.frombuffer(merges.encode("utf-32-le"), np.uint32).astype(np.uint64)
+    codes = np.frombuffer(merges.encode("utf-32-le"), np.uint32)
     spaces = np.flatnonzero(codes == ord(" "))
-    pairs = np.unique(codes[spaces - 1] << 32 | codes[spaces + 1]).tolist()
+    pairs = np.unique(codes[spaces - 1].astype(np.uint64) << 32 | codes[spaces + 1]).tolist()
     return {(chr(pair >> 32), chr(pair & 0xFFFF_FFFF)) for pair in pairs}
 
 
@@ -447,12 +465,19 @@ def _find_byte_ids(vocabulary: Mapping[str, int], merges: str) -> list[int] | No
     return found if len(found) == len(ids) else None
 
 
-def _make_character_merges(vocabulary: Iterable[str]) -> list[tuple[bytes, bytes]]:
+def _make_character_merges(
+    vocabulary: Iterable[str], stand_ins: Mapping[str, str]
+) -> list[tuple[bytes, bytes]]:
     """Return merges that make each character of the vocabulary out of its bytes: of three bytes
     a, b, c the merges (a, b) and (ab, c). The mark needs none, since it has become a space.
+
+    Args:
+        vocabulary: the tokens.
+        stand_ins: character -> its stand-in, which needs merges in its place.
     """
     merges = dict[tuple[bytes, bytes], None]()
-    for token in vocabulary:
+    characters = (stand_ins.get(token, token) for token in vocabulary)
+    for token in chain(characters, stand_ins.values()):
         if len(token) == 1 and token != MARK:
             encoded = token.encode()
             for end in range(1, len(encoded)):
