@@ -91,8 +91,13 @@ class OpenShard:
                 entry = TABLE_BEGIN + 4 * position
                 offsets = os.pread(self.descriptor, _BEGIN_AND_END.size, entry)
                 begin, end = _BEGIN_AND_END.unpack(offsets)
+            if begin >= end:
+                raise ValueError(
+                    f"{self.source.path} is damaged: the sample {position} begins at byte "
+                    f"{begin:,} and ends at byte {end:,}"
+                )
             data = os.pread(self.descriptor, end - begin, begin)
-            if len(data) != end - begin or not data:
+            if len(data) != end - begin:
                 raise ValueError(
                     f"{self.source.path} is cut off: the sample {position} is at bytes {begin:,} "
                     f"to {end:,}, but only {len(data):,} bytes of it are there"

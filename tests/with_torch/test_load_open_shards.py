@@ -391,6 +391,18 @@ def test_a_shard_that_is_lost_or_cut_while_it_is_open_is_named(tmp_path: Path) -
     assert tokens == [10, 18, 26, 34], "no further batch has rows of this shard only"
 
 
+def test_a_sample_that_ends_before_it_begins_is_named(tmp_path: Path) -> None:
+    """Without hashes nothing else notices that the offsets are damaged."""
+    folder = write_tokens(tmp_path / "web", 4)
+    shard = folder / "shard.00000.mds"
+    content = bytearray(shard.read_bytes())
+    content[8:12] = (5).to_bytes(4, "little")  # where sample 0 ends and sample 1 begins
+    shard.write_bytes(content)
+    loader = loaded({"web": {"local": str(folder)}}, validate_hash=None)
+    with pytest.raises(Unreachable, match=r"row 0: .* is damaged: the sample 0 begins at byte"):
+        list(loader)
+
+
 def test_a_shard_that_is_written_again_is_read_again(tmp_path: Path) -> None:
     """With as many bytes, in the same file: offsets of the old content must not be used."""
     folder = write_tokens(tmp_path / "web", 40, hashes=())
