@@ -8,6 +8,7 @@ folder of its own. Without either the tests fail: a skipped S3 test would look l
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import random
@@ -34,6 +35,8 @@ MINIO_SETTINGS = {
     "MINIO_ROOT_PASSWORD": KEYS["AWS_SECRET_ACCESS_KEY"],
     "MINIO_UPDATE": "off",
     "MINIO_BROWSER": "off",
+    # A key with which it encrypts the objects of buckets that ask for it.
+    "MINIO_KMS_SECRET_KEY": "tests:" + base64.b64encode(bytes(32)).decode(),
 }
 
 

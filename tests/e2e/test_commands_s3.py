@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 import zstandard
 
@@ -27,11 +28,13 @@ from tests.converting import (
     mdsmix,
     pairs,
     read_location,
+    read_public_files,
     read_samples,
     run_ok,
 )
 from tests.counting import count_requests
 from tests.faults import IGNORES, Proxy, Rule
+from tests.minio import start_own_minio
 from tests.pages import Page
 from tests.pictures import drawing, record, stream
 
@@ -151,6 +154,48 @@ def run_doctor(recipe: Path) -> tuple[int, list[str]]:
 
 
 RIGHTS = {"GET list": "ListBucket"} | {o: f"{o.title()}Object" for o in ("PUT", "GET", "DELETE")}
+
+
+def test_a_bucket_that_keeps_versions_locks_and_encrypts_objects_is_as_any_other(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what `gc` deletes there, the bucket keeps a version: its bytes are not free."""
+    with start_own_minio(project.folder / "minio") as server:
+        for name, value in server.settings.items():
+            monkeypatch.setenv(name, value)
+        client = boto3.client("s3", endpoint_url=server.url)
+        client.create_bucket(Bucket="guarded", ObjectLockEnabledForBucket=True)
+        client.put_object_lock_configuration(
+            Bucket="guarded",
+            ObjectLockConfiguration={
+                "ObjectLockEnabled": "Enabled",
+                "Rule": {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}},
+            },
+        )
+        client.put_bucket_encryption(
+            Bucket="guarded",
+            ServerSideEncryptionConfiguration={
+                "Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}]
+            },
+        )
+        for word in ("first ", "second "):
+            project.write_source([word * 99] * 9)
+            project.run("remote=s3://guarded/mix")
+        target = locate("s3://guarded/mix/web/train")
+        deleted = run_ok("gc", target, "--older-than", "0s", "--delete").out
+        assert re.search(r"shard .*\.mds", deleted)
+        run_ok("verify", target)
+        assert not project.run("remote=s3://guarded/mix").done
+        published = {
+            name: content
+            for name, content in read_location(target).items()
+            if not name.startswith(".mdsmix/")
+        }
+        project.run()
+        assert published == read_public_files(project.out / "web/train")
+        versions = client.list_object_versions(Bucket="guarded")
+    kept = {version["Key"] for version in versions["Versions"] if not version["IsLatest"]}
+    assert sum(key.endswith(".mds") for key in kept) == 1
 
 
 def test_doctor_checks_rights_clock_and_conditions_one_by_one(
