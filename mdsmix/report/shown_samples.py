@@ -395,7 +395,7 @@ def read_chosen_samples(stream: PublishedStream, choice: Choice) -> Iterator[Cho
             samples = read_first_samples(stream.folder, shard, choice.count)
     else:
         numbers = _choose_numbers(stream, choice)
-        samples = map(stream.read_sample, numbers)
+        samples = stream.read_samples(numbers)
     for number, sample in zip(numbers, samples, strict=False):  # `count()` has no end
         id = stream.read_id(number)
         ids = id if isinstance(id, list) else [id]

@@ -40,7 +40,8 @@ from mdsmix.shards.manifest import MANIFEST, Manifest, parse_manifest, read_mani
 from mdsmix.shards.shard_files import decompress_frame
 from mdsmix.shards.shard_samples import Sample, read_samples
 from mdsmix.shards.side_files import read_record_id
-from mdsmix.storage import Location, Stat, map_files
+from mdsmix.storage import Location, Stat, map_files, map_threads
+from mdsmix.storage.threads import THREADS
 
 LIMITED_NAME = re.compile(r"limit-\d+")
 "Matches the name of the folder that `convert --limit` publishes, next to the splits."
@@ -161,6 +162,32 @@ class PublishedStream:
         """Read and decode a sample. Raises Unreachable if it cannot be read."""
         shard, row = self.locate(sample)
         return read_samples(self.folder, shard, [row])[row]
+
+    def read_samples(self, numbers: Sequence[int]) -> list[Sample]:
+        """Read and decode samples, in the order of their numbers here. The samples of a shard are
+        read together: one by one, each would need the table at the head of the shard again.
+
+        Raises Unreachable if a sample cannot be read.
+
+        Args:
+            numbers: the numbers of the samples in the stream, from 0.
+        """
+        # Group the samples by the names of their shards.
+        places = [self.locate(number) for number in numbers]
+        places_by_shard = dict[str, list[ShardRow]]()
+        for place in places:
+            places_by_shard.setdefault(place.shard.stored.basename, []).append(place)
+
+        def read_shard(of_shard: Sequence[ShardRow]) -> dict[int, Sample]:
+            """Read the samples of one shard: number in the shard -> sample."""
+            return read_samples(self.folder, of_shard[0].shard, [place.row for place in of_shard])
+
+        # Of plain shards only the samples are read. A compressed one takes memory: one at a time.
+        is_compressed = any(place.shard.packing for place in places)
+        threads = 1 if is_compressed else THREADS
+        samples = map_threads(read_shard, places_by_shard.values(), threads)
+        samples_by_shard = dict(zip(places_by_shard, samples, strict=True))
+        return [samples_by_shard[place.shard.stored.basename][place.row] for place in places]
 
     def read_id(self, sample: int) -> Any:
         """Return the name of a sample's record, which is the value of the recipe's `source.id`. For
