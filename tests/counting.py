@@ -28,19 +28,6 @@ class RequestCount:
         return len(self.requests)
 
     @property
-    def in_a_row(self) -> int:
-        """The most requests of which each began after the one before had ended: the least number
-        of times that the work waits for the store. The requests must take time (`Proxy.delay`).
-        """
-        count = 0
-        end = 0
-        for request in sorted(self.requests, key=lambda request: request.ended):
-            if request.began >= end:
-                count += 1
-                end = request.ended
-        return count
-
-    @property
     def missed(self) -> int:
         """How many asked for something that is missing."""
         return sum(request.status == 404 for request in self.requests)

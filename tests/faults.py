@@ -124,8 +124,6 @@ class Proxy:
         self._store = host, int(port)
         self.rules: list[Rule] = []
         self.requests: list[Request] = []
-        self.delay = 0.0
-        "Seconds that each request takes at least, as over a long way."
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._looks: dict[str, threading.Barrier] = {}
@@ -168,7 +166,6 @@ class Proxy:
             time.sleep(0.05)
         request.body += stream.read(size - len(request.body))
         then()
-        time.sleep(self.delay)
         self._answer(client, request, fault)
 
     def _fault(self, request: Request) -> tuple[str, Callable[[], object]]:
