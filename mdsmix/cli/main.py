@@ -4,6 +4,7 @@ code. It imports nothing heavy, and Typer only when it has begun to open a conve
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ def run() -> None:
     # cores. No command multiplies matrices. A function of the user may, but it runs in as many
     # processes as there are workers.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Imports make many objects and no garbage.
+    gc.set_threshold(100_000)
     open_standard_streams()
     json_document.begin(sys.argv[1:])
     code = 1
