@@ -4,6 +4,9 @@ of a tokenizer that is opened when it is needed.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -214,3 +217,29 @@ def test_waiting_ends_when_no_thread_opens(
     may_end.set()
     waiting.join()
     assert not any(isinstance(each, fast_model._Opening) for each in threading.enumerate())
+
+
+LIST_THREADS = """
+import sys
+from pathlib import Path
+from mdsmix.encode.fast_model import open_model
+
+model = open_model(sys.argv[1], sys)
+for file in sorted(Path("/proc/self/task").glob("*/comm")):
+    print(file.read_text().strip() in ("python", "python3", Path(sys.executable).name))
+print(model.encode_ordinary("déjà vu").ids)
+model.encode_batch_flat(["déjà vu"])
+print(len([*Path("/proc/self/task").iterdir()]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it reads /proc")
+def test_opening_leaves_no_thread_that_a_forked_worker_would_miss(tokenizer: Tokenizer) -> None:
+    """fastokens starts a thread for each further processor when it encodes a batch."""
+    command = [sys.executable, "-c", LIST_THREADS, find_joined(tokenizer.path)]
+    environment = {**os.environ, "FASTOKENS_BPE_THREADS": "2"}
+    printed = subprocess.check_output(command, text=True, env=environment).splitlines()
+    threads, ids, after_batch = printed[:-2], printed[-2], printed[-1]
+    assert threads == ["True"]
+    assert ids == str(to_lists(Reference(tokenizer).encode(["déjà vu"], False))[0])
+    assert after_batch == "2", "otherwise this test sees no threads"
