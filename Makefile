@@ -1,17 +1,19 @@
 # Two commands on a fresh machine with python3 (3.10 or later), pip and make: `make demo` and `make test`.
-# Everything lands in .venv, .venv-foundry, .venv-today, .venv-browser, .venv-bench, .venv-exports, .venv-docs, .site, .venv-mutants, .venv-package, dist, .mutants, .vocabularies, .bench, .uv and demo/; only the stores' binaries go to the Go bin folder.
+# Everything lands in .venv, .venv-foundry, .venv-today, .venv-oldest, .venv-browser, .venv-bench, .venv-exports, .venv-docs, .site, .venv-mutants, .venv-package, dist, .mutants, .vocabularies, .bench, .uv and demo/; only the stores' binaries go to the Go bin folder.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-images quick test tests-without-torch tests-with-torch test-docs test-exports docs tables docs-env test-stores test-ray stores soak vocabularies mutants test-foundry test-today test-package test-browser browser lint bench venv foundry-env today-env bench-env exports-env mutants-env minio versitygw fake-gcs-server clean
+.PHONY: help demo demo-images quick test tests-without-torch tests-with-torch test-docs test-exports docs tables docs-env test-stores test-ray stores soak vocabularies mutants test-foundry test-today test-oldest test-package test-browser browser lint bench venv foundry-env today-env oldest-env bench-env exports-env mutants-env minio versitygw fake-gcs-server clean
 
 PYTHON ?= >=3.10,<3.13
 # The newest Python of this machine that is 3.13 or later, also one of pyenv's that is not on the
 # path; else one that uv fetches.
 TODAY_PYTHON ?= $(or $(lastword $(sort $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.1[3-9].*/bin/python3))),>=3.13)
 FOUNDRY_PYTHON ?= 3.11
+# The lowest of requires-python, also one of pyenv's.
+OLDEST_PYTHON ?= $(or $(lastword $(sort $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.10.*/bin/python3))),3.10)
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 FAKE_GCS := github.com/fsouza/fake-gcs-server@v1.56.1
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
@@ -56,7 +58,7 @@ export PYTEST_DEBUG_TEMPROOT := $(ROOM)
 unexport PYTHONDONTWRITEBYTECODE
 
 # Each of these says what it took.
-CHECKS := tests-without-torch tests-with-torch test-ray test-browser test-stores test-foundry test-today test-exports test-package test-docs lint docs
+CHECKS := tests-without-torch tests-with-torch test-ray test-browser test-stores test-foundry test-today test-oldest test-exports test-package test-docs lint docs
 $(CHECKS): private .SHELLFLAGS = -euo pipefail -c 'TIMEFORMAT="$@: %0R s (processor time: %0U s, and %0S s in the system)"; time eval "$$0"'
 
 help: ## list the targets
@@ -126,6 +128,11 @@ test-today: venv today-env minio ## today's stack: transformers 5, Python 3.13 o
 	.venv-today/bin/python -m pytest $(TODAY_TORCH:%=tests/with_torch/test_%.py) -k '$(TODAY_ONLY)'
 	.venv-today/bin/python -m pytest tests/today
 
+OLDEST_TESTS := recipe kinds_sampling sources_json_array interrupts
+
+test-oldest: oldest-env ## Python 3.10, the oldest that mdsmix runs under: recipes, conversions, signals; 30 seconds
+	.venv-oldest/bin/python -m pytest $(OLDEST_TESTS:%=tests/test_%.py)
+
 test-exports: today-env exports-env ## exports, read by TRL, Megatron-Core, Megatron-Bridge and litData: a minute
 	PYTHONPATH=.venv-exports .venv-today/bin/python -m pytest tests/exporting
 
@@ -163,6 +170,8 @@ foundry-env: .venv-foundry/.ready ## llm-foundry 0.22 and mdsmix in .venv-foundr
 
 today-env: .venv-today/.ready ## mdsmix with transformers 5 and the newest numpy, in .venv-today
 
+oldest-env: .venv-oldest/.ready ## mdsmix without torch under Python 3.10, in .venv-oldest
+
 bench-env: .venv-bench/.ready ## what mdsmix is measured against and with, in .venv-bench
 
 exports-env: .venv-exports/.ready ## the packages of other trainers that read exports, without those that train on a GPU, in .venv-exports
@@ -185,7 +194,7 @@ fake-gcs-server: $(OWN_UV)
 	@$(call go_install,fake-gcs-server,$(FAKE_GCS),1.26)
 
 clean: ## remove the environments and the demo
-	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-today .venv-bench .venv-exports .venv-docs .site .venv-mutants .mutants .vocabularies .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-today .venv-oldest .venv-bench .venv-exports .venv-docs .site .venv-mutants .mutants .vocabularies .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(PYTHON)' .venv
@@ -214,6 +223,15 @@ clean: ## remove the environments and the demo
 .venv-today/.ready: pyproject.toml overrides.txt | $(OWN_UV)
 	$(UV) venv --allow-existing --python '$(TODAY_PYTHON)' .venv-today
 	$(UV) pip install --python .venv-today --override overrides.txt --editable '.[dev]'
+	touch $@
+
+# Without torch, which is 3 GB of another version there, and which conversions do not import.
+.venv-oldest/.ready: pyproject.toml | $(OWN_UV)
+	$(UV) venv --allow-existing --python '$(OLDEST_PYTHON)' .venv-oldest
+	$(UV) pip compile --quiet --python .venv-oldest/bin/python --no-header --no-annotate pyproject.toml \
+		| grep -vE '^(torch|torchvision|triton|nvidia-|cuda-)' > .venv-oldest/packages.txt
+	$(UV) pip install --python .venv-oldest --no-deps -r .venv-oldest/packages.txt --editable .
+	$(UV) pip install --python .venv-oldest 'hypothesis>=6.100' 'pytest>=8.2' 'pytest-timeout>=2.4'
 	touch $@
 
 # 700 MB; never committed.

@@ -34,7 +34,7 @@ def import_under(version: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> M
     return module
 
 
-@pytest.fixture(params=[(3, 10), (3, 11)], ids=str)
+@pytest.fixture(params=[(3, 10), sys.version_info[:2]], ids=["3.10", "this"])
 def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_under(request.param, monkeypatch)
 
