@@ -161,8 +161,8 @@ def _describe_unnamed(stream: UnnamedStream, path: str, is_deleted: bool) -> str
     """Return a line on a stream that the recipe does not name."""
     size = f"{plural(len(stream.files), 'file')}, {stream.bytes:,} bytes"
     kept_files = ""
-    if stream.kept:
-        names = join_names(stream.kept)
+    if stream.other_files:
+        names = join_names(stream.other_files)
         kept_files = f"; kept, since they are not mdsmix's: {names}"
     if is_deleted:
         return f"{stream.folder}: {size}: deleted, the whole stream{kept_files}"

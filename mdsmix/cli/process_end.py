@@ -39,8 +39,12 @@ def end_process(code: int) -> None:
 
 def _must_wait() -> bool:
     """Return whether a thread runs that must end before the process does."""
-    others = (each for each in threading.enumerate() if each is not threading.main_thread())
-    return not all(each.daemon or getattr(each, "can_be_left", False) for each in others)
+    for thread in threading.enumerate():
+        is_main = thread is threading.main_thread()
+        may_be_left = thread.daemon or getattr(thread, "can_be_left", False)
+        if not is_main and not may_be_left:
+            return True
+    return False
 
 
 def _is_observed() -> bool:

@@ -43,7 +43,7 @@ class UnnamedStream:
     "The names of its split folders, with versions; `.` for the stream's folder itself."
     files: dict[str, Stat]
     "Path below `folder` -> size and time, of the files that mdsmix or the index names."
-    kept: tuple[str, ...]
+    other_files: tuple[str, ...]
     "Paths of other files, which are never deleted."
 
     @property
@@ -64,7 +64,7 @@ class UnnamedStream:
             "files": len(self.files),
             "bytes": self.bytes,
             "age": self.age,
-            "kept": list(self.kept),
+            "kept": list(self.other_files),
         }
 
 
@@ -74,15 +74,15 @@ def find_unnamed_streams(recipe: Recipe) -> list[UnnamedStream]:
     """
     root = locate(str(recipe.remote or recipe.local))
     named = {locate(recipe.published(spec)).url for spec in recipe.streams.values()}
-    found = list[UnnamedStream]()
+    streams = list[UnnamedStream]()
     for name in root.folders():
         folder = root / name
         if folder.url in named or is_pretrained_folder(name) or name.startswith("."):
             continue
         stream = read_unnamed_stream(folder)
         if stream:
-            found.append(stream)
-    return found
+            streams.append(stream)
+    return streams
 
 
 def read_unnamed_stream(folder: Location) -> UnnamedStream | None:
@@ -103,13 +103,13 @@ def read_unnamed_stream(folder: Location) -> UnnamedStream | None:
             ours |= {prefix + name: stats[name] for name in names}
     if not ours:
         return None
-    others = [path for path, _ in folder.list(recursive=True) if path not in ours]
+    other_files = [path for path, _ in folder.list(recursive=True) if path not in ours]
     return UnnamedStream(
         name=folder.name,
         folder=folder,
         splits=tuple(splits),
         files=ours,
-        kept=tuple(path for path in others if not path.endswith(LEASE_PATH)),
+        other_files=tuple(path for path in other_files if not path.endswith(LEASE_PATH)),
     )
 
 
@@ -240,7 +240,7 @@ def _remove_empty_folders(stream: UnnamedStream) -> None:
 
 
 def choose_streams(
-    unnamed: Collection[UnnamedStream], named: Collection[str], asked: Collection[str], recipe: str
+    unnamed: Collection[UnnamedStream], named: Collection[str], names: Collection[str], recipe: str
 ) -> list[UnnamedStream]:
     """Return the unnamed streams that the user asks for by name.
 
@@ -249,15 +249,15 @@ def choose_streams(
     Args:
         unnamed: the streams next to the recipe's.
         named: the names of the recipe's streams.
-        asked: the names that the user gives.
+        names: the names that the user gives.
         recipe: the recipe's path, for the message.
     """
-    known = {stream.name: stream for stream in unnamed}
-    for name in asked:
-        if name not in known and name not in named:
-            beside = join_names(list(known), 10) or "none"
+    streams = {stream.name: stream for stream in unnamed}
+    for name in names:
+        if name not in streams and name not in named:
+            there = join_names(list(streams), 10) or "none"
             raise RecipeError(
                 f"--stream {name} is neither a stream of {recipe} nor one stored beside its "
-                f"streams; those are: {beside}."
+                f"streams; those are: {there}."
             )
-    return [known[name] for name in dict.fromkeys(asked) if name in known]
+    return [streams[name] for name in dict.fromkeys(names) if name in streams]
