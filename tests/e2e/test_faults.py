@@ -150,6 +150,18 @@ def test_a_fault_that_lasts_is_an_error_and_the_next_run_continues(
     assert find_garbage(folder, 0) == []
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_store_that_takes_a_shard_and_never_answers_ends_the_run(
+    proxy: Proxy, far: InBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "_LATER_SECONDS", 0.3)
+    proxy.rules = [Rule("silence", *PLACES["a shard"], times=999)]
+    line = fail_with_one_sentence("convert", far.project.recipe, "--workers", "1")
+    assert re.search(rf"cannot reach {far.url}/mix/\S+\.mds at {proxy.endpoint} \(tried ", line)
+    assert "the store stopped answering; run the same command again" in line
+    assert "train/index.json" not in far.published
+
+
 def test_every_command_gives_up_soon_with_one_sentence(
     proxy: Proxy, far: InBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
