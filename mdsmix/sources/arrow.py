@@ -382,15 +382,19 @@ def write_json_line(record: Any) -> bytes:
 
     The bytes do not depend on the release of the library that read the record.
     """
-    return write_json(record, _typed_value, _OPTIONS)
+    line = write_json(record, _typed_value, _OPTIONS)
+    # A copy: what orjson 3.13 returns occupies 4 KB more than its length.
+    return bytes(memoryview(line))
 
 
 def _write_json_lines(records: Sequence[Any]) -> list[bytes]:
     """Return each record as `write_json_line` writes it."""
     try:
-        return [*map(orjson.dumps, records, repeat(_typed_value), repeat(_OPTIONS))]
+        lines = [*map(orjson.dumps, records, repeat(_typed_value), repeat(_OPTIONS))]
     except TypeError:  # a value that only Python's writer can write
         return [*map(write_json_line, records)]
+    # Copies, as above: of texts of 100 bytes, a batch of 4 MB took 125 MB. No line has a newline.
+    return b"\n".join(lines).split(b"\n") if lines else []
 
 
 def _typed_value(value: Any) -> Any:
