@@ -140,22 +140,24 @@ def test_other_tokens_than_those_of_a_sentencepiece_model_are_named(
     """
     by_class, by_model = ["▁x", "▁▁", "y"], ["▁x", "▁", "▁y"]
     encoded = SimpleNamespace(encode=lambda *_, **__: SimpleNamespace(tokens=by_class))
-    tokenizer = SimpleNamespace(backend_tokenizer=encoded)
+    model_file = tmp_path / "tokenizer.model"
+    tokenizer = SimpleNamespace(backend_tokenizer=encoded, vocab_file=str(model_file))
 
     def describe_with(pieces: list[str]) -> str:
         model = SimpleNamespace(encode=lambda *_, **__: pieces)
         module = SimpleNamespace(SentencePieceProcessor=lambda **_: model)
         monkeypatch.setitem(sys.modules, "sentencepiece", module)
-        return describe._describe_model_changes(str(tmp_path), tokenizer, {})
+        return describe._describe_model_changes(tokenizer)
 
-    assert describe_with(by_model) == "", "the folder has no SentencePiece model"
-    (tmp_path / "tokenizer.model").write_bytes(b"")
     assert f"'x  y' is {by_class} by transformers and {by_model} by" in describe_with(by_model)
     assert describe_with(by_class) == ""
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    assert describe._describe_model_changes(str(tmp_path), tokenizer, {}) == "", "not installed"
-    (tmp_path / "tokenizer.json").write_text("{}")
+    assert describe._describe_model_changes(tokenizer) == "", "not installed"
+    model_file.with_name("tokenizer.json").write_text("{}")
     assert describe_with(by_model) == "", "the tokenizer comes from its tokenizer.json"
+    model_file.with_name("tokenizer.json").unlink()
+    tokenizer.vocab_file = None
+    assert describe_with(by_model) == "", "the tokenizer comes from no file, or from vocab.json"
 
 
 def lose_token(tree: dict[str, Any]) -> None:

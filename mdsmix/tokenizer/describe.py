@@ -138,7 +138,7 @@ def describe_tokenizer(
         # A folder with a note is read from its tokenizer.json only, as the note says.
         "is_bos_ignored": not note and _is_bos_ignored(name, kwargs, fields),
         "class_changes": class_changes,
-        "model_changes": _describe_model_changes(name, tokenizer, kwargs),
+        "model_changes": _describe_model_changes(tokenizer),
         "is_as_file": is_as_file,
     }
 
@@ -242,26 +242,21 @@ def _describe_class_changes(
     return ""
 
 
-def _describe_model_changes(name: str, tokenizer: Any, kwargs: dict[str, Any]) -> str:
+def _describe_model_changes(tokenizer: Any) -> str:
     """Return a sentence with an example if a tokenizer that transformers made of a SentencePiece
     model splits texts in another way than the model. Return "" if it does not, or if the tokenizer
     has another source.
 
     transformers 5 orders the merges by the ids of their tokens and not by their scores. Mistral's
     `▁▁` has a small id and the lowest score, so two spaces are merged before all else, as in code.
-
-    Args:
-        name: the tokenizer's folder, file or hub name.
-        tokenizer: the tokenizer.
-        kwargs: the recipe's arguments for transformers.
     """
-    path = _find_file(name, SENTENCEPIECE_MODEL, kwargs)
-    if path is None or _find_file(name, TOKENIZER_JSON, kwargs) is not None:
+    path = Path(getattr(tokenizer, "vocab_file", None) or "")
+    if path.name != SENTENCEPIECE_MODEL or path.with_name(TOKENIZER_JSON).exists():
         return ""
     try:
         from sentencepiece import SentencePieceProcessor
 
-        model = SentencePieceProcessor(model_file=path)
+        model = SentencePieceProcessor(model_file=str(path))
     except Exception:  # it is not installed, or the file is tiktoken's, as Llama 3's of this name
         return ""
     for text in SPACED_PROBES:
