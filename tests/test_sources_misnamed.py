@@ -9,10 +9,19 @@ import bz2
 import gzip
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
+from pyarrow.parquet.encryption import (
+    CryptoFactory,
+    EncryptionConfiguration,
+    KmsClient,
+    KmsConnectionConfig,
+)
 
 from mdsmix.errors import MdsmixError
 from mdsmix.ragged import Ragged
@@ -118,6 +127,33 @@ def test_columns_of_128_bit_integers_are_refused_with_a_remedy(
     (tmp_path / name).write_bytes(gzip.decompress(base64.b64decode(text)))
     recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents(name)})
     assert_refused(mdsmix("convert", recipe), 4, name, which, "Int128", "cast the column to Int64")
+
+
+class Keys(KmsClient):
+    """A key management service that encrypts no keys."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__()
+
+    def wrap_key(self, key: bytes, master_key: str) -> bytes:
+        return base64.b64encode(key)
+
+
+@pytest.mark.parametrize("has_plain_footer", [False, True])
+def test_an_encrypted_parquet_file_is_refused(
+    tmp_path: Path, tokenizer_folder: Path, has_plain_footer: bool
+) -> None:
+    table = pa.table({"text": ["a"]})
+    columns = {"key": ["text"]}
+    settings = EncryptionConfiguration(
+        footer_key="key", column_keys=columns, plaintext_footer=has_plain_footer
+    )
+    properties = CryptoFactory(Keys).file_encryption_properties(KmsConnectionConfig(), settings)
+    path = tmp_path / "a.parquet"
+    with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    recipe = write_recipe(tmp_path, tokenizer_folder, streams={"a": documents("a.parquet")})
+    assert_refused(mdsmix("convert", recipe), 4, "a.parquet", "encrypted", "without encryption")
 
 
 MAC = [

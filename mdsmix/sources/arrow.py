@@ -478,9 +478,19 @@ def make_unreadable_error(file: SourceFile, kind: str, error: Exception) -> Unre
     """
     if "64 bits" in str(error):  # pyarrow's words about integers that are too wide
         return Unreachable(_wide_integers_message(file))
+    if "encrypted" in str(error):
+        return make_encrypted_error(file)
     return Unreachable(
         f"{file.location.url} is not a complete {kind} ({flatten_error(error)[:200]}), "
         "so none of its records can be read: copy it again, or rename it if it is another format"
+    )
+
+
+def make_encrypted_error(file: SourceFile) -> Unreachable:
+    """Return the error for the user about a parquet file that is encrypted, wholly or in part."""
+    return Unreachable(
+        f"{file.location.url} is encrypted, and mdsmix has no keys to read it: write it again "
+        "without encryption"
     )
 
 

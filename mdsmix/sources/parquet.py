@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
 from mdsmix.sources.arrow import (
     MOST_ROWS,
     DecodedRows,
     choose_row_count,
     decode_rows,
+    make_encrypted_error,
     make_unreadable_error,
     select_columns,
 )
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 BUFFER_BYTES = 1 << 20
 MOST_FOOTERS = 512
+SIGNATURE_BYTES = 28
 
 
 class Parquet(Format):
@@ -125,17 +127,33 @@ def _open(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
     Args:
         footer: the file's footer if it was read already.
 
-    Raises Unreachable if pyarrow cannot open the file.
+    Raises Unreachable if pyarrow cannot open the file, or columns are encrypted.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    stored = file.open_random()
     try:
-        return pq.ParquetFile(
-            file.open_random(), metadata=footer, pre_buffer=False, buffer_size=BUFFER_BYTES
-        )
+        reader = pq.ParquetFile(stored, metadata=footer, pre_buffer=False, buffer_size=BUFFER_BYTES)
     except (pa.ArrowException, OSError) as error:
         raise make_unreadable_error(file, "parquet file", error) from None
+    if not footer and _is_signed(file, stored, reader.metadata):
+        raise make_encrypted_error(file)
+    return reader
+
+
+def _is_signed(file: SourceFile, stored: BinaryIO, footer: Any) -> bool:
+    """Return whether a footer has a signature, as that of a file with encrypted columns has unless
+    the footer is encrypted too. pyarrow 26 ends the process if it is asked for such a column.
+
+    Args:
+        stored: an open reader of the file.
+        footer: the footer as pyarrow has read it, which does not show the signature.
+    """
+    # The file ends with the footer, its signature, the length of both, and the format's mark.
+    stored.seek(file.stat.size - 8)
+    length = int.from_bytes(stored.read(4), "little")
+    return bool(length == footer.serialized_size + SIGNATURE_BYTES)
 
 
 def _json_leaves(schema: Any) -> set[int]:
