@@ -245,6 +245,14 @@ def test_a_worker_that_waits_never_wakes_up() -> None:
         raise AssertionError("the worker wakes up at least once in 1.2 seconds")
 
 
+def test_workers_run_under_a_python_that_was_compiled_for_an_older_linux(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    attempts = dict(run_tasks([make_call(fail_first, int, 0)] * 3, make_settings(2)))
+    assert [attempts[number].deaths for number in range(3)] == [0, 0, 0]
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_record_with_an_endless_loop_is_found_and_set_aside() -> None:
     sentences = list[str]()

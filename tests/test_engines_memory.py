@@ -8,6 +8,7 @@ import ctypes
 import os
 import re
 import shutil
+import time
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing import get_context
@@ -223,6 +224,28 @@ def test_shared_memory_counts_once_though_it_is_measured_once_a_second(
         for process, _ in children:
             process.kill()
             process.join()
+
+
+def test_workers_are_not_slowed_down_because_of_pages_that_they_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If the RSS seems to be above the cap, the PSS is read at once, but not all the time."""
+    rss = 100
+
+    def measure_slowly(_: int) -> int:
+        time.sleep(0.01)
+        return 60
+
+    monkeypatch.setattr(memory, "measure_peak_private", lambda pid: 50)
+    monkeypatch.setattr(memory, "measure_rss", lambda pid: rss)
+    monkeypatch.setattr(memory, "measure_pss", measure_slowly)
+    budget = MemoryBudget(int(500 / memory.HEADROOM), _worst=50, _knows_need=True, _next=0)
+    budget.update([1])
+    assert budget._next < time.monotonic() + 2 * memory.PERIOD
+    rss = 300  # as if the two used 520
+    budget.update([1], at_once=True)
+    assert (budget.allowed_workers(2), budget.peak) == (2, 120)
+    assert budget._next > time.monotonic() + 5 * memory.PERIOD
 
 
 def allocate(size: int, *_: object) -> bytes:

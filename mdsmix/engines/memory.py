@@ -117,15 +117,22 @@ class MemoryBudget:
     _next_exact: float = 0
     "When the next exact measurement is due, by `time.monotonic()`."
 
+    @property
+    def _usable(self) -> int:
+        """The bytes of the cap that may be in use before workers are slowed down."""
+        return int(self.cap * HEADROOM)
+
     def update(self, pids: Sequence[int], at_once: bool = False, exactly: bool = False) -> None:
         """Measure the memory of the workers, of this process and of side processes, unless the last
         measurement was just now.
 
         Memory is measured at most ten times a second. To give the PSS of a process, the system
         looks at each of its pages: 40 ms for a GB in small pages. It counts the RSS all the time.
-        So PSS is measured at most once a second, and when a process has started or ended. All
-        other measurements take the sum of the RSS, less what was shared at the last exact one. Both
-        kinds of measurements are made less often if they would take over a fiftieth of the time.
+        So PSS is measured at most once a second, when a process has started or ended, and when the
+        workers would be slowed down. All other measurements take the sum of the RSS, less what was
+        shared at the last exact one. That is too much if processes have read more shared pages
+        since then. Both kinds of measurements are made less often if they would take over a
+        fiftieth of the time.
 
         Args:
             pids: the process ids of the workers.
@@ -138,7 +145,9 @@ class MemoryBudget:
         side_pids = self.side_pids()
         processes = [os.getpid(), *side_pids, *pids]
         rss = sum(map(measure_rss, processes))
-        is_exact = exactly or start >= self._next_exact or self._measured != {*processes}
+        is_due = start >= self._next_exact or self._measured != {*processes}
+        seems_full = rss - self._shared > self._usable
+        is_exact = exactly or is_due or seems_full
         if is_exact:
             side_bytes = sum(map(measure_pss, side_pids))
             self.reserved = max(self.reserved, side_bytes)
@@ -155,6 +164,8 @@ class MemoryBudget:
         pause = 50 * (end - start)
         if is_exact:
             self._next_exact = end + max(EXACT_PERIOD, pause)
+        # The next measurement may be exact too if the memory seems full: then it is made later.
+        if is_exact and not seems_full:
             pause = 0
         self._next = end + max(PERIOD, pause)
 
@@ -178,13 +189,12 @@ class MemoryBudget:
         # Without a finished unit a worker's need is unknown, so start one unless memory is ample.
         if not self._knows_need and self.cap - self.reserved < workers * AMPLE_BYTES:
             return 1
-        usable = int(self.cap * HEADROOM)
-        if self._used > usable:
+        if self._used > self._usable:
             return 1
         # All that fit if each needs as much as the largest one so far. This is asked for at each
         # message of a worker, so nothing is measured here.
         self._own = self._own or measure_rss(os.getpid())
-        for_workers = usable - self.reserved - self._own
+        for_workers = self._usable - self.reserved - self._own
         fitting = for_workers // self._worst
         return max(1, min(workers, fitting))
 
@@ -202,8 +212,7 @@ class MemoryBudget:
             workers: the number of workers of the run.
         """
         # Workers get at least half of the usable bytes, even if side processes need more.
-        usable = int(self.cap * HEADROOM)
-        return max(usable // 2, usable - self.reserved) // workers
+        return max(self._usable // 2, self._usable - self.reserved) // workers
 
 
 def can_measure_memory() -> bool:

@@ -226,9 +226,11 @@ class WorkerChannel:
 
 def _watch_process(pid: int) -> int | None:
     """Return a file descriptor that becomes readable when this process ends. Return None on a
-    system without such descriptors (Linux has them since 5.3), or if the process has ended.
+    system without such descriptors, or if the process has ended. Linux has them since 5.3, but a
+    Python that was compiled with the headers of an older Linux, such as conda's, lacks the
+    function.
     """
-    if sys.platform == "linux":
+    if sys.platform == "linux" and hasattr(os, "pidfd_open"):
         with suppress(OSError):
             return os.pidfd_open(pid)
     return None
