@@ -59,6 +59,27 @@ def count_kinds(folder: Path) -> Counter[str]:
     return Counter(item.kind for item in list_garbage(folder))
 
 
+def test_files_that_are_published_while_gc_lists_them_are_kept(
+    republished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run may have taken the lease over, and published finished units of long ago."""
+    listed = [item.name for item in list_garbage(republished, 0)]
+    index, manifest = (republished / name for name in ("index.json", "mdsmix.manifest"))
+    contents = [file.read_bytes() for file in (index, manifest)]
+    list_all = gc._list_named_files
+
+    def list_and_publish(folder: Location) -> list[Garbage]:
+        files = [*list_all(folder)]
+        for file, content in zip((index, manifest), contents, strict=True):
+            file.write_bytes(content)
+        return files
+
+    for file in (index, manifest):
+        file.unlink()
+    monkeypatch.setattr(gc, "_list_named_files", list_and_publish)
+    assert [item.name for item in list_garbage(republished, 0)] == listed
+
+
 def delete_garbage(folder: Path, seconds: float = WEEK) -> set[str]:
     return {item.name for item in gc.delete_garbage(locate(folder), seconds, lambda _: None)}
 

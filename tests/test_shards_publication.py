@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mdsmix.shards import lease
+from mdsmix.shards import lease, published
 from mdsmix.shards.index import Index, read_index
 from mdsmix.shards.lease import Overtaken, Revision, publish_in_place, replace_unchanged
 from mdsmix.storage import Stat, locate
@@ -127,6 +127,36 @@ def read_one_by_one(request: Any, files: list[Any], *, last_first: bool) -> list
     """Return the results of `map_files`, in the order of the files."""
     step = -1 if last_first else 1
     return [request(file) for file in files[::step]][::step]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_reader_never_sees_a_new_index_with_the_manifest_before(
+    tmp_path: Path, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a store both are read at the same time. A stream without a manifest would be taken for
+    one of another program.
+    """
+    old, new = (make_version(tmp_path / str(n), 10 + n) for n in range(2))
+    folder = tmp_path / "train"
+    folder.mkdir()
+
+    def publish_version(version: Version) -> None:
+        publish_in_place(locate(folder), version.index, version.manifest, ALWAYS_CONFIRMED)
+
+    if not is_first:
+        publish_version(old)
+
+    def publish_between(request: Any, files: list[Any]) -> list[Any]:
+        index_file, manifest_file = files
+        manifest = request(manifest_file)
+        publish_version(new)
+        return [request(index_file), manifest]
+
+    monkeypatch.setattr(published, "map_files", publish_between)
+    stream = published.open_published(locate(folder))
+    assert stream is not None
+    assert stream.index.content == new.index.content
+    assert stream.trusted_manifest is not None
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -153,10 +153,11 @@ def find_garbage(folder: Location, older_than: float, keep: int | None = None) -
         older_than: an age in seconds.
         keep: how many of the newest versions are kept, including the current one; None: all.
     """
-    # Read what is there: index and manifest, the files, and the folders of versions.
-    index, manifest = read_index_and_manifest(folder)
+    # Read what is there: first the files and the folders of versions, so that a file that is
+    # published meanwhile is either not listed or in the manifest.
     files = list(_list_named_files(folder))
     versions = list(list_versions(folder))
+    index, manifest = read_index_and_manifest(folder)
     current: Location | None = None
     if index is None and manifest:
         current = locate_version(folder, manifest.index_hash)

@@ -309,11 +309,16 @@ def read_index_and_manifest(folder: Location) -> tuple[Index | None, Manifest | 
     Raises Unreachable if one of them is damaged.
     """
     files = [folder / INDEX, folder / MANIFEST]
-    index, manifest = map_files(find_metadata, files)
-    return (
-        None if index is None else parse_index(index, str(files[0])),
-        None if manifest is None else parse_manifest(manifest, str(files[1])),
-    )
+    index_content, manifest_content = map_files(find_metadata, files)
+    index = None if index_content is None else parse_index(index_content, str(files[0]))
+    manifest = None
+    if manifest_content is not None:
+        manifest = parse_manifest(manifest_content, str(files[1]))
+    # A publication writes the manifest first. So if it came between the two answers, and the index
+    # is the new one, its manifest is there now.
+    if index and (manifest is None or manifest.index_hash != index.hash):
+        manifest = read_manifest(folder)
+    return index, manifest
 
 
 def locate_version(split: Location, index_hash: str) -> Location:
