@@ -61,7 +61,8 @@ def keep_imports_whole(function: Callable[P, T]) -> Callable[P, T]:
 
     A notebook's kernel goes on after it, and torch and numpy cannot be imported again if half of
     their modules are there. On the command line, or if a program has set a handler of its own,
-    nothing is changed.
+    nothing is changed. An import that has called the function does not count: a module of the user
+    may convert while it is imported.
     """
 
     @wraps(function)
@@ -78,8 +79,10 @@ def keep_imports_whole(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _raise_after_import(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt now, or when the outermost import has ended."""
-    importer = find_importer(frame)
+    """Raise KeyboardInterrupt now, or when the outermost import in a function that
+    `keep_imports_whole` decorates has ended.
+    """
+    importer = find_importer(frame, until=__file__)
     if importer is None or importer.f_trace is _raise_in_trace:
         raise KeyboardInterrupt
     importer.f_trace = _raise_in_trace
@@ -91,12 +94,16 @@ def _raise_in_trace(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def find_importer(frame: FrameType | None) -> FrameType | None:
+def find_importer(frame: FrameType | None, until: str = "") -> FrameType | None:
     """Return the frame with the outermost import statement among `frame` and those that called it;
     None if none of them imports a module.
+
+    Args:
+        frame: the frame that is executed.
+        until: the path of a file. Its frames and those that called them are left out.
     """
     importer = None
-    while frame:
+    while frame and frame.f_code.co_filename != until:
         if frame.f_code.co_filename == IMPORTS:
             importer = frame.f_back
         frame = frame.f_back

@@ -186,6 +186,26 @@ def test_an_import_in_a_function_of_the_api_is_whole(
     assert sys.gettrace() is None
 
 
+def test_an_import_that_calls_a_function_of_the_api_is_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module of the user may convert for hours while it is imported."""
+    (tmp_path / "converting.py").write_text(
+        "import signal\n"
+        "from pathlib import Path\n"
+        "from mdsmix.interrupts import keep_imports_whole\n"
+        "@keep_imports_whole\n"
+        "def convert():\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    Path(__file__).with_name('converted').touch()\n"
+        "convert()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        import converting  # type: ignore[import-not-found]  # noqa: F401
+    assert not (tmp_path / "converted").exists()
+
+
 def test_ctrl_c_outside_of_imports_is_raised_at_once() -> None:
     lines = []
 
