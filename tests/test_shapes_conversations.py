@@ -12,13 +12,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.record import Conversation, RichConversation, canonical
-from mdsmix.shapes import SHAPES
+from mdsmix.shapes import SHAPES, conversation_rules
 from mdsmix.shapes.conversation_rules import contains_null
 from mdsmix.shapes.extras import EXTRAS
 from mdsmix.shapes.sharegpt import TAGS
@@ -313,6 +314,17 @@ def test_records_with_equal_tools_share_their_tools() -> None:
     (without_null,) = parse(make_tool(None), nulls="drop")
     assert without_null["function"]["parameters"] == {"properties": {"n": {}}}
     assert parse(make_tool(None))[0]["function"] == make_tool(None)[0]
+
+
+def test_the_tools_that_are_kept_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source may have large tools, and other ones in each record."""
+    cache = conversation_rules._ToolsCache()
+    monkeypatch.setattr(conversation_rules, "SHARED_TOOLS_BYTES", 1000)
+    tools = [json.dumps([{"name": f"{n:0300}"}]).encode() for n in range(20)]
+    for content in (*tools, tools[-1]):
+        assert cache.parse(content, False) == cache.parse(content, True)
+        assert cache.parse(content, False) is cache.parse(content, False)
+        assert sum(len(kept) for kept, _ in cache._tools) == cache._bytes <= 1000
 
 
 JSON_VALUES = st.recursive(

@@ -106,6 +106,10 @@ SCHEMAS = ("input_schema", "inputSchema")
 SEPARATOR = "\n\n"
 "The text between the texts of merged messages."
 _SCALARS = frozenset({str, int, float, bool})
+SHARED_TOOLS_BYTES = 8 << 20
+"""Bytes of JSON of the tools that a process keeps, so that equal ones are parsed once. Parsed, they
+take several times as much memory.
+"""
 MAX_LEVELS = 200
 """How deeply lists and objects in messages and tools may be nested. Templates and Python itself
 fail at some 900 levels.
@@ -731,13 +735,36 @@ def _parse_repeated_tools(value: Any, drops_nulls: bool) -> Tools:
     # orjson writes null for NaN too.
     if _JSON_NULL.search(content):
         return Tools(_parse_tools(copy_nested(value, drops_nulls)))
-    return _parse_tools_json(content, drops_nulls)
+    return _SHARED_TOOLS.parse(content, drops_nulls)
 
 
-@lru_cache(maxsize=1024)
-def _parse_tools_json(content: bytes, drops_nulls: bool) -> Tools:
-    """Return the tools in a JSON value (`_parse_repeated_tools`)."""
-    return Tools(_parse_tools(copy_nested(orjson.loads(content), drops_nulls)))
+class _ToolsCache:
+    """Keeps tools by their JSON, up to `SHARED_TOOLS_BYTES` of JSON, and then begins again: the
+    tools of a source may be large, and other ones in each record.
+    """
+
+    def __init__(self) -> None:
+        self._tools = dict[tuple[bytes, bool], Tools]()
+        self._bytes = 0
+        "The bytes of JSON of all tools that are kept."
+
+    def parse(self, content: bytes, drops_nulls: bool) -> Tools:
+        """Return the tools in a JSON value (`_parse_repeated_tools`): the object that is kept if
+        there is one.
+        """
+        key = (content, drops_nulls)
+        tools = self._tools.get(key)
+        if tools is None:
+            tools = Tools(_parse_tools(copy_nested(orjson.loads(content), drops_nulls)))
+            if self._bytes + len(content) > SHARED_TOOLS_BYTES:
+                self._tools.clear()
+                self._bytes = 0
+            self._tools[key] = tools
+            self._bytes += len(content)
+        return tools
+
+
+_SHARED_TOOLS = _ToolsCache()
 
 
 def _parse_tools(value: Any) -> list[Message]:
