@@ -37,6 +37,16 @@ CALL_LOOKS = [
     *("tools[0] | tojson", "tools | tojson", "tools | length", "tools[0].function.name"),
     *("(tools or [{}])[0] is mapping", "loop.length", "messages | tojson", "c.function.strict"),
     *("c.function.name.endswith(m.role)", "m.role in c.function.name", "c.function.name in m.role"),
+    # Equal arguments of which one is an error, and arguments that only the conversation has.
+    "(c.function.arguments | tojson(indent=1)) + (c.function.arguments | tojson(indent=1.0))",
+    *("c.function.name | tojson(indent=m.content)", "c.function.name | tojson(indent=missing)"),
+    "c.function.arguments | tojson(separators=(',', c.function.name))",
+    # JSON that is not printed, with wrong arguments.
+    *("(1 if c.function.arguments | tojson(indent=1.5))", "(1 if c.id | tojson(separators=2))"),
+    # Names and arguments that strings do not have.
+    *("c.function.name.of", "c.function.name.of is defined", "c.function.name._take is defined"),
+    "c.function.name.make_text_placeholder is defined",
+    *("c.function.name.strip(characters=' ')", "c.function.name.split(separator='q')"),
 ]
 
 
@@ -173,19 +183,25 @@ def test_tools_of_equal_number_share_a_layout_unless_the_template_reads_them() -
 
 
 def test_a_value_without_json_is_a_fault_of_the_template_as_before() -> None:
-    template = open_template(tool_styles.QWEN_2_5, VARIABLES)
-    for day in ("2026-01-01", "2026-01-02", "2026-01-03", date(2026, 1, 1)):
-        function = {"name": "weather", "arguments": {"day": day}}
-        messages = [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": None, "tool_calls": [{"function": function}]},
-        ]
-        texts = PrefixTexts(template, RichConversation(messages, None, Tools(TOOLS)))
-        if isinstance(day, str):
-            assert texts.render(2, False) == template.render(messages, False, TOOLS)
-        else:
-            with pytest.raises(RecordRefused, match="template_error"):
-                texts.render(2, False)
+    deep: Any = "2026-01-04"
+    for _ in range(100_000):
+        deep = [deep]
+    unprinted = "{% set call = messages[1].tool_calls[0].function.arguments | tojson %}{{ tools }}"
+    for source in (tool_styles.QWEN_2_5, unprinted):
+        template = open_template(source, VARIABLES)
+        for day in ("2026-01-01", "2026-01-02", "2026-01-03", date(2026, 1, 1), deep):
+            function = {"name": "weather", "arguments": {"day": day}}
+            messages = [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": None, "tool_calls": [{"function": function}]},
+            ]
+            texts = PrefixTexts(template, RichConversation(messages, None, Tools(TOOLS)))
+            if isinstance(day, str):
+                assert texts.render(2, False) == template.render(messages, False, TOOLS)
+            else:
+                with pytest.raises(RecordRefused, match="template_error"):
+                    texts.render(2, False)
+        assert any(open_layouts(template)._layouts.values())
 
 
 def test_a_template_without_layouts_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,12 +171,6 @@ class TextPlaceholder(Placeholder):
         super().__init__(text)
         self._notes = notes
 
-    @staticmethod
-    def of(value: PrintedValue, notes: Notes) -> TextPlaceholder:
-        """Return the placeholder of a value."""
-        text = f"{SPACE_BEFORE}{KEY}{notes.add(value)}{KEY}{SPACE_AFTER}"
-        return TextPlaceholder(text, notes)
-
     def _with_text(self, text: str) -> Self:
         return type(self)(text, self._notes)
 
@@ -199,15 +193,15 @@ class TextPlaceholder(Placeholder):
     def _take(self, step: Step) -> TextPlaceholder:
         """Return the placeholder of what a step makes of the text."""
         value = self._value()
-        return TextPlaceholder.of(value._replace(steps=(*value.steps, step)), self._notes)
+        return make_text_placeholder(value._replace(steps=(*value.steps, step)), self._notes)
 
     def __contains__(self, word: Any) -> bool:
         return self._assume_not("__contains__", word)
 
-    def startswith(self, word: Any) -> bool:
+    def startswith(self, word: Any, /) -> bool:
         return self._assume_not("startswith", word)
 
-    def endswith(self, word: Any) -> bool:
+    def endswith(self, word: Any, /) -> bool:
         return self._assume_not("endswith", word)
 
     def __eq__(self, value: object) -> bool:
@@ -218,20 +212,20 @@ class TextPlaceholder(Placeholder):
 
     __hash__ = _inspect
 
-    def split(self, separator: Any = None) -> list[TextPlaceholder]:
+    def split(self, separator: Any = None, /) -> list[TextPlaceholder]:
         """Split at a word that the text is assumed not to have."""
         if not separator:
             raise InspectedContent
         self._assume_not("__contains__", separator)
         return [self]
 
-    def strip(self, characters: Any = None) -> Any:
+    def strip(self, characters: Any = None, /) -> Any:
         return self._strip("strip", characters)
 
-    def lstrip(self, characters: Any = None) -> Any:
+    def lstrip(self, characters: Any = None, /) -> Any:
         return self._strip("lstrip", characters)
 
-    def rstrip(self, characters: Any = None) -> Any:
+    def rstrip(self, characters: Any = None, /) -> Any:
         return self._strip("rstrip", characters)
 
     def _strip(self, name: str, characters: Any) -> TextPlaceholder:
@@ -254,7 +248,7 @@ class ObjectPlaceholder:
 
     def _take(self, step: Step) -> TextPlaceholder:
         """Return the placeholder of what a step makes of the object."""
-        return TextPlaceholder.of(self._printed._replace(steps=(step,)), self._notes)
+        return make_text_placeholder(self._printed._replace(steps=(step,)), self._notes)
 
     def __bool__(self) -> bool:
         return True
@@ -262,6 +256,16 @@ class ObjectPlaceholder:
     __str__ = __repr__ = __hash__ = __len__ = __iter__ = __getitem__ = __contains__ = _inspect
     __eq__ = _inspect
     __getattr__ = _inspect
+
+
+def make_text_placeholder(value: PrintedValue, notes: Notes) -> TextPlaceholder:
+    """Return the placeholder of a value. It is not a method, since templates can call methods.
+
+    Args:
+        value: the value.
+        notes: where the placeholder notes what the template does with it.
+    """
+    return TextPlaceholder(f"{SPACE_BEFORE}{KEY}{notes.add(value)}{KEY}{SPACE_AFTER}", notes)
 
 
 def find_printed(groups: Sequence[str | None], notes: Notes) -> PrintedValue:
@@ -342,10 +346,25 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, (Placeholder, ObjectPlaceholder)) or test_sequence(value)
 
 
+def _is_constant(argument: Any) -> bool:
+    """Check whether an argument of `tojson` can be part of a Step. Steps with equal arguments must
+    give equal JSON: an indent of 1.0 equals one of 1, but is an error.
+    """
+    if type(argument) is tuple:
+        return all(type(separator) is str for separator in argument)
+    return argument is None or type(argument) in (bool, int, str)
+
+
 def _to_placeholder_json(value: Any, *arguments: Any, **named_arguments: Any) -> Any:
-    """Return JSON as the filter `tojson` does; of a placeholder a placeholder."""
+    """Return JSON as the filter `tojson` does; of a placeholder a placeholder.
+
+    Raises what the filter raises for the arguments.
+    """
     if not isinstance(value, (TextPlaceholder, ObjectPlaceholder)):
         return _to_json(value, *arguments, **named_arguments)
+    if not all(map(_is_constant, (*arguments, *named_arguments.values()))):
+        raise InspectedContent
+    _to_json({"key": ["text"]}, *arguments, **named_arguments)
     return value._take(Step("tojson", arguments, tuple(sorted(named_arguments.items()))))
 
 

@@ -208,10 +208,14 @@ class LayoutCache:
         # Plain text, and three groups of the pattern for each placeholder.
         parts = re.split(code.PLACEHOLDER_PATTERN, text)
         groups = zip(parts[1::4], parts[2::4], parts[3::4], strict=True)
+        printed = [code.find_printed(group, notes) for group in groups]
+        # The template fails on a value without JSON even if it does not print that JSON.
+        made = {value for value in notes.printed if value.steps}
+        can_be_made = {code.Assumption(value, "__eq__", "") for value in made.difference(printed)}
         return TextLayout(
             pieces=parts[::4],
-            printed=[code.find_printed(group, notes) for group in groups],
-            assumptions=frozenset(notes.assumptions),
+            printed=printed,
+            assumptions=frozenset(notes.assumptions | can_be_made),
         )
 
 
@@ -232,7 +236,7 @@ def _make_placeholder(description: Any, numbers: Iterator[int], notes: Notes) ->
     from mdsmix.encode import template_code as code
 
     if description == TEXT:
-        return code.TextPlaceholder.of(code.PrintedValue(next(numbers)), notes)
+        return code.make_text_placeholder(code.PrintedValue(next(numbers)), notes)
     if description == OBJECT:
         return code.ObjectPlaceholder(code.PrintedValue(next(numbers)), notes)
     if description == EMPTY_OBJECT:
@@ -275,8 +279,9 @@ class PrefixTexts:
         if self._structure:
             structure = self._structure.messages[:end]
             layout = self._layouts.find(structure, add_generation_prompt, self._tools)
-            # A value without JSON, such as a date: the template fails on it too.
-            with suppress(TypeError, ValueError):
+            # A value without JSON, such as a date or one of 1,000 levels: the template fails on it
+            # too.
+            with suppress(TypeError, ValueError, RecursionError):
                 if layout and self._is_valid(layout):
                     return self._fill(layout)
         messages = self._conversation.messages[:end]
