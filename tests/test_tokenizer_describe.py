@@ -151,6 +151,7 @@ def test_other_tokens_than_those_of_a_sentencepiece_model_are_named(
 
     assert f"'x  y' is {by_class} by transformers and {by_model} by" in describe_with(by_model)
     assert describe_with(by_class) == ""
+    assert describe_with(["x", "▁▁", "y"]) == "", "add_prefix_space: false"
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     assert describe._describe_model_changes(tokenizer) == "", "not installed"
     model_file.with_name("tokenizer.json").write_text("{}")
