@@ -260,5 +260,7 @@ def test_the_command_lists_files_and_deletes_them_if_asked(
     assert answer.out.endswith("bytes: deleted\n")
     assert "running jobs and caches" in answer.err
     assert len(read_files(republished)) == len(before) - 6
+    answer = mdsmix("gc", republished, "--older-than", "1h", "--delete")
+    assert answer.out.endswith("0 files, 0 bytes: nothing to delete\n")
     for options in (("--older-than", "soon"), ("--keep", 0)):
         assert mdsmix("gc", republished, *options).code == 2

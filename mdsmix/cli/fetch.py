@@ -44,8 +44,8 @@ def fetch(
     """Copy a published tokenizer or processor into a folder of this node, and compare it with what
     was published.
 
-    A node without mdsmix can run the command in the first line of a rendered YAML instead,
-    such as `aws s3 cp --recursive`.
+    A node without mdsmix can run the command at the top of a rendered YAML instead, such as
+    `aws s3 cp --recursive`.
     """
     from mdsmix.storage import locate, require_local
     from mdsmix.tokenizer.published import copy_folder

@@ -104,12 +104,12 @@ def gc(
             age_in_days = item.age / SECONDS_OF_DAY
             echo(f"{item.kind:16}  {item.bytes:>13,} bytes  {age_in_days:>6.1f} days  {item.name}")
         size = f"{plural(len(garbage), 'file')}, {sum(item.bytes for item in garbage):,} bytes"
-        if delete:
+        if not garbage:
+            outcome = "nothing to delete"
+        elif delete:
             outcome = "deleted"
-        elif garbage:
-            outcome = "nothing is deleted without --delete"
         else:
-            outcome = "all files are in use"
+            outcome = "nothing is deleted without --delete"
         echo(f"{folder}: {size}: {outcome}")
         return None
 

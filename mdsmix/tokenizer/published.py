@@ -338,9 +338,11 @@ def copy_folder(home: Location, folder: Path) -> list[str]:
     """
     source = fetch_folder(home)
     if source is None:
+        inner = [name for name in home.folders() if name.startswith(("tokenizer-", "processor-"))]
+        example = home / inner[0] if inner else home.parent / "tokenizer-0f3a9c21"
         raise Unreachable(
             f"{home} does not contain a tokenizer or processor that `mdsmix convert` published: "
-            f"name the folder of one, such as {home.parent}/tokenizer-0f3a9c21."
+            f"name the folder of one, such as {example}."
         )
     names = sorted(str(path.relative_to(source)) for path in source.rglob("*") if path.is_file())
     for name in names:

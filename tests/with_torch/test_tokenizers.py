@@ -161,6 +161,8 @@ def test_fetch_takes_the_arguments_of_that_command(mix: Project, remote: str) ->
     mix.patch.setenv("MDSMIX_CACHE", str(mix.folder / "another machine"))
     answer = mdsmix("fetch", f"{remote}/tokenizer-00000000", mix.folder / "to")
     assert (answer.code, "does not contain a tokenizer or processor" in answer.err) == (4, True)
+    answer = mdsmix("fetch", remote, mix.folder / "to")
+    assert (answer.code, f"such as {remote}/{rendered.name.name}." in answer.err) == (4, True)
     with mix.patch.context() as patch:
         patch.setenv("S3_ENDPOINT_URL", "")
         answer = run_ok("fetch", *shlex.split(rendered.command)[4:])
