@@ -45,6 +45,7 @@ FIRST_SYSTEM = MODES.replace(
     "in messages %}", "in messages %}{% if m.role != 'system' or loop.first %}"
 ).replace("<|im_end|>\n{% endfor %}", "<|im_end|>\n{% endif %}{% endfor %}")
 REASONS = MODES.replace("{{ m.content }}", "{{ m.reasoning }}{{ m.content }}")
+TAGGED = REASONS.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
 VARIABLES: list[Any] = [
     *({"enable_thinking": False}, {"reasoning_effort": "low"}, {}, None),
     {"enable_thinking": True, "reasoning_effort": "high"},
@@ -62,6 +63,7 @@ def styles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "first system": FIRST_SYSTEM,
         "forgets": FORGETS,
         "reasons": REASONS,
+        "reasons in tags": TAGGED,
     }
     return {name: train_style(folder / name, "plain", text) for name, text in templates.items()}
 
@@ -430,10 +432,12 @@ def test_messages_of_developers_are_warned_of_if_the_row_lacks_them(
 
 
 @pytest.mark.parametrize("style", ["modes", "reasons"])
-def test_thoughts_that_are_open_or_printed_twice_are_counted(
+def test_thoughts_that_are_open_or_printed_wrongly_are_counted(
     project: Project, styles: dict[str, Path], style: str
 ) -> None:
-    """The row has the fault, also under a template that prints no key for reasoning."""
+    """The row has the fault. Tags are wrong only under a template that prints reasoning without
+    them.
+    """
     question, answer = talk("user", "assistant")["messages"]
     contents = ["<think>\ncut off", "<think>hm</think>so", "so", "write <think> there"]
     records = [[question, answer | {"content": content}] for content in contents]
@@ -445,15 +449,34 @@ def test_thoughts_that_are_open_or_printed_twice_are_counted(
     texts = read_texts(project)
     is_open = [text.count("<think>\n") > text.count("</think>") for text in texts]
     is_twice = [text.count("hm") > 1 for text in texts]
+    has_key = style == "reasons"
+    is_answer = [has_key and "</think>" in text and text.count("hm") == 1 for text in texts]
     counts = {
         "<think> without </think>": is_open.count(True),
         "<think> next to a key for reasoning": is_twice.count(True),
+        "<think> that the template prints as answer": is_answer.count(True),
     }
     assert counts["<think> without </think>"] == 1
-    assert is_twice.count(True) == (style == "reasons")
+    assert is_twice.count(True) == is_answer.count(True) == has_key
     assert project.manifest.records.placeholders == {k: n for k, n in counts.items() if n}
     assert "WARNING: 1 record has an answer that begins with <think> and has no" in answers
     assert ("WARNING: 1 record has an answer with reasoning both" in answers) == any(is_twice)
+    warned = "WARNING: 1 record has an answer with reasoning between <think> and </think>, which"
+    assert (warned in answers) == any(is_answer)
+
+
+def test_tags_that_a_template_knows_are_not_counted(
+    project: Project, styles: dict[str, Path]
+) -> None:
+    """Plain messages, which are looked at together, under templates with a key for reasoning."""
+    question, answer = talk("user", "assistant")["messages"]
+    thought = answer | {"content": "<think>hm</think>so"}
+    project.write_source([{"messages": [question, thought]}] * 3)
+    found = list[dict[str, int]]()
+    for style in ("reasons", "reasons in tags"):
+        configure_chats(project, styles[style], shape="openai").run()
+        found.append(project.manifest.records.placeholders)
+    assert found == [{"<think> that the template prints as answer": 3}, {}]
 
 
 @pytest.mark.parametrize("responses", ["last", "all"])

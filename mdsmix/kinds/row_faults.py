@@ -1,6 +1,6 @@
 """Finds records whose rows are probably damaged, and are trained as they are: a thought that is
-never closed, and reasoning, calls, results or tools that the chat template prints twice, since the
-record has them both under a key and in a text.
+never closed, one in tags that the chat template does not know, and reasoning, calls, results or
+tools that the template prints twice, since the record has them both under a key and in a text.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mdsmix.record import SYSTEM_ROLES, Conversation, Message, RecordRefused
 
 UNCLOSED = "<think> without </think>"
 TWICE = "<think> next to a key for reasoning"
+AS_ANSWER = "<think> that the template prints as answer"
 CALLS_TWICE = "calls of tools in a text next to tool_calls"
 RESULTS_TWICE = "results of tools in the tags of the template"
 TOOLS_TWICE = "tools in a system message next to tools"
@@ -29,6 +30,11 @@ ROW_FAULTS = {
     TWICE: (
         "an answer with reasoning both under a key, such as reasoning_content, and between <think> "
         "and </think>, and the chat template prints both: remove one of the two"
+    ),
+    AS_ANSWER: (
+        "an answer with reasoning between <think> and </think>, which the chat template prints as "
+        "text of the answer: it does not know these tags, and prints reasoning elsewhere. Move it "
+        "to the key that the template prints (reasoning_content, reasoning or thinking)"
     ),
     CALLS_TWICE: (
         "a call of a tool both under tool_calls and in the text of the answer, and the chat "
@@ -99,19 +105,32 @@ def _find_last_tag(text: str, is_at_end: bool = False) -> str:
     return tags[-1].rstrip() if tags else ""
 
 
-def find_faultless(plain: PlainPart, has_thoughts: bool) -> set[int]:
+@lru_cache(maxsize=16)
+def prints_thoughts_elsewhere(template: ChatTemplate) -> bool:
+    """Check whether a template prints the reasoning under a key, and knows no `</think>`, as those
+    of gpt-oss and Gemma 4.
+    """
+    if THINK_END in template.source:
+        return False
+    return any(prints_key(template, "assistant", key) for key in REASONING_KEYS)
+
+
+def find_faultless(plain: PlainPart, template: ChatTemplate, has_thoughts: bool) -> set[int]:
     """Return positions of plain conversations that certainly have no fault: the only possible
-    faults of a plain conversation are a thought that is never closed, and the tags of results.
+    faults of a plain conversation are a thought that is never closed or that the template prints
+    as answer, and the tags of results.
 
     Args:
         plain: the plain conversations of a batch.
+        template: the chat template.
         has_thoughts: whether a text of the batch contains `<think>`.
     """
     faultless = find_without_results(plain)
     if has_thoughts:
+        is_suspect = _has_thought if prints_thoughts_elsewhere(template) else _has_open_thought
         contents_at = zip(plain.positions, plain.conversations.contents, strict=True)
         faultless -= {
-            position for position, contents in contents_at if any(map(_has_open_thought, contents))
+            position for position, contents in contents_at if any(map(is_suspect, contents))
         }
     return faultless
 
@@ -123,6 +142,11 @@ def find_without_results(plain: PlainPart) -> set[int]:
         return {*plain.positions}
     roles_at = zip(plain.positions, roles, strict=True)
     return {position for position, roles_of_one in roles_at if "tool" not in roles_of_one}
+
+
+def _has_thought(text: str) -> bool:
+    """Check whether a text contains `<think>`."""
+    return THINK in text
 
 
 def _has_open_thought(text: str) -> bool:
@@ -174,7 +198,9 @@ def _find_thought_faults(message: Message, content: str, template: ChatTemplate)
     if THINK_END not in content:
         return {UNCLOSED}
     keys = [key for key in REASONING_KEYS if message.get(key)]
-    return {TWICE} if any(prints_key(template, "assistant", key) for key in keys) else set()
+    if any(prints_key(template, "assistant", key) for key in keys):
+        return {TWICE}
+    return {AS_ANSWER} if prints_thoughts_elsewhere(template) else set()
 
 
 def _find_tool_faults(conversation: Conversation, tags: ToolTags) -> Iterator[str]:

@@ -205,7 +205,7 @@ class TurnRenderer:
             # Looking at all plain conversations took a twentieth of a conversion of chats, and a
             # sixth if their answers have thoughts.
             searched = {*rendered.positions} - find_faultless(
-                plain, has_thoughts=THINK in suspicious
+                plain, self.chat, has_thoughts=THINK in suspicious
             )
             trained = self.encoding.target_responses if self.trains_answers else ""
             faults = find_row_faults(conversations, searched, self.chat, trained)
