@@ -163,8 +163,7 @@ def tokenizer_unseen(mix: Mix) -> Findings:
 def tokenizer_class(mix: Mix) -> Findings:
     """Report a tokenizer whose class in transformers gives other token ids than its tokenizer.json:
     another version of transformers may follow the file. Also report one that gives other tokens
-    than its SentencePiece model, and notes on how the tokenizer's
-    folder was read.
+    than its SentencePiece model, and notes on how the tokenizer's folder was read.
     """
     opened = mix.run_tokenizer
     if opened and opened.class_changes:

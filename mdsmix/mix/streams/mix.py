@@ -319,8 +319,8 @@ class Mix:
 
     def list_files(self) -> None:
         """List the stored files of every stream, several streams at once, since a store takes 20 ms
-        or more for each. `StreamInMix.files` keeps the result. Meanwhile the sources of
-        streams in a store are listed.
+        or more for each. `StreamInMix.files` keeps the result. If a stream is in a store, all
+        sources are listed meanwhile.
         """
         steps: list[Callable[[], object]] = [
             partial(_list_stored, stream) for stream in self.streams
