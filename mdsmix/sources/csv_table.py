@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from mdsmix.errors import Unreachable
@@ -32,7 +32,7 @@ from mdsmix.sources.format import (
     parse_cells,
 )
 from mdsmix.sources.inflate import opened
-from mdsmix.sources.row_blocks import Rows, row_blocks
+from mdsmix.sources.row_blocks import Rows, make_records, row_blocks
 from mdsmix.sources.units import SourceFile, Span, Unit
 
 NAME = re.compile(r"[a-z_][a-z0-9_. -]{0,40}")
@@ -236,8 +236,9 @@ class TableRows(Rows):
 
     def content(self) -> Buffer:
         # The length of each row shows where the row ends.
+        lines = {length: b"%d\n" % length for length in set(self.lengths)}
         parts = [b""] * (2 * len(self.raws))
-        parts[::2] = map(b"%d\n".__mod__, self.lengths)
+        parts[::2] = [lines[length] for length in self.lengths]
         parts[1::2] = self.raws
         return b"".join(parts)
 
@@ -253,8 +254,7 @@ class TableRows(Rows):
             reasons = dict(sorted(reasons.items()))
         if reasons:
             cells = [row for index, row in enumerate(cells) if index not in reasons]
-        # A loop in C: a third of the time of a list comprehension.
-        records = [*map(dict, map(zip, repeat(self.header), cells))]
+        records = make_records(self.header, cells)
         if self.unit.parsed or self.unit.text_or_messages:
             return self._parse_cells(records, reasons)
         return records, reasons
