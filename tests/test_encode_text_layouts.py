@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from datetime import date
@@ -214,9 +215,37 @@ def test_a_template_without_layouts_is_left_alone(monkeypatch: pytest.MonkeyPatc
         texts = PrefixTexts(template, Conversation(messages))
         assert texts.render(2, True) == "A"
     assert [*layouts._layouts.values()] == [None] * 3
+    # Long conversations are rendered, whose layouts would take the square of their length.
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}] * 51
+    template = open_template("{{ messages | length }}{{ messages[-1].content }}", {})
+    for _ in range(3):
+        texts = PrefixTexts(template, Conversation(messages))
+        assert texts.render(101, True) == "101a"
+        assert texts.render(100, True) == "100b"
+    assert [len(key[0]) for key in open_layouts(template)._layouts] == [100]
     # A cache of layouts does not grow without end.
     template = open_template("{{ messages[-1].content }}", {})
     for number in [*range(8), *range(8), *range(30)]:
         messages = [{"role": f"r{number}", "content": "a"}] * 2
         assert PrefixTexts(template, Conversation(messages)).render(2, True) == "a"
         assert len(open_layouts(template)._layouts) <= 10
+
+
+def test_layouts_with_the_text_of_tools_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not keep the tools, and tools made later are not taken for earlier ones."""
+    monkeypatch.setattr(text_layouts, "MOST_CHARACTERS", 1000)
+    template = open_template("{{ tools[0].function.name }}{{ messages[0].content }}", {})
+    cache = open_layouts(template)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for number in range(100):
+        tools = Tools([{"function": {"name": f"{number:0100}"}}])
+        reference = weakref.ref(tools)
+        for _ in range(3):
+            texts = PrefixTexts(template, RichConversation(messages, None, tools))
+            assert texts.render(1, True) == f"{number:0100}a"
+        assert cache._layouts
+        assert (
+            sum(len("".join(layout.pieces)) for layout in cache._layouts.values() if layout) < 1200
+        )
+        del tools, texts
+        assert reference() is None

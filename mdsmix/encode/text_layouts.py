@@ -18,6 +18,7 @@ A conversion of 20 MB with tools takes 5.3 instead of 9.4 s of CPU time with Qwe
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -38,7 +39,13 @@ arguments without entries. They are numbers, since true and false equal 1 and 0.
 LITERAL_KEYS = frozenset({"role", "type"})
 "Keys whose strings are part of the structure, since templates compare them."
 MOST_LAYOUTS = 2048
-"The most structures of a template that are kept: about 20 MB if their texts have all tools."
+"The most structures of a template that are kept."
+MOST_CHARACTERS = 16_000_000
+"The most characters in the layouts of a template. The text of all tools can be in each layout."
+MOST_MESSAGES = 100
+"""The longest structure that has layouts. A layout of each beginning of a conversation takes time
+and memory in proportion to the square of its length: 1,000 messages took 8 s and 150 MB.
+"""
 MOST_FAILURES = 64
 "After so many layouts that a template does not allow, and none that it does, no more are tried."
 
@@ -128,7 +135,7 @@ class TextLayout(NamedTuple):
 
 class LayoutCache:
     """The layouts of a template. One is made when its structure comes for the second time, since
-    making it takes as long as a rendering.
+    making it takes as long as five renderings with Qwen 3's template.
     """
 
     def __init__(self, template: RenderingTemplate) -> None:
@@ -137,13 +144,15 @@ class LayoutCache:
         "The keys that have come once: (structure, generation prompt, tools)."
         self._layouts = dict[tuple[Any, ...], TextLayout | None]()
         "Key -> its layout; None if the template does not allow one."
+        self._characters = 0
+        "The characters in all layouts."
         self._failures = 0
         "How many layouts in a row the template did not allow."
         self._inspects_tools = False
         "Whether the template does more with tools than print their JSON: then they are rendered."
 
     def find(
-        self, structure: tuple[Any, ...], add_generation_prompt: bool, tools: list[Any] | None
+        self, structure: tuple[Any, ...], add_generation_prompt: bool, tools: Tools | None
     ) -> TextLayout | None:
         """Return the layout of messages; None if there is none, or if they come for the first time.
 
@@ -152,18 +161,18 @@ class LayoutCache:
             add_generation_prompt: whether the text ends with the beginning of an answer.
             tools: the tools of the conversation.
         """
-        described_tools: Any = None
-        if tools is not None:
-            described_tools = tools if self._inspects_tools else len(tools)
-        key = (structure, add_generation_prompt, described_tools)
+        if len(structure) > MOST_MESSAGES:
+            return None
+        key = (structure, add_generation_prompt, self._describe_tools(tools))
         if key in self._layouts:
             return self._layouts[key]
         if self._with_placeholders is None or self._failures >= MOST_FAILURES:
             return None
         if key not in self._seen:
-            if len(self._seen) >= MOST_LAYOUTS:
+            if len(self._seen) >= MOST_LAYOUTS or self._characters >= MOST_CHARACTERS:
                 self._seen.clear()
                 self._layouts.clear()
+                self._characters = 0
             self._seen.add(key)
             return None
         layout = self._make(structure, add_generation_prompt, tools)
@@ -173,13 +182,26 @@ class LayoutCache:
             self._inspects_tools = True
             layout = self._make(structure, add_generation_prompt, tools)
             self._inspects_tools = layout is not None
-            key = (structure, add_generation_prompt, tools if layout else described_tools)
-        self._failures = 0 if layout else self._failures + 1
+            key = (structure, add_generation_prompt, self._describe_tools(tools))
+        if layout:
+            self._failures = 0
+            self._characters += sum(map(len, layout.pieces))
+        else:
+            self._failures += 1
         self._layouts[key] = layout
         return layout
 
+    def _describe_tools(self, tools: Tools | None) -> Any:
+        """Return the part of a key that tools are. If the template only prints their JSON, this is
+        their number. Otherwise it is a reference to these very tools, which does not keep them in
+        memory, and which no other tools equal after their end.
+        """
+        if tools is None:
+            return None
+        return weakref.ref(tools) if self._inspects_tools else len(tools)
+
     def _make(
-        self, structure: tuple[Any, ...], add_generation_prompt: bool, tools: list[Any] | None
+        self, structure: tuple[Any, ...], add_generation_prompt: bool, tools: Tools | None
     ) -> TextLayout | None:
         """Render placeholders, and return the layout that they show. Return None if the template
         does something with a value that a placeholder does not allow. The arguments are those of
@@ -255,17 +277,20 @@ class PrefixTexts:
     def __init__(self, template: RenderingTemplate, conversation: Conversation) -> None:
         self._template = template
         self._conversation = conversation
-        self._tools = conversation.tools
         self._texts: dict[PrintedValue, str] = {}
         "A value of a message, as it is printed -> its text."
         self._checked: set[Assumption] = set()
         "What is known to be true of the values."
+        self._structure: Structure | None = None
+        "The structure of all messages; None if the template renders them."
+        tools = conversation.tools
         # Tools that are not shared, or were made by a user's function, may have any values.
-        can_have_layout = self._tools is None or isinstance(self._tools, Tools)
-        self._structure = read_structure(conversation.messages) if can_have_layout else None
+        if tools is None or isinstance(tools, Tools):
+            self._shared_tools = tools
+            self._structure = read_structure(conversation.messages)
         if self._structure:
             self._layouts = open_layouts(template)
-            self._values = [*(self._tools or ()), *self._structure.values]
+            self._values = [*(tools or ()), *self._structure.values]
 
     def render(self, end: int, add_generation_prompt: bool) -> str:
         """Return the text that the template prints for the first messages.
@@ -278,14 +303,14 @@ class PrefixTexts:
         """
         if self._structure:
             structure = self._structure.messages[:end]
-            layout = self._layouts.find(structure, add_generation_prompt, self._tools)
+            layout = self._layouts.find(structure, add_generation_prompt, self._shared_tools)
             # A value without JSON, such as a date or one of 1,000 levels: the template fails on it
             # too.
             with suppress(TypeError, ValueError, RecursionError):
                 if layout and self._is_valid(layout):
                     return self._fill(layout)
         messages = self._conversation.messages[:end]
-        return self._template.render(messages, add_generation_prompt, self._tools)
+        return self._template.render(messages, add_generation_prompt, self._conversation.tools)
 
     def _is_valid(self, layout: TextLayout) -> bool:
         """Check whether the assumptions of a layout are true of the conversation's values."""
@@ -307,8 +332,8 @@ class PrefixTexts:
         conversations with the same tools.
         """
         texts = self._texts
-        if isinstance(self._tools, Tools) and value.number < len(self._tools):
-            texts = self._tools.printed
+        if self._shared_tools and value.number < len(self._shared_tools):
+            texts = self._shared_tools.printed
         if value not in texts:
             texts[value] = value.print(self._values)
         return texts[value]
