@@ -334,6 +334,10 @@ def test_the_summary_counts_each_part(project: Project) -> None:
     assert "has this part" not in summary
     trained = sum(len(t["labels"]) for row in read_samples(project.train) for t in row["turns"])
     assert trained == counts["answer"]
+    # The counts are of all answers, so the summary does not call them trained.
+    summary = project.configure(stream, **settings | {"target_responses": "last"}).convert_ok().out
+    counted = "tokens of answers (target_responses: last trains only the last one of a row)"
+    assert f"{counted}: 0 calls" in " ".join(summary.split())
     stream["train_parts"] = {"calls": False}
     summary = project.configure(stream, **settings).convert_ok().out
     assert (

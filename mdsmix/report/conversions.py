@@ -399,9 +399,11 @@ def _notes_on_parts(manifest: Manifest) -> Iterator[str]:
         counts[name] = totals.answer_parts.get(name, 0)
     if not untrained:
         return
+    counted = "tokens of answers that are trained"
+    if manifest.encoding.target_responses == "last":
+        counted = "tokens of answers (target_responses: last trains only the last one of a row)"
     yield (
-        f"tokens of answers that are trained: {join_counts(trained)}; not trained (train_parts): "
-        f"{join_counts(untrained)}"
+        f"{counted}: {join_counts(trained)}; not trained (train_parts): {join_counts(untrained)}"
     )
     for name, count in untrained.items():
         if not count and totals.samples:
