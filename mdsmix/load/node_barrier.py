@@ -84,7 +84,7 @@ class NodeBarrier:
         return (
             f"The loader has waited {seconds:,.0f} s at the beginning of a pass for {missing} of "
             f"the {processes} processes that read it on this node (ranks, or their workers), so "
-            "no batch can be read: a rank has failed, or has not begun this pass; "
-            "look for the first error of the other ranks, and let all ranks read the loader "
-            "equally often."
+            "no batch can be read: a rank has failed, has not begun this pass, or still shuffles "
+            "an epoch of very many samples. Look for the first error of the other ranks, and let "
+            "all ranks read the loader equally often."
         )
