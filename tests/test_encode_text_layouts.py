@@ -133,6 +133,68 @@ def test_a_template_may_do_anything_with_a_value(monkeypatch: pytest.MonkeyPatch
     assert sum(count > 0 for count in filled.values()) > 40
 
 
+WORDS = ("'a'", "'</think>'", "'\\n'", "''", "' '", "m.role", "bos_token", "none", "1", "missing")
+
+
+def draw_text(rng: random.Random, depth: int) -> str:
+    """Return a random expression whose value is mostly a text of a message."""
+    values = ("m.content", "messages[0].content", "c.function.name", "m.role", "said(m)", "' '")
+    if depth == 0 or rng.random() < 0.2:
+        return rng.choice(values)
+    text = draw_text(rng, depth - 1)
+    if rng.random() < 0.2:
+        other = draw_text(rng, depth - 1)
+        return rng.choice((f"({text} + {other})", f"({text} or {other})", f"{text}.split({other})"))
+    step = rng.choice(
+        (
+            *(".strip()", ".lstrip('\\n')", ".rstrip(' ')", ".strip('')", " | trim"),
+            *(".split('</think>')[-1]", ".split('a') | first", " | default('x', true)"),
+            *(
+                " | tojson",
+                " | tojson(indent=1)",
+                " | tojson(indent=1.0)",
+                " | tojson(true)",
+            ),
+        )
+    )
+    return f"({text}{step})"
+
+
+def draw_template(rng: random.Random) -> str:
+    """Return a random template that asks for texts, keeps them, and prints them."""
+    text, other = draw_text(rng, 3), draw_text(rng, 2)
+    word = rng.choice((*WORDS, other))
+    question = rng.choice(
+        (
+            *(f"{word} in {text}", f"{text}.startswith({word})", f"{text}.endswith({word})"),
+            *(f"{text} == {word}", f"{word} != {text}", f"{text} in [{word}, {other}]", text),
+            *(f"{text} is {test}" for test in ("string", "mapping", "sequence", "defined")),
+            f"loop.changed({text})",
+        )
+    )
+    printed = rng.choice(
+        (
+            f"{{{{ {text} }}}}",
+            f"{{% set kept %}} {{{{ {text} }}}}{{{{ {other} }}}} {{% endset %}}{{{{ kept | trim }}}}",
+            f"{{% filter trim %}}{{{{ {text} }}}} {{% endfilter %}}{{{{ c.function.arguments | tojson }}}}",
+            f"{{% if {other} %}}{{{{ m.content }}}}{{% else %}}{{{{ {text} }}}}{{% endif %}}",
+        )
+    )
+    said = "{% macro said(m) %} {{ m.content }}{{ m.name }}{% endmacro %}"
+    calls = "{% set c = (m.tool_calls or [{}])[0] %}"
+    asked = f"{calls}{printed}{{% if {question} %}}yes{{% endif %}}{{{{ {question} }}}}"
+    return said + SAID.replace("{{ m.content }}", asked)
+
+
+def test_random_templates_print_the_same_texts_from_layouts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(5)
+    templates = [open_template(draw_template(rng), VARIABLES) for _ in range(60)]
+    filled = [count_filled(template, FEW, monkeypatch) for template in templates]
+    assert sum(count > 0 for count in filled) > 5
+
+
 def test_a_structure_has_keys_in_order_and_sorts_of_values() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "b", "arguments": {"c": 1}}}
     calling = {"role": "assistant", "content": None, "tool_calls": [call]}
