@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import time
 from pathlib import Path
 
@@ -87,12 +88,13 @@ import json, sys
 from mdsmix.errors import Unreachable
 from mdsmix.load import TokenIds, build_loader, node_barrier
 
-node_barrier.MOST_SECONDS = 1.0
 tree, passes = json.loads(sys.argv[1])
 loader = build_loader(tree, 2, ids=TokenIds(eos=0, pad=1))
 rank = int(__import__("os").environ["RANK"])
 try:
-    for _ in range(passes[rank]):
+    for number in range(passes[rank]):
+        if number:  # the ranks begin the first pass together, on a busy machine seconds apart
+            node_barrier.MOST_SECONDS = 1.0
         print(sum(len(batch["input_ids"]) for batch in loader))
 except Unreachable as error:
     print(error)
@@ -108,8 +110,9 @@ def test_a_rank_does_not_wait_for_ever_for_one_that_has_ended(
     first, second = run_ranks(programs, READ_PASSES, json.dumps([tree, [2, 1]]))
     *counts, sentence = first.stdout.splitlines()
     assert counts == second.stdout.splitlines() == ["8"]
-    processes = 2 * max(workers, 1)
-    assert f"for {processes // 2} of the {processes} processes" in sentence
+    # One worker of the first rank may give up before the other has begun, or after it has left.
+    missing = {0: "1", 2: "[23]"}[workers]
+    assert re.search(rf"for {missing} of the {2 * max(workers, 1)} processes", sentence)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
