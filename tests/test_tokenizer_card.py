@@ -401,12 +401,13 @@ def test_a_process_that_describes_is_read_to_its_end(
 def test_what_was_opened_meanwhile_is_used_if_the_file_gives_the_same_ids(
     tokenizer_folder: Path, cache: Path
 ) -> None:
-    """A word form already while the snapshot is written: that takes 0.3 s for Gemma 3."""
-    kept_before = list[list[Path]]()
+    """A word form when the snapshot is written: earlier, a run with Gemma 3 takes 500 MB."""
+    kept_before = list[set[str]]()
     opener = Mock()
-    opener.adopt_word_form = lambda _: kept_before.append([*cache.rglob("*.json")])
+    opener.adopt_word_form = lambda _: kept_before.append({f.name for f in cache.rglob("*.json")})
     tokenizer = open_tokenizer(TokenizerSpec(name=str(tokenizer_folder)), opener=opener)
-    assert kept_before == [[]]
+    assert len(kept_before) == 1
+    assert {"card.json", "tokenizer.json"} <= kept_before[0]
     opener.adopt.assert_called_once_with(tokenizer.path)
     # With arguments, nobody compares the tokenizer with the file.
     other = Mock()

@@ -8,7 +8,7 @@ library of tokenizers, since these imports are a third of what is done meanwhile
 
 A tokenizer that is new to this machine is opened while transformers describes it. Of a
 SentencePiece tokenizer the word form (word_form.py) is made meanwhile, and opened if it is small. A
-large one is opened as soon as the description is there.
+large one is opened as soon as the snapshot is written.
 """
 
 from __future__ import annotations
@@ -143,6 +143,8 @@ class OpeningWhileDescribed:
         file = locate_word_form(digest)
         keep_in_cache(file, content)
         if model is None:
+            del content
+            release_freed_memory()  # of the description: otherwise Gemma 3 takes 500 MB
             opening = _Opening(str(file))
             opening.start()
         _openings[str(file)] = opening

@@ -148,9 +148,23 @@ def open_snapshot(
             f"the {pretrained} {name} was changed while transformers read it: run the same command "
             "again."
         )
+    digest = description["hash"]
+    _write_snapshot(folder, description)
+    del description  # the texts of its files take 70 MB for Gemma 3
     if opener and is_as_file:
-        # A large word form is opened while the snapshot is written and the conversion prepared.
-        opener.adopt_word_form(description["hash"])
+        # A large word form is opened while the conversion is prepared.
+        opener.adopt_word_form(digest)
+        opener.adopt(str(folder / TOKENIZER_JSON))
+    return folder
+
+
+def _write_snapshot(folder: Path, description: Mapping[str, Any]) -> None:
+    """Write the files of a snapshot, its card last: a snapshot with a card is complete.
+
+    Args:
+        folder: the snapshot's folder.
+        description: what transformers says, with the texts of its files under `files`.
+    """
     contents = {file: text.encode() for file, text in description["files"].items()}
     joined = join_merges(contents.get(TOKENIZER_JSON, b""))
     if joined:
@@ -158,11 +172,8 @@ def open_snapshot(
     for file, content in contents.items():
         keep_in_cache(folder / file, content)
     sizes = {file: len(content) for file, content in contents.items()}
-    card = description | {"files": [*description["files"]], SIZES: sizes}
+    card = {**description, "files": [*description["files"]], SIZES: sizes}
     keep_in_cache(folder / CARD, json.dumps(card).encode())
-    if opener and is_as_file:
-        opener.adopt(str(folder / TOKENIZER_JSON))
-    return folder
 
 
 def begin_description(name: str, kwargs: Mapping[str, Any]) -> None:
