@@ -265,7 +265,12 @@ def make_text_placeholder(value: PrintedValue, notes: Notes) -> TextPlaceholder:
         value: the value.
         notes: where the placeholder notes what the template does with it.
     """
-    return TextPlaceholder(f"{SPACE_BEFORE}{KEY}{notes.add(value)}{KEY}{SPACE_AFTER}", notes)
+    return TextPlaceholder(_write_placeholder(notes.add(value)), notes)
+
+
+def _write_placeholder(number: int) -> str:
+    """Return the text of a placeholder, which PLACEHOLDER_PATTERN matches."""
+    return f"{SPACE_BEFORE}{KEY}{number}{KEY}{SPACE_AFTER}"
 
 
 def find_printed(groups: Sequence[str | None], notes: Notes) -> PrintedValue:
@@ -296,10 +301,7 @@ def make_placeholders(roles: Sequence[str]) -> list[Message]:
     """Return messages with these roles. The content of each is a placeholder that prints the number
     of the message, from 0.
     """
-    contents = [
-        Placeholder(f"{SPACE_BEFORE}{KEY}{number}{KEY}{SPACE_AFTER}")
-        for number in range(len(roles))
-    ]
+    contents = [Placeholder(_write_placeholder(number)) for number in range(len(roles))]
     return [
         PlaceholderMessage(role=role, content=content)
         for role, content in zip(roles, contents, strict=True)

@@ -499,7 +499,7 @@ def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
         reason = "a hub name is written NAME or OWNER/NAME"
     if os.path.exists(name):
         fix = FIX[pretrained]
-        if pretrained == "tokenizer" and not Path(name, "tokenizer.json").exists():
+        if pretrained == "tokenizer" and not Path(name, TOKENIZER_JSON).exists():
             for file, reader in OTHER_VOCABULARIES.items():
                 if Path(name, file).exists():
                     fix = f"its {file} is read by {reader}; install these, or {fix}"
