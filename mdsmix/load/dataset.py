@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from streaming import Stream
+from streaming.base.constant import TICK
 from streaming.base.format import FileInfo, Reader
 from streaming.base.hashing import get_hash
 from streaming.base.world import World
@@ -81,6 +83,9 @@ BEST_HASH = "best"
 """`validate_hash` if the YAML does not set it: the fastest algorithm whose hash the index has for
 every shard, or none.
 """
+
+SECONDS_OF_A_STATE = 10.0
+"How long a state in shared memory may be incomplete, because another rank writes it."
 
 FASTEST_FIRST = ("xxh3_64", "xxh128", "xxh3_128", "xxh64", "sha1", "xxh32", "sha256", "md5")
 "Hash algorithms that an index may name, the fastest first."
@@ -508,6 +513,30 @@ class MixDataset(ShardKeeper):
         """
         ranks: int = self._parallel_rank_world.num_ranks
         return int(self.epoch_size) // ranks * ranks + ranks
+
+    def _resume(self, world: World, epoch: int) -> tuple[int, int]:
+        """Return the epoch and the sample at which the next pass begins, from the state in shared
+        memory if there is one.
+
+        All ranks of a node write that state, and Streaming reads it without a lock. So it is empty
+        or in parts while another rank makes it. Then it is read again until it is whole. Raises
+        Unreachable if it is not whole after SECONDS_OF_A_STATE.
+        """
+        end = time.monotonic() + SECONDS_OF_A_STATE
+        while True:
+            try:
+                place: tuple[int, int] = super()._resume(world, epoch)
+                return place
+            # From json, or from mmap if the memory has no size yet.
+            except ValueError as error:
+                if time.monotonic() > end:
+                    raise Unreachable(
+                        "The position from which the ranks of this node resume could not be read "
+                        f"from shared memory for {SECONDS_OF_A_STATE:.0f} s, perhaps because a "
+                        f"rank was killed while it wrote it ({describe_error(error)}). Start all "
+                        "ranks again."
+                    ) from error
+            time.sleep(TICK)
 
     def _get_state(self) -> dict[str, Any]:
         """Return Streaming's state at the beginning of an epoch."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import gc
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
-from mdsmix.errors import RecipeError
-from mdsmix.load import MixLoader
+from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.load import MixLoader, dataset
 from tests.preloaded import PreloadedPython
 from tests.versions import IS_TRANSFORMERS_4
 from tests.with_torch.load_streams import config, first_tokens, run_ranks
@@ -123,6 +125,29 @@ def load_copy_at(mixed: Any, state: Any, settings: Any) -> MixLoader:
     loader = loaded(copies, **settings)
     loader.load_state_dict(state)
     return loader
+
+
+def test_a_state_that_another_rank_still_writes_is_waited_for(
+    mixed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streaming fails on it. When a rank makes the memory of the state, it is empty at first."""
+    loader = loaded(mixed)
+    state = store(loader.state_dict()) | {"sample_in_epoch": 16}
+    loader.load_state_dict(state)
+    memory = loader.dataset._resume_shm.buf
+    whole = bytes(memory)
+    for incomplete in (bytes(len(whole)), whole[:20] + bytes(len(whole) - 20)):
+        memory[:] = incomplete
+        with ThreadPoolExecutor() as other_rank:
+            reading = other_rank.submit(loader.state_dict)
+            time.sleep(0.1)
+            assert not reading.done()
+            memory[:] = whole
+            assert reading.result() == state
+    memory[:1] = b"\0"
+    monkeypatch.setattr(dataset, "SECONDS_OF_A_STATE", 0.05)
+    with pytest.raises(Unreachable, match=r"from which the ranks .* could not be read"):
+        loader.state_dict()
 
 
 TWO_RANKS = """
