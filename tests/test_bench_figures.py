@@ -21,6 +21,7 @@ from benchmarks.figures import Figure
 from benchmarks.measure import Run
 from benchmarks.rounds import Entry, timed, warm_up
 from benchmarks.start_up import MOST_START_UP, STARTS, find_start_up_fault, subtract_start_up
+from benchmarks.versions import Case, Commit, compare
 
 SLOW = "Foundry convert_dataset_json"
 
@@ -167,3 +168,30 @@ def test_images_are_compared_without_the_median_start_up(tmp_path: Path) -> None
     _, disturbed, lost = images.subtract_few_images(ways, paths, rounds=1)
     assert disturbed.startswith("| disturbed | 100 | 20.0 |")
     assert lost.startswith("| all start-up | 100 | UNCERTAIN: start-up took 5.0 s")
+
+
+def test_a_commit_is_compared_by_medians() -> None:
+    """Of wall seconds, whatever the CPU seconds are: one disturbed run changes nothing."""
+    new = [make_run(wall, cpu) for wall, cpu in ((9.0, 1.0), (1.0, 1.0), (1.5, 8.0))]
+    old = [make_run(wall, 2.0) for wall in (2.0, 1.9, 50.0)]
+    figure = compare("convert", 0.8, new, old)
+    assert figure == Figure("convert", 0.75, "x (2.00 s; CPU 0.50 x)", 0.8)
+
+
+@pytest.mark.parametrize("unchanged", ["", "check"])
+def test_a_commit_converts_to_a_new_folder_and_checks_a_finished_one(
+    tmp_path: Path, unchanged: str
+) -> None:
+    """In its own work folder, since `python -m` finds the modules of the current folder first."""
+    work = tmp_path / "old"
+    (work / "words").mkdir(parents=True)
+    command = tmp_path / "mdsmix"
+    command.write_text('#!/bin/sh\necho "$PWD $@ $(ls -d words 2>&1)" > "$0.said"\n')
+    command.chmod(0o755)
+    commit = Commit(command, Setup(work=work, foundry=tmp_path, peers=tmp_path))
+    run = commit.run(Case("", "words", 1, 0.8, unchanged), tmp_path)
+    assert 0 < run.wall < 60
+    folder, verb, recipe, listed = Path(f"{command}.said").read_text().split(maxsplit=3)
+    assert [folder, recipe] == [str(work), str(work / "words.yaml")]
+    assert verb == (unchanged or "convert")
+    assert (listed.strip() == "words") == bool(unchanged)
