@@ -138,17 +138,7 @@ def convert(
     """
     from mdsmix import api
 
-    if part is not None and (finish or dry_run or verify_target or limit or engine != "local"):
-        raise RecipeError(
-            "--part only does a part of the work units, on this machine, and publishes nothing, so "
-            "it cannot be combined with --finish, --dry-run, --verify-target, --limit or --engine: "
-            "leave those options or --part out."
-        )
-    if dry_run and verify_target:
-        raise RecipeError(
-            "--dry-run does not read shards, so it cannot predict what --verify-target would do: "
-            "run `mdsmix verify RECIPE`, which lists damaged shards."
-        )
+    _refuse_contradictions(part, limit, engine, finish, dry_run, verify_target)
     if dry_run:
         lines = api.plan_conversion(
             recipe,
@@ -208,6 +198,28 @@ def convert(
             quarantine_crashes=quarantine_crashes,
             progress=not quiet,
             on_stream=outcomes.append,
+        )
+
+
+def _refuse_contradictions(
+    part: str | None,
+    limit: int | None,
+    engine: str,
+    finish: bool,
+    dry_run: bool,
+    verify_target: bool,
+) -> None:
+    """Raise RecipeError if options of the command cannot be combined. The arguments are options."""
+    if part is not None and (finish or dry_run or verify_target or limit or engine != "local"):
+        raise RecipeError(
+            "--part only does a part of the work units, on this machine, and publishes nothing, so "
+            "it cannot be combined with --finish, --dry-run, --verify-target, --limit or --engine: "
+            "leave those options or --part out."
+        )
+    if dry_run and verify_target:
+        raise RecipeError(
+            "--dry-run does not read shards, so it cannot predict what --verify-target would do: "
+            "run `mdsmix verify RECIPE`, which lists damaged shards."
         )
 
 

@@ -172,7 +172,8 @@ def find_scan_rules(
         added: the added tokens, as in a tokenizer.json.
         is_prepended: whether a space is prepended to texts, or to their parts between added tokens.
     """
-    # The model never gets a character that is an added token, such as the tabs of Gemma 3.
+    # Find what PATTERN would cut. The model never gets a character that is an added token, such as
+    # the tabs of Gemma 3.
     found_before = {
         token["content"] for token in added if not token["special"] and not token["normalized"]
     }
@@ -180,10 +181,12 @@ def find_scan_rules(
     kinds = _choose_kinds(joins)
     openings = _find_openings(merges)
     spaces = _find_space_rules(merges)
-    left_out = sorted(a + b for a, b in joins if _is_cut((a, b), kinds))
-    if openings is None or spaces is None or len(left_out) > MOST_PAIRS:
+
+    # Give up on a vocabulary that would need yet another rule.
+    if openings is None or spaces is None:
         return None
-    if MARK in "".join(left_out) or any(pair.isascii() for pair in left_out):
+    left_out = sorted(a + b for a, b in joins if _is_cut((a, b), kinds))
+    if not _are_rare(left_out):
         return None
     ends = {text[0] + text[2] for text in openings}
     if any(kinds.get(character) != SYMBOL for character in "".join(ends)):
@@ -195,16 +198,11 @@ def find_scan_rules(
         return None
 
     # Choose the stand-ins.
-    changed = {" ": SYMBOL} if replaces_spaces else {}
-    changed[APOSTROPHE] = SYMBOL
-    changed |= {c: kind for c, kind in sorted(kinds.items()) if kind != find_kind(c)}
-    stand_ins = _choose_stand_ins(changed, ids)
-    if len(stand_ins) < len(changed) or sum(map(str.isascii, stand_ins)) > MOST_ASCII:
+    stand_ins = _choose_stand_ins(kinds, replaces_spaces, ids)
+    if stand_ins is None or not _leaves_added_tokens(added, stand_ins):
         return None
-    if not _leaves_added_tokens(added, stand_ins):
-        return None
-    if any(character in stand_ins for text in openings for character in text if character != " "):
-        return None  # the opening would not be found any more
+    if not stand_ins.keys().isdisjoint("".join(openings).replace(" ", "")):
+        return None  # an opening with a stand-in would not be found any more
     aliases = {MARK: ids[MARK]} | _find_aliases(openings, ids) if replaces_spaces else {}
     return ScanRules(
         stand_ins=stand_ins,
@@ -216,6 +214,14 @@ def find_scan_rules(
         aliases=aliases,
         are_runs_first=spaces.are_first,
     )
+
+
+def _are_rare(pairs: Sequence[str]) -> bool:
+    """Return whether so few texts have one of these pairs of characters that the reference can
+    encode them. Pairs with a space, and pairs of ASCII characters, are in too many texts.
+    """
+    has_space = any(MARK in pair for pair in pairs)
+    return len(pairs) <= MOST_PAIRS and not has_space and not any(map(str.isascii, pairs))
 
 
 def find_kind(character: str) -> str:
@@ -261,7 +267,7 @@ def _choose_kinds(joins: Collection[tuple[str, str]]) -> dict[str, str]:
 
 
 def _is_cut(join: tuple[str, str], kinds: Mapping[str, str]) -> bool:
-    """Return whether PATTERN may cut two neighbours, of which the first is no opener."""
+    """Return whether PATTERN may cut between two characters that a merge joins."""
     first, second = join
     if second == MARK:
         return False  # a run of spaces, or an opening
@@ -374,20 +380,29 @@ def _merge_run(length: int, ranks: Mapping[tuple[int, int], int]) -> list[int]:
         tokens[place : place + 2] = [sum(tokens[place : place + 2])]
 
 
-def _choose_stand_ins(changed: Mapping[str, str], ids: Mapping[str, int]) -> dict[str, str]:
-    """Return an unused character for each character; less if there are not enough.
+def _choose_stand_ins(
+    kinds: Mapping[str, str], replaces_spaces: bool, ids: Mapping[str, int]
+) -> dict[str, str] | None:
+    """Return each character that is replaced, with an unused character. Return None if there are
+    not enough of these, or if too many characters of ASCII are replaced.
 
     Args:
-        changed: the kind that each stand-in must have.
+        kinds: the kind that each joined character must have.
+        replaces_spaces: whether spaces are replaced.
         ids: the id of each token. No stand-in is in a token.
     """
+    changed = {" ": SYMBOL} if replaces_spaces else {}
+    changed[APOSTROPHE] = SYMBOL
+    changed |= {c: kind for c, kind in sorted(kinds.items()) if kind != find_kind(c)}
+    if sum(map(str.isascii, changed)) > MOST_ASCII:
+        return None
     used = {*"".join(ids)}
     unused = {
         SYMBOL: (c for c in SYMBOL_STAND_INS if c not in used),
         LETTER: (c for c in LETTER_STAND_INS if c not in used),
     }
-    found = ((character, next(unused[kind], "")) for character, kind in changed.items())
-    return {character: stand_in for character, stand_in in found if stand_in}
+    stand_ins = {character: next(unused[kind], "") for character, kind in changed.items()}
+    return stand_ins if all(stand_ins.values()) else None
 
 
 def _leaves_added_tokens(added: Iterable[Mapping[str, Any]], stand_ins: Mapping[str, str]) -> bool:

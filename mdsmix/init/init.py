@@ -99,22 +99,9 @@ def write_first_recipe(
         RecipeError: no data was found, or none that can be converted.
         Unreachable: a file or the tokenizer cannot be read.
     """
-    # Find the streams.
+    # Find the streams, and leave out those that the tokenizer or the other streams do not fit.
     notices: Notices = []
-    names = [os.path.basename(name) for name in files]
-    if not dataset_info and not mixture and names == [DATASET_INFO]:
-        dataset_info = files[0]
-        files = ()
-    if dataset_info:
-        drafts = read_dataset_info(dataset_info, files, folder, notices)
-    elif mixture:
-        drafts = match_mixture(mixture, files, folder, bool(budget), notices)
-    else:
-        drafts = group_files(find_data(files, folder, notices), notices)
-    make_names_unique(drafts)
-
-    # Leave out streams that need a loader of their own, or whose images need a token that the
-    # tokenizer does not have.
+    drafts = _find_streams(files, folder, dataset_info, mixture, bool(budget), notices)
     opened = open_tokenizer(TokenizerSpec(name=tokenizer))
     notices += opened.remarks
     drafts = [
@@ -125,16 +112,14 @@ def write_first_recipe(
     if not drafts:
         raise _nothing_found(notices)
 
-    # Choose the keys above the streams.
+    # Choose the keys, and convert the first records with them.
     length = _RowLength(max_seq_len, "as asked") if max_seq_len else _choose_row_length(opened)
+    _fit_short_texts(drafts, length.tokens, opened)
     keys: dict[str, Any] = {
-        "tokenizer": _name_from(folder, tokenizer),
+        "tokenizer": _choose_tokenizer_key(_name_from(folder, tokenizer), opened, drafts),
         "max_seq_len": length.tokens,
         "remote" if find_store(target) else "local": target,
     }
-    loader = drafts[0].guess.kind.loader
-    if loader and loader.pads_left and opened.padding_side != "left":
-        keys["tokenizer"] = {"name": keys["tokenizer"], "kwargs": {"padding_side": "left"}}
     if budget:
         keys |= {"budget": budget, "absolute": True}
     why = WHY | {"max_seq_len": f"tokens of a row; {length.why}"}
@@ -143,9 +128,6 @@ def write_first_recipe(
     elif any(draft.guess.with_earlier_calls for draft in drafts):
         keys["target_responses"] = "all"
         why["target_responses"] = CALLS_WHY
-
-    # Try the first records under these keys.
-    _fit_short_texts(drafts, length.tokens, opened)
     try_all(keys, drafts, opened, folder)
 
     # Collect the messages and write the text.
@@ -154,9 +136,54 @@ def write_first_recipe(
     has_template = opened.chat_template is not None or opened.named_templates
     if not has_template and any(draft.guess.kind.has_template for draft in drafts):
         notices.append(f"WARNING: {NO_TEMPLATE}")
-    text = format_recipe(keys, drafts, why)
-    unique_notices = list(dict.fromkeys(map(str, notices)))
-    return FirstRecipe(text=text, drafts=drafts, tokenizer=opened, notices=unique_notices)
+    return FirstRecipe(
+        text=format_recipe(keys, drafts, why),
+        drafts=drafts,
+        tokenizer=opened,
+        notices=list(dict.fromkeys(map(str, notices))),
+    )
+
+
+def _find_streams(
+    files: Sequence[str],
+    folder: Path,
+    dataset_info: str | None,
+    mixture: str | None,
+    has_budget: bool,
+    notices: Notices,
+) -> list[Draft]:
+    """Return a draft of each stream: of the entries of a dataset_info.json, of the sources of a
+    mixture file, or otherwise of groups of files that are alike.
+
+    Args:
+        files: this and the next three are the arguments of `write_first_recipe`.
+        has_budget: whether the recipe gets a budget, of which the mixture's percentages are shares.
+        notices: gets the messages on files that are in no stream.
+    """
+    names = [os.path.basename(name) for name in files]
+    if not dataset_info and not mixture and names == [DATASET_INFO]:
+        dataset_info = files[0]
+        files = ()
+    if dataset_info:
+        drafts = read_dataset_info(dataset_info, files, folder, notices)
+    elif mixture:
+        drafts = match_mixture(mixture, files, folder, has_budget, notices)
+    else:
+        drafts = group_files(find_data(files, folder, notices), notices)
+    make_names_unique(drafts)
+    return drafts
+
+
+def _choose_tokenizer_key(
+    name: str, tokenizer: Tokenizer, drafts: Sequence[Draft]
+) -> str | dict[str, Any]:
+    """Return the value of the recipe's key `tokenizer`: its name, with the setting that it pads on
+    the left if the loader of the streams needs this.
+    """
+    loader = drafts[0].guess.kind.loader
+    if loader and loader.pads_left and tokenizer.padding_side != "left":
+        return {"name": name, "kwargs": {"padding_side": "left"}}
+    return name
 
 
 def _nothing_found(notices: Notices) -> MdsmixError:

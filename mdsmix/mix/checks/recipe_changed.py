@@ -185,22 +185,15 @@ def _compare_sources(
     reading_changes = [change for change in changes if change.key != PATH_KEY]
     path_changes = [change for change in changes if change.key == PATH_KEY]
 
-    # If the files cannot be listed, judge by the keys alone.
-    # `files` are the files, or the error of listing them. `stamps` are digests of the converted
-    # files; None if they were not stored on this machine.
+    # Compare the files, or, if they cannot be listed, the keys alone. `stamps` are digests of the
+    # converted files; None if they were not stored on this machine.
     files = mix.source_files[spec.name]
     stamps = recall_stamps(f"{mix.recipe_spec.published(spec)}/{spec.split}", manifest.index_hash)
     if isinstance(files, MdsmixError):
         if reading_changes or any(map(_names_other_files, path_changes)):
             return _SourceDifferences(changes=changes)
-        if stamps is not None and isinstance(files, RecipeError):
-            # The stream was converted on this machine, so the files were here.
-            counts = f"{manifest.source_count:,} gone ({_without_full_stop(files)})"
-            return _SourceDifferences(counts=counts, has_gone=True)
-        reason = f"its sources could not be listed: {_without_full_stop(files)}"
-        return _SourceDifferences(uncompared=reason)
-
-    # If the files are the same, the path changed only because the recipe or its folder was moved.
+        return _describe_unlisted(files, manifest, was_converted_here=stamps is not None)
+    # The same files under another path: the recipe or its folder was only moved.
     if stamps is not None and Counter(map(compute_stamp, files)) == stamps:
         return _SourceDifferences(changes=reading_changes)
     try:
@@ -210,24 +203,55 @@ def _compare_sources(
     if stamps is None and _have_same_names_and_sizes(files, sizes):
         return _SourceDifferences(changes=reading_changes)
 
-    # If the changed path selects other files, the recipe was changed.
+    # If the changed path selects other files, the recipe was changed. Otherwise the files were.
     names = {file.name for file in files}
-    new = names - sizes.keys()
-    gone = sizes.keys() - names
     if not manifest.source and sizes and names.isdisjoint(sizes):
         # Older manifests do not contain the path. No old name is left, so the path was changed.
         path_changes = [KeyChange(key=PATH_KEY, published=sorted(sizes), current=keys[PATH_KEY])]
-    if (new or gone) and path_changes:
+    if path_changes and names != sizes.keys():
         return _SourceDifferences(changes=[*reading_changes, *path_changes])
+    return replace(_count_changed_files(files, sizes, stamps), changes=reading_changes)
 
-    # Otherwise count the files that differ.
-    edited = [file for file in files if _is_edited(file, sizes, stamps)]
-    numbers = {"edited": len(edited), "new": len(new), "gone": len(gone)}
+
+def _describe_unlisted(
+    error: MdsmixError, manifest: Manifest, was_converted_here: bool
+) -> _SourceDifferences:
+    """Return what can be said of source files that cannot be listed, if the recipe's keys are those
+    of the conversion: they are gone if the stream was converted on this machine, and otherwise
+    perhaps only on another one.
+
+    Args:
+        error: why they cannot be listed.
+        manifest: the stream's manifest.
+        was_converted_here: whether this machine converted the stream, so that the files were here.
+    """
+    message = _without_full_stop(error)
+    if was_converted_here and isinstance(error, RecipeError):
+        counts = f"{manifest.source_count:,} gone ({message})"
+        return _SourceDifferences(counts=counts, has_gone=True)
+    return _SourceDifferences(uncompared=f"its sources could not be listed: {message}")
+
+
+def _count_changed_files(
+    files: Sequence[SourceFile], sizes: Mapping[str, int], stamps: Stamps | None
+) -> _SourceDifferences:
+    """Return how many source files were edited, are new or are gone.
+
+    Args:
+        files: the source files now.
+        sizes: name of a converted file -> its size in bytes.
+        stamps: digests of the converted files; None if they were not stored on this machine.
+    """
+    names = {file.name for file in files}
+    numbers = {
+        "edited": sum(_is_edited(file, sizes, stamps) for file in files),
+        "new": len(names - sizes.keys()),
+        "gone": len(sizes.keys() - names),
+    }
     return _SourceDifferences(
-        changes=reading_changes,
         counts=", ".join(f"{number:,} {state}" for state, number in numbers.items() if number),
-        has_gone=bool(gone),
-        has_new=bool(edited or new),
+        has_gone=numbers["gone"] > 0,
+        has_new=numbers["edited"] + numbers["new"] > 0,
     )
 
 
