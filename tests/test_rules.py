@@ -21,7 +21,7 @@ from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.pretraining import Pretraining
 from mdsmix.record import RecordRefused
 from mdsmix.shapes import SHAPES
-from mdsmix.shapes.conversation_rules import read_marks
+from mdsmix.shapes.training_marks import read_marks
 from mdsmix.sources import SourceFile
 from mdsmix.sources.csv_table import CsvTable
 from mdsmix.sources.format import Format, parse_json_fields

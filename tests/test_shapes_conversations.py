@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from mdsmix.kinds import open_recipe
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.record import Conversation, RichConversation, canonical
-from mdsmix.shapes import SHAPES, conversation_rules
-from mdsmix.shapes.conversation_rules import contains_null
+from mdsmix.shapes import SHAPES
 from mdsmix.shapes.extras import EXTRAS
+from mdsmix.shapes.nested_values import contains_null
 from mdsmix.shapes.sharegpt import TAGS
+from mdsmix.shapes.tools import _ToolsCache
 from mdsmix.tokenizer.card import Tokenizer
 from tests.converting import write_recipe
 from tests.test_shapes_refused import (
@@ -318,8 +319,8 @@ def test_records_with_equal_tools_share_their_tools() -> None:
 
 def test_the_tools_that_are_kept_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source may have large tools, and other ones in each record."""
-    cache = conversation_rules._ToolsCache()
-    monkeypatch.setattr(conversation_rules, "SHARED_TOOLS_BYTES", 1000)
+    cache = _ToolsCache()
+    monkeypatch.setattr("mdsmix.shapes.tools.SHARED_TOOLS_BYTES", 1000)
     tools = [json.dumps([{"name": f"{n:0300}"}]).encode() for n in range(20)]
     for content in (*tools, tools[-1]):
         assert cache.parse(content, False) == cache.parse(content, True)

@@ -27,9 +27,9 @@ from mdsmix.record import (
 )
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
-from mdsmix.shapes.conversation_rules import contains_null, find_null_paths
 from mdsmix.shapes.fields import find_value, make_deriver, parse_field
 from mdsmix.shapes.image_parts import NOTHING
+from mdsmix.shapes.nested_values import contains_null, find_null_paths
 from mdsmix.shapes.preference import Preference
 from mdsmix.shapes.prompt import Prompt
 from mdsmix.shapes.unpaired_preference import UnpairedPreference

@@ -17,9 +17,9 @@ from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.kind_table import find_kinds
 from mdsmix.shapes import SHAPES, Shape, find_shape
 from mdsmix.shapes.condition import Condition, parse_where
-from mdsmix.shapes.conversation_rules import MARK
 from mdsmix.shapes.fields import Field, parse_field
 from mdsmix.shapes.image_parts import FIELDS, with_images
+from mdsmix.shapes.training_marks import MARK
 from mdsmix.shards.manifest import Encoding
 
 

@@ -2,7 +2,7 @@
 the recipe names them.
 
 - `chat_template_kwargs`, as in TRL: an object of variables that `apply_chat_template` gets.
-- `loss_mask`: a list of marks (which messages are trained), which `conversation_rules` reads.
+- `loss_mask`: a list of marks (which messages are trained), which `training_marks` reads.
 - `objects`, as in ms-swift: names and boxes that replace `<ref-object>` and `<bbox>` in the texts.
   ms-swift writes boxes in the pixels of one model's images, so a record that needs them is refused.
 """
@@ -14,8 +14,9 @@ from typing import Any
 
 from mdsmix.record import Conversation, RecordRefused, is_encodable
 from mdsmix.schema import shorten_value
-from mdsmix.shapes.conversation_rules import MASK, copy_nested, decode_json
+from mdsmix.shapes.nested_values import copy_nested, decode_json
 from mdsmix.shapes.shape import RawRecord
+from mdsmix.shapes.training_marks import MASK
 
 EXTRAS_REASONS = {
     "bad_template_kwargs": (

@@ -39,28 +39,30 @@ from mdsmix.shapes.content_parts import (
 )
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
-    FLAGS,
-    MARK,
-    MASK,
     PLAIN_ROLES,
     ROLES,
     TRIES,
-    add_marks,
     check_roles,
-    find_mark_keys,
-    list_masks,
     make_conversation,
     merge_messages,
-    parse_calls,
     read_marked_conversations,
-    read_marks,
     read_messages,
     read_plain_conversations,
-    remove_marks,
 )
 from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape
 from mdsmix.shapes.spans import DETAIL, WEIGHTS
+from mdsmix.shapes.tools import parse_calls
+from mdsmix.shapes.training_marks import (
+    FLAGS,
+    MARK,
+    MASK,
+    add_marks,
+    find_mark_keys,
+    list_masks,
+    read_marks,
+    remove_marks,
+)
 
 _TEXT_KEYS = frozenset(("role", "content", *FLAGS))
 "The keys of a message that is only a text, perhaps with marks."

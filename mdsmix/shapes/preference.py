@@ -28,21 +28,18 @@ from typing import Any, NamedTuple
 from mdsmix.record import SYSTEM_ROLES, Conversation, Message, Pair, RecordRefused
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
-    MARK,
     TRIES,
-    copy_nested,
-    drop_listed_marks,
     make_conversation,
-    read_marks,
     read_messages,
-    remove_marks,
 )
 from mdsmix.shapes.extras import EXTRAS_REASONS, OBJECTS, VARIABLES, with_extras
 from mdsmix.shapes.messages import OPENAI, parse_messages, parse_openai_messages
+from mdsmix.shapes.nested_values import copy_nested
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.sharegpt import SHAREGPT, guess_options, parse_sharegpt_items
 from mdsmix.shapes.spans import ANSWER_LOSS, drop_losses
 from mdsmix.shapes.texts import ALPACA_REASONS, SKIPPED_IF_FALSE, parse_alpaca_prompt
+from mdsmix.shapes.training_marks import MARK, drop_listed_marks, read_marks, remove_marks
 
 REWARDS = ("chosen_reward", "rejected_reward")
 ANSWERS = ("chosen", "rejected")
@@ -327,7 +324,7 @@ def _openai_answer(raw: RawRecord, key: str) -> list[Any]:
     if isinstance(answer, list):
         return read_messages(raw, key)
     if isinstance(answer, dict):
-        return [copy_nested(answer, raw.options.get("nulls") == "drop")]
+        return [copy_nested(answer, raw.drops_nulls)]
     return [{"role": "assistant", "content": raw.text(key)}]
 
 

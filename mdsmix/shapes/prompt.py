@@ -17,17 +17,13 @@ import math
 from typing import Any, NamedTuple
 
 from mdsmix.record import Conversation, Message, RecordRefused, is_encodable
-from mdsmix.shapes.conversation_rules import (
-    CONVERSATION_REASONS,
-    TOOLS_OF_TEXT,
-    drop_listed_marks,
-    make_conversation,
-    read_messages,
-)
+from mdsmix.shapes.conversation_rules import CONVERSATION_REASONS, make_conversation, read_messages
 from mdsmix.shapes.extras import EXTRAS_REASONS, OBJECTS, VARIABLES, with_extras
 from mdsmix.shapes.messages import parse_openai_messages
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.texts import ALPACA_REASONS, SKIPPED_IF_FALSE, parse_alpaca_prompt
+from mdsmix.shapes.tools import TOOLS_OF_TEXT
+from mdsmix.shapes.training_marks import drop_listed_marks
 
 ANSWER = "verified_answer"
 "The key of `source:` for the field with the verified answer, and the column that stores it."

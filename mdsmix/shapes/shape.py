@@ -35,6 +35,11 @@ class RawRecord(NamedTuple):
         """Whether messages in a row that have the same role are merged into one message."""
         return self.options.get("consecutive_roles") == "merge"
 
+    @property
+    def drops_nulls(self) -> bool:
+        """Whether null entries of objects are dropped from messages and tools."""
+        return self.options.get("nulls") == "drop"
+
     def value(self, key: str) -> Any:
         """Return the value of the field that the recipe names under an optional key.
 

@@ -32,16 +32,10 @@ from mdsmix.schema import shorten_value
 from mdsmix.shapes.content_parts import result_to_text
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
-    FLAGS,
-    MARK,
-    MASK,
     TRIES,
-    find_mark_keys,
-    list_masks,
     make_conversation,
     make_exchange,
     make_system_messages,
-    parse_calls,
     read_marked_conversations,
     read_messages,
 )
@@ -50,6 +44,8 @@ from mdsmix.shapes.image_parts import MARK as IMAGE_MARK
 from mdsmix.shapes.image_parts import PLACEHOLDER_REASONS, Image, place_images, read_image
 from mdsmix.shapes.shape import Fields, RawRecord, Shape
 from mdsmix.shapes.spans import WEIGHTS
+from mdsmix.shapes.tools import parse_calls
+from mdsmix.shapes.training_marks import FLAGS, MARK, MASK, find_mark_keys, list_masks
 
 TAGS = {
     "role_tag": "from",

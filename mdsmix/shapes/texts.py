@@ -27,13 +27,13 @@ from mdsmix.record import (
 )
 from mdsmix.shapes.conversation_rules import (
     CONVERSATION_REASONS,
-    MASK,
     make_conversation,
     make_exchange,
     make_system_messages,
 )
 from mdsmix.shapes.extras import EXTRAS, EXTRAS_REASONS, with_extras
 from mdsmix.shapes.shape import Fields, RawRecord, Shape, are_texts
+from mdsmix.shapes.training_marks import MASK
 
 ALPACA_REASONS = {
     "bad_history": (

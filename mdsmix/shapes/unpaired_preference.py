@@ -9,16 +9,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mdsmix.record import Conversation, Message, Pair, RecordRefused
-from mdsmix.shapes.conversation_rules import (
-    CONVERSATION_REASONS,
-    TOOLS_OF_TEXT,
-    drop_listed_marks,
-    read_messages,
-)
+from mdsmix.shapes.conversation_rules import CONVERSATION_REASONS, read_messages
 from mdsmix.shapes.extras import EXTRAS_REASONS, OBJECTS, VARIABLES, with_extras
 from mdsmix.shapes.messages import parse_openai_messages
 from mdsmix.shapes.shape import RawRecord, Shape
 from mdsmix.shapes.spans import drop_losses
+from mdsmix.shapes.tools import TOOLS_OF_TEXT
+from mdsmix.shapes.training_marks import drop_listed_marks
 
 LABEL = "label"
 "The key of `source:` for the field with the label, and the column that stores it."

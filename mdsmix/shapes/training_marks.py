@@ -1,0 +1,294 @@
+"""Reads marks: keys and lists of a record that decide which messages are used for training, such as
+`"weight": 0` of a message, or the record's `"loss_mask": [0, 1]`. `spans.py` reads the marks of
+single characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import replace
+from itertools import chain, islice, repeat
+from typing import Any, NamedTuple
+
+from mdsmix.record import AnswerLoss, Message, PlainConversations, RecordRefused
+from mdsmix.shapes.nested_values import decode_json
+from mdsmix.shapes.shape import RawRecord
+from mdsmix.shapes.spans import DETAIL, WEIGHTS, read_spans, read_weight
+
+TRAIN_KEYS = (
+    *("train", "weight", "loss", "loss_weight"),  # axolotl, OpenAI, ms-swift, LLaMA-Factory
+    *("loss_mask", "step_loss_mask", "training", "trainable"),
+    "loss_scale",  # ms-swift
+)
+"Marks: keys of a message whose values (true or 1, false or 0) decide whether it is trained."
+_TRAIN_KEYS = frozenset(TRAIN_KEYS)
+MASK = "loss_mask"
+"""The field of a record that may contain a list of such marks, one for each message or one for each
+answer.
+"""
+MARK = "train_mark"
+"The recipe's option that names one more mark: a key of messages, or a field with a list of marks."
+FLAGS = frozenset((*TRAIN_KEYS, DETAIL))
+"All keys of messages that only concern training. They are removed before a template sees them."
+
+
+class Marks(NamedTuple):
+    """What the marks of a record's messages say on training. A mark is a key or an entry of a list,
+    such as `"weight": 0`.
+    """
+
+    trained: list[bool]
+    "A flag for each message: whether it may be used for training."
+    losses: list[AnswerLoss | None] | None
+    """For each message the characters that are trained, and the loss weight; None for a message
+    that is trained as a whole with the weight 1, or not at all. None in place of the list: there is
+    no message with such marks.
+    """
+
+
+def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) -> Marks:
+    """Return which messages may be used for training, with their loss weights, and for some answers
+    which of their characters. Marks decide this: keys of the message, such as `"weight": 0` or
+    `train_detail`, and the record's list of marks, such as `loss_mask`. A message without marks may
+    be used.
+
+    Args:
+        raw: the record.
+        messages: its messages, with their marks.
+        leading: how many of the first messages come from a field of their own, such as `system`,
+            not from the list of messages.
+
+    Raises RecordRefused:
+        bad_mark: a mark is not a weight that the stream allows, or two marks of a message differ.
+        bad_loss_mask: the list does not have one entry for each message or answer.
+        trained_prompt: a message that is not the assistant's is marked for training.
+        bad_span, span_with_calls: the list of ranges in `train_detail` is not valid (`read_spans`).
+    """
+    keys = _TRAIN_KEYS | {raw.options[MARK]} if MARK in raw.options else _TRAIN_KEYS
+    listed_marks = _read_listed_marks(raw, messages, leading)
+    # Most messages have no key that concerns training: these may be used.
+    flags = _flag_keys(raw)
+    if not listed_marks and all(map(flags.isdisjoint, messages)):
+        return Marks([*repeat(True, len(messages))], None)
+    trained = list[bool]()
+    losses = list[AnswerLoss | None]()
+    for position, message in enumerate(messages):
+        if not listed_marks and flags.isdisjoint(message):
+            trained.append(True)
+            losses.append(None)
+            continue
+        marks = [message[key] for key in keys.intersection(message) if message[key] is not None]
+        if listed_marks and listed_marks[position] is not None:
+            marks.append(listed_marks[position])
+        loss = _read_loss(message, marks, with_weights=WEIGHTS in raw.options)
+        trained.append(loss.weight > 0)
+        losses.append(loss if loss.weight > 0 and loss != AnswerLoss() else None)
+    return Marks(trained, losses if any(losses) else None)
+
+
+def find_mark_keys(
+    items: Sequence[list[dict[str, Any]]], message_keys: Set[str]
+) -> set[str] | None:
+    """Return the keys of marks, such as `weight`, that messages have. Return None if a message has
+    another key that is not one of `message_keys`.
+
+    Args:
+        items: for each conversation its messages, as the record has them.
+        message_keys: the keys of a message's role and content.
+    """
+    keys = set[str]().union(*chain.from_iterable(items)) - message_keys
+    return keys if keys.issubset(TRAIN_KEYS) else None
+
+
+def list_masks(records: Sequence[Any]) -> list[Any] | None:
+    """Return the list of marks of each record (`loss_mask`), None for a record that has none.
+    Return None in place of the list if no record has one.
+    """
+    masks = [record.get(MASK) for record in records]
+    return masks if {*map(type, masks)} != {type(None)} else None
+
+
+def add_marks(
+    plain: PlainConversations,
+    items: Sequence[list[dict[str, Any]]],
+    keys: Sequence[str],
+    masks: Sequence[Any] | None,
+) -> PlainConversations | None:
+    """Return plain conversations with the flags that their marks give. Return None if `read_marks`
+    would refuse a record.
+
+    Args:
+        plain: the conversations.
+        items: for each conversation its messages, as the record has them.
+        keys: the keys of marks that messages have.
+        masks: the list of marks of each record (`list_masks`).
+    """
+    if not keys and masks is None:
+        return plain
+    trained = _read_all_marks(items, plain.roles, keys, masks)
+    return None if trained is None else replace(plain, trained=trained)
+
+
+def _read_all_marks(
+    lists: Sequence[list[dict[str, Any]]],
+    roles: Sequence[Sequence[str]],
+    keys: Sequence[str],
+    masks: Sequence[Any] | None,
+) -> list[list[bool] | None] | None:
+    """Return for each conversation which of its messages may be used for training, as
+    `Conversation.trained`. Return None if `read_marks` would refuse a message.
+
+    Args:
+        lists: for each conversation its messages, with their marks. They have no `train_detail`.
+        roles: for each conversation the roles of its messages.
+        keys: the keys of `TRAIN_KEYS` that messages have.
+        masks: the list of marks of each record (`list_masks`).
+    """
+    messages = [*chain.from_iterable(lists)]
+    columns = [[message.get(key) for message in messages] for key in keys]
+    if masks is not None:
+        listed_marks = _join_masks(masks, roles)
+        if listed_marks is None:
+            return None
+        columns.append(listed_marks)
+    # Messages have few combinations of a role and marks: read each combination once.
+    marked_roles = [*zip(chain.from_iterable(roles), *columns, strict=True)]
+    is_trained = dict[tuple[Any, ...], bool]()
+    for marked_role in {*marked_roles}:
+        role, *values = marked_role
+        marks = [value for value in values if value is not None]
+        try:
+            loss = _read_loss({"role": role}, marks, with_weights=False)
+        except RecordRefused:
+            return None
+        is_trained[marked_role] = loss.weight > 0
+    # Split the flags at the ends of conversations.
+    flags = iter([*map(is_trained.__getitem__, marked_roles)])
+    flags_of_lists = [[*islice(flags, count)] for count in map(len, lists)]
+    return [None if all(flags_of_list) else flags_of_list for flags_of_list in flags_of_lists]
+
+
+def _join_masks(masks: Sequence[Any], roles: Sequence[Sequence[str]]) -> list[Any] | None:
+    """Return for each message of all conversations its entry in the list of marks of its record, as
+    `_read_listed_marks` finds it; None for a message without an entry. Return None in place of the
+    list if a record has another value than a list with an entry for each message or each answer.
+
+    Args:
+        masks: the list of marks of each record (`list_masks`).
+        roles: for each conversation the roles of its messages.
+    """
+    joined = list[Any]()
+    for marks, roles_of_record in zip(masks, roles, strict=True):
+        if marks is None:
+            joined += [None] * len(roles_of_record)
+        elif type(marks) is not list:
+            return None
+        elif len(marks) == len(roles_of_record):
+            joined += marks
+        elif len(marks) == roles_of_record.count("assistant"):
+            marks_of_answers = iter(marks)
+            joined += [
+                next(marks_of_answers) if role == "assistant" else None for role in roles_of_record
+            ]
+        else:
+            return None
+    return joined
+
+
+def remove_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
+    """Return the messages without the keys that only concern training, such as `weight`."""
+    flags = _flag_keys(raw)
+    cleaned = list[Message]()
+    for message in messages:
+        if not flags.isdisjoint(message):
+            message = {key: value for key, value in message.items() if key not in flags}
+        cleaned.append(message)
+    return cleaned
+
+
+def _flag_keys(raw: RawRecord) -> frozenset[str]:
+    """Return the keys of messages that only concern training, including the key that the recipe
+    names as `train_mark`.
+    """
+    return FLAGS | {raw.options[MARK]} if MARK in raw.options else FLAGS
+
+
+def drop_listed_marks(raw: RawRecord) -> RawRecord:
+    """Return the record without its list of marks (`loss_mask`), for a shape that builds other
+    lists of messages than the list belongs to.
+    """
+    if raw.extra(MASK) is None:
+        return raw
+    return raw._replace(record={**raw.record, MASK: None})
+
+
+def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int) -> list[Any]:
+    """Return for each message its entry in the record's list of marks, such as
+    `"loss_mask": [0, 1]`. An entry says whether the message is used for training. A message without
+    an entry gets None. Return [] if the record has no such list.
+
+    The list is in the field `loss_mask`, or in the field that the recipe names as `train_mark`. It
+    has one entry for each message or for each answer.
+
+    Raises RecordRefused (bad_mark) if the record has both lists and they differ.
+    Raises RecordRefused (bad_loss_mask) if the list has another number of entries.
+
+    Args:
+        leading: how many of the first messages come from a field of their own, such as `system`,
+            not from the list of messages.
+    """
+    # Read the list in the field `loss_mask`, and the list in the field that the recipe names.
+    values = [raw.extra(MASK)]
+    if MARK in raw.options:
+        named_value = raw.extra(raw.options[MARK])
+        if isinstance(named_value, list):
+            values.append(named_value)
+    lists = [decode_json(value) for value in values if value not in (None, "")]
+    if not lists:
+        return []
+    if lists[-1] != lists[0]:
+        raise RecordRefused("bad_mark")
+    marks = lists[0]  # all lists are equal
+    entries = len(marks) if isinstance(marks, list) else -1  # -1 differs from all lengths below
+    count = len(messages)
+    answers = [
+        position for position, message in enumerate(messages) if message["role"] == "assistant"
+    ]
+    # The marks may belong to the messages without the leading ones, to all messages, or to the
+    # answers: find out by their number.
+    for positions in (range(leading, count), range(count), answers):
+        if len(positions) == entries:
+            mark_at = dict(zip(positions, marks, strict=True))
+            return [mark_at.get(position) for position in range(count)]
+    raise RecordRefused(
+        "bad_loss_mask", entries=max(0, entries), messages=count - leading, answers=len(answers)
+    )
+
+
+def _read_loss(message: Message, marks: Sequence[Any], with_weights: bool) -> AnswerLoss:
+    """Return which characters of a message are trained, and its loss weight: 0 if it is not
+    trained, because of its marks or because its `train_detail` trains no character.
+
+    Raises RecordRefused (bad_mark) if a mark is not a weight, or two marks differ.
+    Raises RecordRefused (trained_prompt) if a message that is not the assistant's is marked for
+    training.
+
+    Args:
+        message: the message.
+        marks: the values of its marks, such as the value of its key `weight`, and its entry in the
+            record's list of marks.
+        with_weights: whether there may be other weights than 0 and 1.
+    """
+    weight = read_weight(marks, with_weights)
+    spans = read_spans(message, with_weights)
+    if spans == ():
+        # In axolotl an empty list trains nothing, but a mark of the whole message overrides it.
+        is_overridden = message[DETAIL] == [] and bool(marks)
+        spans = None
+        weight = weight if is_overridden else 0.0
+    is_marked = bool(marks) or message.get(DETAIL) is not None
+    if is_marked and weight and message["role"] != "assistant":
+        raise RecordRefused("trained_prompt")
+    if spans is not None:
+        spans = tuple(span._replace(weight=span.weight * weight) for span in spans)
+    return AnswerLoss(spans, weight)
