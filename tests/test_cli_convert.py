@@ -61,6 +61,19 @@ def test_what_cannot_be_converted_is_a_sentence(project: Project) -> None:
     assert_refused(project.convert(), 2, "not a readable recipe")
 
 
+def test_files_of_0_bytes_are_counted_by_every_run(project: Project) -> None:
+    project.write_source(GOOD, "data/one.jsonl")
+    for name in ("data/two.jsonl", "data/three.csv"):
+        (project.folder / name).touch()
+    project.configure(streams={"web": documents("data/*")}, max_seq_len=4)
+    note = "\n  2 of 3 source files have 0 bytes, so no records: data/three.csv, data/two.jsonl\n"
+    for more in (["--dry-run"], ["--part", "1/1"], ["--finish"], []):
+        assert note in project.convert_ok(*more).out
+    # Only the first run converts, but a copy that was interrupted is refused by every run.
+    (project.folder / "data/one.parquet").touch()
+    assert_refused(project.convert(), 4, "1 file of 0 bytes", "one.parquet")
+
+
 def test_quietly_only_warnings_are_said_and_on_stderr(project: Project) -> None:
     good, bad = (
         project.write_source(GOOD),

@@ -270,7 +270,35 @@ def test_an_incomplete_file_is_refused_with_one_sentence(tmp_path: Path) -> None
     for name, content, message in damaged_files():
         with pytest.raises(Unreachable, match=message):
             print(name, content[:40], read_file(tmp_path, name, content, fields=("text",)))
-    assert read_file(tmp_path, "a.parquet", b"") == []
+
+
+def test_a_file_of_0_bytes_is_refused_if_its_format_always_has_bytes(tmp_path: Path) -> None:
+    """The oracles are pyarrow, tarfile and the decompressors, which refuse the same files."""
+    import tarfile
+
+    readers: dict[str, Callable[[Path], object]] = {
+        "a.parquet": pq.read_table,
+        "a.arrow": lambda path: pa.ipc.open_stream(path.read_bytes()),
+        "a.feather": lambda path: pa.ipc.open_file(path.read_bytes()),
+        "a.tar": tarfile.open,
+        "a.tgz": tarfile.open,
+        "index.json": lambda path: json.loads(path.read_bytes()),
+    }
+    for name, read in readers.items():
+        (tmp_path / name).touch()
+        with pytest.raises((ValueError, OSError, tarfile.TarError, pa.ArrowException)):
+            read(tmp_path / name)
+        with pytest.raises(
+            Unreachable, match=rf"1 file of 0 bytes \(\S*/{name}\): .*copy it again"
+        ):
+            find_files([name], tmp_path)
+    for packing in PACKERS:
+        (tmp_path / f"b.jsonl{packing}").touch()
+    with pytest.raises(Unreachable, match=rf"{len(PACKERS)} files of 0 bytes .*copy them again"):
+        find_files(["b.*"], tmp_path)
+    # Without a header, a footer and compression, a file without records has no bytes.
+    for name in ("c.jsonl", "c.json", "c.csv", "c.tsv", "c.ndjson", "_SUCCESS.parquet"):
+        assert read_file(tmp_path, name, b"") == []
 
 
 UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [

@@ -213,6 +213,13 @@ REFUSALS = (
         "Run the same command again once the file is complete.",
     ),
     Refusal(
+        " of 0 bytes (",
+        4,
+        "A file of this format has bytes even without records, so a copy or a download of it was "
+        "interrupted.",
+        "Copy the file again, or delete it if its records shall be left out.",
+    ),
+    Refusal(
         "the disk is full",
         4,
         "The target, the cache, the temporary folder or the disk of stdout has no space.",

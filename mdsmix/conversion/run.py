@@ -325,7 +325,7 @@ def _convert_stream(
         if not job.limit:
             plan.cache.save(dict(zip(plan.units, contents, strict=True)), job.folder)
             _remember_files(plan, manifest)
-    notes = [note for note in (*plan.warnings, damage_note, backend_note) if note]
+    notes = [note for note in (damage_note, backend_note) if note]
     plan = replace(plan, job=job)
     return _make_outcome(plan, manifest, index, windows, began, notes, engine.peak)
 
@@ -392,7 +392,7 @@ def _convert_part_of_stream(
         records=sum((result.total for result in results), Records()),
         seconds=time.monotonic() - began,
         peak=peak,
-        notes=(note,) if note else (),
+        notes=(*plan.warnings, note) if note else plan.warnings,
     )
 
 
@@ -445,7 +445,7 @@ def _make_outcome(
         peak: the most bytes of memory that the run has used; 0 if unknown.
     """
     job = plan.job
-    all_notes = list(notes)
+    all_notes = [*plan.warnings, *notes]
     unequal = find_known_difference(job.tokenizer) if job.backend == "auto" else None
     if unequal:
         all_notes.insert(0, f"{unequal}, as an earlier run found; so the reference encodes")

@@ -59,6 +59,7 @@ class Arrow(Format):
 
     version = 2  # JSON texts and maps are decoded
     reads_fields = True
+    is_never_empty = True
     counted = "row"
     reasons = MAP_REASONS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -185,7 +185,43 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
                 "so it cannot be written into a manifest: rename the file"
             )
         files.append(file)
+    _refuse_empty(files)
     return files
+
+
+def _refuse_empty(files: Iterable[SourceFile]) -> None:
+    """Raise Unreachable if files of 0 bytes have a format whose files are never empty, such as
+    parquet, or are compressed: a copy or a download of them was interrupted.
+
+    Files such as Spark's `_SUCCESS`, which only mark a folder as complete, are not refused.
+    """
+    cut = list[SourceFile]()
+    for file in files:
+        format = format_of(file)
+        is_marker = file.location.name.startswith("_")
+        is_never_empty = format.is_never_empty or format.packing
+        if not file.stat.size and is_never_empty and not is_marker:
+            cut.append(file)
+    if cut:
+        names = join_names([file.location.url for file in cut])
+        it = choose_verb(cut, "it", "them")
+        raise Unreachable(
+            f"the source has {plural(len(cut), 'file')} of 0 bytes ({names}): even without "
+            "records, a file of this format has some bytes, so a copy was interrupted and records "
+            f"would be lost; copy {it} again, or delete {it}"
+        )
+
+
+def describe_empty_files(files: Sequence[SourceFile]) -> str:
+    """Return a sentence on the files of 0 bytes, which have no records; "" if there are none."""
+    empty = [file.name for file in files if not file.stat.size]
+    if not empty:
+        return ""
+    have = choose_verb(empty, "has", "have")
+    return (
+        f"{len(empty):,} of {plural(len(files), 'source file')} {have} 0 bytes, so no records: "
+        f"{join_names(empty)}"
+    )
 
 
 def _refuse_unlisted(path: str, matches: FoundFiles) -> None:

@@ -431,6 +431,10 @@ class Format(ABC):
     """Whether a record without a value of a field has an empty string there, as the rows of a csv
     have; a tar lacks this member.
     """
+    is_never_empty: ClassVar[bool] = False
+    """Whether a file without records still has bytes, such as a footer. Then a file of 0 bytes is
+    incomplete.
+    """
     heeds: ClassVar[tuple[str, ...]] = ()
     "The settings of `ReadAs` that the format uses, besides `format`: `header`, `split_by`."
     ordinals: ClassVar[str] = "byte"

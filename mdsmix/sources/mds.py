@@ -30,6 +30,7 @@ class Mds(Format):
     """
 
     ordinals = "sample"
+    is_never_empty = True
     size_factor = 2  # not 1: the file is an index, and the shards are read
 
     def weight(self, file: SourceFile) -> int:

@@ -51,6 +51,7 @@ class Parquet(Format):
     ordinals = "row"
     size_factor = 4
     reads_fields = True
+    is_never_empty = True
     reasons: ClassVar[Mapping[str, str]] = {
         **MAP_REASONS,
         "damaged_rows": "Rows of a parquet's row group cannot be decompressed or decoded.",

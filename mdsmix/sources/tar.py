@@ -51,6 +51,7 @@ class Tar(Format):
     version_without_messages = 2
     size_factor = 2  # 1 would mean that all stored bytes are read, but unused members are not
     reads_fields = True
+    is_never_empty = True
     cells_are_texts = True
     reasons: ClassVar[Mapping[str, str]] = {
         "duplicate_member": "Two members of an archive are the same field of one record.",
