@@ -172,6 +172,38 @@ def test_nulls_inside_messages_are_reported_if_they_change_a_row(
     assert printed == ["argument"]
 
 
+FAILS_ON_NULL = TAGGED.replace(
+    "{% if m.refusal", "{% if 'thinking' in m and '<' in m.thinking %}?{% endif %}{% if m.refusal"
+)
+
+
+def test_nulls_on_which_a_template_fails_lead_to_the_key_that_drops_them(
+    project: Project, tmp_path: Path
+) -> None:
+    """The template of gpt-oss fails so: `argument of type 'NoneType' is not iterable`."""
+    failing = train_style(tmp_path / "failing", "plain", FAILS_ON_NULL)
+    question, answer = talk("user", "assistant")["messages"]
+    thoughts = (None, "hm", None, "oh")
+    records = [{"messages": [question, answer | {"thinking": thought}]} for thought in thoughts]
+    project.write_source(records)
+    configure_chats(project, failing, shape="openai")
+    assert "and may fail on them. " in project.convert_ok().out
+    assert_refused(
+        project.convert("max_bad=0", "--reencode"),
+        5,
+        "2 template_error",
+        "null entries inside messages",
+        "source.nulls: drop removes them",
+    )
+    configure_chats(project, failing, shape="openai", nulls="drop")
+    assert "null entries" not in project.convert_ok("max_bad=0", "--reencode").out
+    assert project.manifest.records.written == len(records)
+    # `init` tries it.
+    draft = tmp_path / "draft.yaml"
+    run_ok("init", project.folder / "a.jsonl", "--tokenizer", failing, "-o", draft)
+    assert "nulls: drop    # nulls inside objects are removed, since the chat" in draft.read_text()
+
+
 def test_records_of_another_shape_are_refused_with_advice(project: Project) -> None:
     alpaca = {"instruction": "Name a colour.", "output": "Red."}
     rounds = {"messages": [{"human": "Hi", "assistant": "Hello."}]}

@@ -396,6 +396,13 @@ def advise(job: Job, records: Records) -> str:
     """
     # Several reasons may have the same fix.
     advice = dict.fromkeys(ADVICE[reason] for reason in records.quarantined if reason in ADVICE)
+    if "template_error" in records.quarantined and records.nulls:
+        keys = " or ".join(records.nulls)
+        removal = (
+            f"Some records have null entries inside {keys}, and a chat template may fail on such "
+            "an entry: source.nulls: drop removes them."
+        )
+        advice[removal] = None
     # Records are sorted by file and line here, since quarantine files are named by hashes.
     bad_records = list(islice(read_quarantine(job.folder), MOST_LOOKED_AT))
     bad_records.sort(key=lambda bad: (str(bad.get("file")), bad.get("line") or 0))

@@ -418,7 +418,7 @@ def _stream_lines(draft: Draft) -> Iterator[str]:
     yield from (f"  # {note}" for note in draft.notes)
     yield from (f"  {line}" for line in _key_lines(draft.keys, draft.why))
     yield "  source:"
-    yield from (f"    {line}" for line in _key_lines(draft.source, WHY))
+    yield from (f"    {line}" for line in _key_lines(draft.source, WHY | draft.why))
 
 
 def _key_lines(keys: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:

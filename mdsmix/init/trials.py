@@ -60,6 +60,7 @@ FILLED_IN = ("format.parquet", "format.arrow")
 """The rules of the formats that give all objects of a list the same keys, and fill in nulls. In
 other formats a null is what its author wrote.
 """
+NULLS_FAIL = "nulls inside objects are removed, since the chat template fails on records with them"
 LIMIT = "convert publishes nothing if more than a tenth of the records is bad"
 FIX = "correct the records, or set max_bad in the recipe"
 TOOLS_NOT_PRINTED = "tools_not_printed"
@@ -87,7 +88,8 @@ def try_all(
     tried again with `rewritten_history`: `each` if all answers are trained, otherwise `last`.
 
     If parquet or Arrow filled nulls into messages or tools, which the template would print, it is
-    tried again with `nulls: drop`.
+    tried again with `nulls: drop`. So are records of any format with such nulls, if the template
+    fails on more than a tenth of the records.
 
     Args:
         keys: keys at the top of the recipe.
@@ -99,8 +101,11 @@ def try_all(
         template_error = _try_draft(_open_drafts(keys, drafts, folder), draft, tokenizer)
         can_drop_nulls = "nulls" in draft.guess.shape.options
         is_filled_in = format_of(draft.files[0]).rule in FILLED_IN
-        if draft.tried.nulls and is_filled_in and can_drop_nulls:
+        failures = draft.tried.quarantined.get("template_error", 0)
+        if draft.tried.nulls and can_drop_nulls and (is_filled_in or _is_too_many(failures, draft)):
             draft.source["nulls"] = "drop"
+            if not is_filled_in:
+                draft.why["nulls"] = NULLS_FAIL
             template_error = _try_draft(_open_drafts(keys, drafts, folder), draft, tokenizer)
         if _is_too_many(draft.tried.quarantined.get("not_prefix_stable", 0), draft):
             rule = "each" if keys.get("target_responses") == "all" else "last"

@@ -462,12 +462,13 @@ def _notes_on_misread(records: Records, may_have_images: bool) -> Iterator[str]:
         may_have_images: whether streams of this kind may have images.
     """
     yield from (f"WARNING: {mark}" for mark in describe_possible_marks(records.unread))
+    may_fail = ", and may fail on them" if "template_error" in records.quarantined else ""
     for key, count in records.nulls.items():
         verb = "has" if count == 1 else "have"
         yield (
             f"WARNING: {plural(count, 'record')} {verb} null entries inside {key}, and the chat "
-            "template sees these entries. Arrow adds them if objects have different keys. "
-            "Set `nulls: drop` to remove them"
+            f"template sees these entries{may_fail}. Arrow adds them if objects have different "
+            "keys. Set `nulls: drop` to remove them"
         )
     for name, count in records.placeholders.items():
         if name == MESSAGES_AS_TEXT:
