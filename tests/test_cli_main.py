@@ -63,6 +63,16 @@ def test_help_names_commands_options_and_codes_and_wrong_usage_ends_with_two() -
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (
+            "init a.jsonl",
+            "Missing option '--tokenizer' (The model's tokenizer: a folder or a hub name). "
+            "See `mdsmix init",
+        ),
+        (
+            "bench --gpus 1",
+            "Missing argument 'TRAIN.yaml' (A rendered YAML or a config of LLM-"
+            "Foundry). See `mdsmix bench",
+        ),
         ("plan a.yaml --batch x", "--batch x is not a whole number of 1 or more. See `mdsmix plan"),
         ("plan a.yaml --batch 0", "--batch 0 is not a whole number of 1 or more. See `mdsmix plan"),
         ("inspect a -n -1", "--samples -1 is not a whole number of 0 or more. See `mdsmix inspect"),

@@ -96,6 +96,16 @@ def test_the_recipe_converts_as_it_is_and_can_be_mixed(data: Path, tokenizer_fol
     assert open_recipe("other.yaml").streams == streams, "published streams are not data"
 
 
+def test_reading_a_tokenizer_for_the_first_time_is_said(
+    data: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds, and without a network 50."""
+    monkeypatch.setenv("MDSMIX_CACHE", "cache")
+    said = f"reading the tokenizer {tokenizer_folder} with transformers, once"
+    assert init(tokenizer_folder, "data/web/*.jsonl").err.startswith(said)
+    assert said not in init(tokenizer_folder, "data/web/*.jsonl").err
+
+
 def test_without_a_file_the_recipe_goes_to_stdout(data: Path, tokenizer_folder: Path) -> None:
     answer = init(tokenizer_folder, "data/web/*.jsonl", "--to", "s3://bucket/mix")
     Path("recipe.yaml").write_text(answer.out)

@@ -261,8 +261,12 @@ def test_a_name_without_a_tokenizer_gives_a_one_line_error(tmp_path: Path, cache
     for name, why in (
         (tmp_path, ""),
         *((name, lost) for name in ("./nope", "/nope/at/all", "a/b/c", "~/nope", "nope.json")),
+        ("a/b/c", "and no repository on a hub"),
         ("n" * 300, "and no repository on a hub"),  # longer than the name of a file can be
-        ("tiktoken", "and no repository on a hub"),
+        (
+            "tiktoken",
+            "the hub is not asked since HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set. Unset it",
+        ),
     ):
         with pytest.raises(Unreachable) as caught:
             open_by_name(name)
@@ -272,6 +276,17 @@ def test_a_name_without_a_tokenizer_gives_a_one_line_error(tmp_path: Path, cache
         assert why in sentence
         assert not any(word in sentence for word in ("\n", "Traceback", "albert"))
     assert not list(cache.glob("tokenizers/*/card.json"))
+
+
+def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers words it as it does if it may not ask; without a network it tries for 50 s."""
+    asked = snapshot.run_describe('{"name": "nobody/none", "kwargs": {}}', None)
+    _, error = json.loads(asked.stdout.splitlines()[-1])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://hub.test")
+    assert (
+        "and the hub (http://hub.test) does not answer. Check the network and HF_ENDPOINT, or name"
+    ) in snapshot._load_error("tokenizer", "nobody/none", error)
 
 
 @pytest.mark.skipif(not IS_TRANSFORMERS_4, reason="transformers 5 opens both")

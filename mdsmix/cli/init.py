@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -130,6 +131,7 @@ def init(
         mixture=mixture,
         budget=f"{amount['total']} tokens" if amount else None,
         max_seq_len=int(amount["row"]) if amount and amount["row"] else None,
+        say=partial(echo, err=True),
     )
     text = begun.text
     schema: SchemaNotice | None = None

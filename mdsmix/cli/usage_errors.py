@@ -1,7 +1,7 @@
 """Says in one sentence what is wrong with the words of a command line.
 
-Typer finds these errors. It would print them in a box with three more lines, and for a number that
-is wrong only `'x' is not a valid int range`.
+Typer finds these errors. It would print them in a box with three more lines, for a number that is
+wrong only `'x' is not a valid int range`, and for a missing option only its name.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ def describe_usage_error(error: Any) -> str:
             option = max(parameter.opts, key=len)
             value = value.strip("'") or value  # in quotes if it is not a number at all
             message = f"{option} {value} is not {number}."
+    purpose = getattr(parameter, "help", None)
+    if purpose and message.startswith("Missing "):
+        message = f"{message.rstrip('.')} ({purpose.rstrip('.')})."
     if not message.strip():
         return ""
     if not message.endswith((".", "?")):

@@ -25,7 +25,7 @@ from mdsmix.init.trials import set_images, try_all
 from mdsmix.kinds.printed_texts import PRINTED_BY_TEMPLATE
 from mdsmix.kinds.row_faults import ROW_FAULTS, describe_row_fault
 from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
-from mdsmix.messages import join_counts, plural
+from mdsmix.messages import Say, join_counts, plural
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.sources import estimate_size
 from mdsmix.storage import find_store
@@ -81,6 +81,7 @@ def write_first_recipe(
     mixture: str | None = None,
     budget: str | None = None,
     max_seq_len: int | None = None,
+    say: Say | None = None,
 ) -> FirstRecipe:
     """Recognise the files and return a recipe for them.
 
@@ -94,6 +95,7 @@ def write_first_recipe(
             shares.
         budget: the size of an epoch, written as in a recipe. The mixture's percentages are of it.
         max_seq_len: tokens of a row; None: the tokenizer's limit.
+        say: called with a note for the user if the tokenizer must be read first; None: no note.
 
     Raises:
         RecipeError: no data was found, or none that can be converted.
@@ -102,7 +104,7 @@ def write_first_recipe(
     # Find the streams, and leave out those that the tokenizer or the other streams do not fit.
     notices: Notices = []
     drafts = _find_streams(files, folder, dataset_info, mixture, bool(budget), notices)
-    opened = open_tokenizer(TokenizerSpec(name=tokenizer))
+    opened = open_tokenizer(TokenizerSpec(name=tokenizer), say)
     notices += opened.remarks
     drafts = [
         draft

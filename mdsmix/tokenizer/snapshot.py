@@ -71,6 +71,8 @@ OTHER_VOCABULARIES = {
     ),
 }
 "File with a vocabulary -> what reads it if the folder has no tokenizer.json."
+NO_HUB = "couldn't connect to"
+"A string in the error of transformers if a hub is not reached, or may not be asked."
 FRESH_SECONDS = 5
 "A file that was written or copied later than so many seconds ago is read each time."
 SIGNS_OF_FIVE = (NEW_CLASS, "Tokenizer class", "'list' object has no attribute 'keys'")
@@ -511,11 +513,26 @@ def _load_error(pretrained: Pretrained, name: str, error: str) -> str:
             f"open it from a hub ({reason}), but mdsmix can read it from a folder; download it "
             f"(`hf download {name} --local-dir FOLDER`) and name that folder in the recipe."
         )
+    hub = f"and no repository on a hub ({reason})"
+    fix = "To correct the recipe,"
+    if NO_HUB in error:
+        obstacle, remedy = _find_hub_obstacle()
+        hub = f"it is not in this machine's cache of the hub, and {obstacle}"
+        fix = f"{remedy}, or"
     return (
         f"the {pretrained} {name} was not found: there is no folder or file of this name (paths in "
-        f"a recipe are relative to the recipe's folder), and no repository on a hub ({reason}). "
-        f"To correct the recipe, {FIX[pretrained]}."
+        f"a recipe are relative to the recipe's folder), {hub}. {fix} {FIX[pretrained]}."
     )
+
+
+def _find_hub_obstacle() -> tuple[str, str]:
+    """Return why transformers got no answer from the hub, and what the user can do."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        variables = "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE"
+        return f"the hub is not asked since {variables} is set", "Unset it"
+    return f"the hub ({constants.ENDPOINT}) does not answer", "Check the network and HF_ENDPOINT"
 
 
 @cache
