@@ -81,9 +81,12 @@ def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
         # The usual case first: a value of a plain class is taken unchanged.
         is_plain = type(value) in reader.plain
         fields[key] = value if is_plain else reader.read(value, _join_keys(where, key))
-    missing = schema.required - fields.keys()
+    missing = schema.required.keys() - fields.keys()
     if missing:
-        raise Misfit(f"{_join_keys(where, min(missing))} is missing.")
+        name = min(missing)
+        example = schema.required[name]
+        remedy = f"; add it, for example {name}: {example}" if example else ""
+        raise Misfit(f"{_join_keys(where, name)} is missing{remedy}.")
     for name, (words, is_within) in schema.bounds.items():
         value = fields.get(name)
         if value is not None and not _passes(is_within, value):
@@ -105,8 +108,8 @@ class _Schema(NamedTuple):
 
     readers: dict[str, Reader]
     "Name of a field -> the reader of its annotation."
-    required: set[str]
-    "Names of the fields without a default."
+    required: dict[str, str]
+    "Name of a field without a default -> an example of its value; empty without an example."
     bounds: dict[str, Bound]
     "Name of a field -> the bound on its value, for fields that have a bound."
 
@@ -120,7 +123,11 @@ def _make_schema(cls: Any) -> _Schema:
     hints = typing.get_type_hints(cls)
     return _Schema(
         readers={field.name: _reader(hints[field.name]) for field in fields},
-        required={field.name for field in fields if not has_default(field)},
+        required={
+            field.name: field.metadata.get("example", "")
+            for field in fields
+            if not has_default(field)
+        },
         bounds={field.name: field.metadata["must"] for field in fields if "must" in field.metadata},
     )
 

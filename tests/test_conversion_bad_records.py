@@ -179,7 +179,8 @@ def test_a_source_whose_beginning_is_bad_is_refused_early(strict: Project) -> No
         "error: stream web: 30 of 30 records are bad (30 missing_field) in the first 3 of 40 work "
         "units, and max_bad "
         "is 10%, so the others were not converted; nothing new is published, finished units are "
-        "kept. "
+        "kept. Under source, name the field as the records have it; where: exists(FIELD) leaves out "
+        "records without it. "
         "The first missing_field, of 00.jsonl: missing: text in "
         '{"body":"text 000 of file 000, some words"}. '
         f"The bad records are in {strict.train}/quarantine (mdsmix quarantine shows them): fix "

@@ -121,7 +121,8 @@ REFUSED_OVERRIDES = {
     "compression=gz": "compression is 'gz'; it must be zstd or zstd:N",
     "local=null": "neither remote nor local is set",
     "streams.web.kind=null": "streams.web: kind is missing",
-    "streams.web.source.prompt=p": "source names the fields text, prompt; pretraining reads text",
+    "streams.web.source.prompt=p": "source names the fields text, prompt; pretraining reads text: name the fields of one of these under source",
+    "streams.web.source.shape=alpaca streams.web.source.text=null": "source.shape is alpaca; pretraining reads text: correct the shape or the kind",
     "streams.faq.source.response=null": "source names the fields prompt; finetuning reads prompt and response",
     "streams.web.source.path=[]": "source.path is empty",
     "streams.web.split=a/b": "split is 'a/b'; it names one folder",
@@ -162,6 +163,18 @@ def test_other_files_are_refused_in_a_short_sentence(tmp_path: Path) -> None:
     for text, words in {
         "a: 1\nb: [1,\n  2\nc: 3": "recipe: line 4, column 2: did not find expected ',' or ']' "
         "(while parsing a flow sequence, line 2).",
+        "a:\n  b: c\n d: e": "line 3, column 2: did not find expected key; indent all keys of a section "
+        "alike.",
+        "a: b: c": "mapping values are not allowed in this context; indent it like the line before, or "
+        "put a text with `: ` in quotes.",
+        "a: b\nmax_seq_len 2\nc: d": "line 2, column 1: could not find expected ':'; write a colon",
+        "a: @b": "cannot start any token; indent with spaces, not tabs, and quote a value",
+        "a: 'b": "found unexpected end of stream; close the quotation mark.",
+        "max_seq_len: 8": "recipe.yaml: streams is missing; add it, for example streams: {web:",
+        "max_seq_len: 8\nstreams: {}": "tokenizer is missing; add it, for example tokenizer: Qwen/",
+        "streams: {}\ntokenizer: x": "max_seq_len is missing; add it, for example max_seq_len: 2048.",
+        "streams: {a: {source: {text: t}}}": "streams.a.source.path is missing; add it, for example "
+        "path: data.jsonl.",
         "a: 1\n\tb: 2": "recipe: line 2, column 1: found a tab character",
         "a: 1\na: 2": "recipe: line 2, column 1: found duplicate key a.",
         "a: &x [*x]": "recipe: line 1, column 4: YAML recursive aliases are not supported.",

@@ -275,6 +275,10 @@ ARRAY = (
 SHAPE = "Run mdsmix init SOURCE, which shows which shape and settings read the source's records."
 ADVICE = {
     "json_array": ARRAY,
+    "missing_field": (
+        "Under source, name the field as the records have it; where: exists(FIELD) leaves out "
+        "records without it."
+    ),
     "invalid_utf8": (
         "mdsmix reads UTF-8: convert files of another encoding, for example with iconv -f LATIN1 "
         "-t UTF-8."

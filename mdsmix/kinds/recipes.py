@@ -209,13 +209,18 @@ def _no_shape_fits(stream: StreamSpec, source: SourceSpec) -> str:
     shapes = [shape for shape in SHAPES.values() if shape.gives in types and shape.fields]
     # Several shapes may have the same fields: `dict.fromkeys` keeps one of each.
     choices = dict.fromkeys(" and ".join(shape.fields) for shape in shapes)
+    remedy = "name the fields of one of these under source"
     if source.shape:
         setting = f"source.shape is {source.shape}"
+        remedy = "correct the shape or the kind"
     elif source.fields:
         setting = f"source names the fields {', '.join(source.fields)}"
     else:
         setting = "source names no fields"
-    return f"{setting}; {stream.kind} reads {', or '.join(choices)}."
+    return (
+        f"{setting}; {stream.kind} reads {', or '.join(choices)}: {remedy}; `mdsmix init FILE` "
+        "shows which ones fit."
+    )
 
 
 def _foreign_fields(source: SourceSpec, shape: Shape) -> Iterator[str]:

@@ -49,6 +49,16 @@ SECRET_NAME = re.compile(
     r"|(^|_)(TOKEN|PAT|AUTH)(_|$)",
     re.IGNORECASE,
 )
+YAML_HINTS = {
+    "mapping values are not allowed": (
+        "indent it like the line before, or put a text with `: ` in quotes"
+    ),
+    "did not find expected key": "indent all keys of a section alike",
+    "could not find expected ':'": "write a colon and a space after the key",
+    "cannot start any token": "indent with spaces, not tabs, and quote a value that begins with @",
+    "found unexpected end of stream": "close the quotation mark",
+}
+"Part of a message of the YAML parser -> what the user may have to change."
 _ENV_VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:\s*['\"]?(\w+)")
 _SHORTEST_SECRET = 12
 """Values of credentials with fewer characters are not searched for, since a recipe may contain them
@@ -290,15 +300,21 @@ def translate_errors(origin: object, noun: str) -> Iterator[None]:
 
 def _explain_error(error: Exception) -> str:
     """Return the reason of an error of reading YAML, with the line or the key that it is about:
-    `line 2, column 1: found duplicate key local`, `local: Interpolation key 'x' not found`.
+    `line 2, column 1: found duplicate key local`, `local: Interpolation key 'x' not found`. For the
+    usual mistakes, a hint follows.
     """
     from omegaconf.errors import OmegaConfBaseException
     from yaml import MarkedYAMLError
 
     if isinstance(error, MarkedYAMLError) and error.problem_mark:
-        place = error.problem_mark
-        reason = f"line {place.line + 1}, column {place.column + 1}: {error.problem}"
+        mark = error.problem_mark
         start = error.context_mark
+        if start and "simple key" in str(error.context):
+            mark = start  # a missing colon is only noticed in the next line
+        reason = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        for problem, hint in YAML_HINTS.items():
+            if problem in str(error.problem):
+                reason += f"; {hint}"
         if start and "flow" in str(error.context):  # a bracket that is not closed
             reason += f" ({error.context}, line {start.line + 1})"
         return reason

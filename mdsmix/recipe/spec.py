@@ -142,7 +142,7 @@ class Recipe:
 
     folder: Path = field(default=Path(), metadata=SET_BY_READER)
     "The folder of the recipe."
-    tokenizer: TokenizerSpec
+    tokenizer: TokenizerSpec = key(example="Qwen/Qwen2.5-7B")
     "A folder or a hub name, or the keys `tokenizer.<key>`."
     max_seq_len: int = key(
         must=must_be(
@@ -150,10 +150,13 @@ class Recipe:
             range(2, 2**31).__contains__,
             minimum=2,
             maximum=2**31 - 1,
-        )
+        ),
+        example="2048",
     )
     "Tokens of a row, shared by all streams."
-    streams: Mapping[str, StreamSpec]
+    streams: Mapping[str, StreamSpec] = key(
+        example="{web: {kind: pretraining, source: {path: data.jsonl, text: text}}}"
+    )
     "The streams, by their names."
     processor: str | None = None
     """The folder or hub name of a vision-language model's [processor](images.md#the-processor). It

@@ -42,6 +42,7 @@ def key(
     *synonyms: str,
     only_for: str = "",
     must: Mapping[str, Any] | None = None,
+    example: str = "",
 ) -> Any:
     """Declare a key of a section.
 
@@ -51,8 +52,11 @@ def key(
         only_for: the only group of streams that the key applies to: a group of `Kind.key_groups`,
             SOURCED or UNSOURCED.
         must: the test that a value must pass, from `must_be`.
+        example: a value of a required key, for the message if the key is missing.
     """
     metadata: dict[str, Any] = dict(must or {})
+    if example:
+        metadata["example"] = example
     if synonyms:
         metadata["also called"] = synonyms
     if only_for:
@@ -75,7 +79,9 @@ class SourceSpec:
     names of the fields in them.
     """
 
-    path: list[str] = key(MISSING, "paths", "file", "files", "glob", "url", "data")
+    path: list[str] = key(
+        MISSING, "paths", "file", "files", "glob", "url", "data", example="data.jsonl"
+    )
     """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://`, `gs://`
     or `azure://` URL, `hf://datasets/org/name/...`, `hf://buckets/org/name/...`, or a list of
     these ([formats](data.md)).
