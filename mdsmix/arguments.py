@@ -71,17 +71,17 @@ def refuse_wrong_arguments(
             least = LEAST[name]
             is_whole = isinstance(value, int) and not isinstance(value, bool)
             if not is_whole or value < least:
-                raise _refusal(name, value, f"a whole number from {least}")
+                raise _make_refusal(name, value, f"a whole number from {least}")
         elif name in TEXTS:
             if not _is_list_of(str, value):
-                raise _refusal(name, value, f'a list of strings, such as {name}=["..."]')
+                raise _make_refusal(name, value, f'a list of strings, such as {name}=["..."]')
         elif name in PATHS:
             if not isinstance(value, (str, os.PathLike)):
-                raise _refusal(name, value, "a path or URL")
+                raise _make_refusal(name, value, "a path or URL")
         elif name in RULES:
             rule = RULES[name]
             if not rule.is_kept(value):
-                raise _refusal(name, value, rule.allowed)
+                raise _make_refusal(name, value, rule.allowed)
 
 
 def _is_list_of(kind: type, value: Any) -> bool:
@@ -104,8 +104,10 @@ def _refuse_no_mix(name: str, value: Any) -> None:
     else:
         is_mix = value is not None and not isinstance(value, (bytes, int, float))
     if not is_mix:
-        raise _refusal(name, value, "a recipe, a training YAML, or a list of published streams")
+        raise _make_refusal(
+            name, value, "a recipe, a training YAML, or a list of published streams"
+        )
 
 
-def _refusal(name: str, value: Any, words: str) -> RecipeError:
+def _make_refusal(name: str, value: Any, words: str) -> RecipeError:
     return RecipeError(f"{name} is {repr(value)[:60]}; it must be {words}.")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdsmix.leaks.audit import ScannedStream, _context, find_longest_shared, rank_leaks
+from mdsmix.leaks.audit import ScannedStream, _cut_context, find_longest_shared, rank_leaks
 from mdsmix.leaks.evaluation_grams import LENGTH, EvalSamples, hash_grams
 from mdsmix.ragged import Ragged
 from tests.alarm import fail_after
@@ -94,7 +94,7 @@ def test_grams_are_found_exactly_as_by_sets_of_tuples(
 
 def test_the_longest_run_of_two_long_rows_is_found_fast() -> None:
     """Comparing every pair of positions takes a minute."""
-    before, after = _context(np.arange(100), 40, 20)
+    before, after = _cut_context(np.arange(100), 40, 20)
     assert [before.tolist(), after.tolist()] == [[*range(16, 40)], [*range(60, 84)]]
     item = np.zeros(20_000, np.int64)
     item[15_001] = 1

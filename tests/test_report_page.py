@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mdsmix.recipe import TokenizerSpec
-from mdsmix.report.inspection import length_rows
+from mdsmix.report.inspection import list_length_rows
 from mdsmix.report.page.html import prose
 from mdsmix.report.page.sample_browser import BROKEN, cut_into_spans, make_thumbnail
 from mdsmix.report.shown_samples import Picture, Segment
@@ -115,7 +115,7 @@ def test_the_lengths_of_samples_have_a_histogram(recipe: Path, page: Page) -> No
     assert '<th scope="col">histogram</th>' in page.html
     assert ">bar</th>" not in page.html
     totals = SimpleNamespace(lengths={"2^11": 6, "2^0": 2, "2^7": 2}, longest=2048)
-    assert list(length_rows(totals)) == [  # type: ignore[arg-type]
+    assert list(list_length_rows(totals)) == [  # type: ignore[arg-type]
         ("1", 2, 0.2),
         ("128-255", 2, 0.2),
         ("2,048", 6, 0.6),

@@ -23,7 +23,7 @@ from rich.progress import Progress, TextColumn
 from mdsmix.conversion.run import Outcome
 from mdsmix.kinds import stored_pieces
 from mdsmix.report.conversions import conversion_table
-from mdsmix.report.inspection import card_rows, length_rows
+from mdsmix.report.inspection import list_card_rows, list_length_rows
 from mdsmix.report.progress import Bar, PlainLines, watching
 from mdsmix.report.show import (
     TERMINAL_VARIABLES,
@@ -145,11 +145,11 @@ def test_the_card_tells_the_manifest_its_lack_and_a_broken_publication(tmp_path:
         "columns": "tokens: ndarray:uint16:8",
         "index": stream.index.hash,
     }
-    card = dict(card_rows(replace(stream, manifest=replace(stream.manifest, sources=many))))
+    card = dict(list_card_rows(replace(stream, manifest=replace(stream.manifest, sources=many))))
     assert card | expected == card
-    broken = dict(card_rows(published(tmp_path / "broken", card={"index_hash": "0" * 32})))
+    broken = dict(list_card_rows(published(tmp_path / "broken", card={"index_hash": "0" * 32})))
     assert "interrupted, run convert again" in broken["index"]
-    bare = dict(card_rows(published(tmp_path / "bare")))
+    bare = dict(list_card_rows(published(tmp_path / "bare")))
     assert "all figures are the index's" in bare["manifest"]
 
 
@@ -157,7 +157,7 @@ def test_the_card_tells_the_manifest_its_lack_and_a_broken_publication(tmp_path:
 @given(st.lists(st.integers(1, 70_000), min_size=1, max_size=60))
 def test_each_row_of_lengths_counts_the_samples_within_its_bounds(lengths: list[int]) -> None:
     totals = Totals(longest=max(lengths), lengths=count_by_length(np.array(lengths, np.int64)))
-    rows, end = list(length_rows(totals)), 0
+    rows, end = list(list_length_rows(totals)), 0
     for bounds, count, share in rows:
         # A row for one length has it alone: `2,048`.
         limits = [int(bound.replace(",", "")) for bound in bounds.split("-")]

@@ -22,7 +22,7 @@ def complete_converted(ctx: typer.Context) -> list[tuple[str, str]]:
     """Return the streams that the recipe converts, each with its kind: `("web", "pretraining")`."""
     streams = _find_file(ctx, "streams").get("streams")
     names = list[tuple[str, str]]()
-    for name, keys in _items(streams):
+    for name, keys in _list_streams(streams):
         if "source" in keys:
             names.append((name, str(keys.get("kind", ""))))
     return names
@@ -36,7 +36,7 @@ def complete_published(ctx: typer.Context) -> list[str]:
     recipe = _find_file(ctx, "streams")
     target = _find_folder(recipe, recipe.get("path", ""))
     splits = list[str]()
-    for name, keys in _items(recipe.get("streams")):
+    for name, keys in _list_streams(recipe.get("streams")):
         folder = f"{target}/{name}" if target else ""
         if "source" not in keys:
             folder = _find_folder(keys, recipe["path"])
@@ -53,7 +53,7 @@ def complete_stored(ctx: typer.Context) -> list[str]:
     that it does not name. A remote store is not asked, since that could take seconds.
     """
     recipe = _find_file(ctx, "streams")
-    names = [name for name, _ in _items(recipe.get("streams"))]
+    names = [name for name, _ in _list_streams(recipe.get("streams"))]
     if recipe and not recipe.get("remote"):
         with suppress(OSError):
             for entry in os.scandir(_find_folder(recipe, recipe["path"])):
@@ -80,7 +80,7 @@ def _find_file(ctx: typer.Context, key: str) -> dict[str, Any]:
     """Return the keys of the first file on the command line that has this key at its top, and under
     `path` the file's path. Return an empty dict if no file has it.
     """
-    for word in _words(ctx):
+    for word in _list_words(ctx):
         # Any file may be on the command line, and any error in it only means: nothing to offer.
         with suppress(Exception):
             tree = _read_yaml(word)
@@ -100,7 +100,7 @@ def _read_yaml(path: str) -> Any:
         return yaml.load(file, Loader=loader)
 
 
-def _words(ctx: typer.Context) -> Iterator[str]:
+def _list_words(ctx: typer.Context) -> Iterator[str]:
     """Yield the arguments and option values before the cursor. An option without its value ends
     the parsing: the words before it are then in `ctx.args`.
     """
@@ -110,7 +110,7 @@ def _words(ctx: typer.Context) -> Iterator[str]:
                 yield os.fspath(word)
 
 
-def _items(streams: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def _list_streams(streams: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and keys of each stream that is a mapping."""
     if isinstance(streams, dict):
         for name, keys in streams.items():

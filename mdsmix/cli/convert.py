@@ -158,7 +158,7 @@ def convert(
         return
 
     if part is not None:
-        with _shown_at_end(part, quiet, as_json) as parts:
+        with _show_at_end(part, quiet, as_json) as parts:
             api.convert_part(
                 recipe,
                 part,
@@ -180,7 +180,7 @@ def convert(
                 "--finish"
             )
         return
-    with _shown_at_end(None, quiet, as_json) as outcomes:
+    with _show_at_end(None, quiet, as_json) as outcomes:
         api.convert(
             recipe,
             overrides or (),
@@ -224,7 +224,7 @@ def _refuse_contradictions(
 
 
 @contextmanager
-def _shown_at_end(part_option: str | None, quiet: bool, as_json: bool) -> Iterator[list[Any]]:
+def _show_at_end(part_option: str | None, quiet: bool, as_json: bool) -> Iterator[list[Any]]:
     """Give a `with` block a list for the outcomes of streams, and show the list at its end. This is
     done after an error too, since the streams in the list are converted already.
 

@@ -108,7 +108,7 @@ def init(
 
     # Refuse wrong options before anything is read.
     amount = BUDGET.fullmatch(budget) if budget else None
-    misuse = _misuse(files, dataset_info, mixture, budget, amount)
+    misuse = _find_misuse(files, dataset_info, mixture, budget, amount)
     if misuse:
         raise RecipeError(misuse)
     if out:
@@ -146,11 +146,11 @@ def init(
     decoder = open_decoder(begun.tokenizer)
     if as_json:
         written = {"wrote": out, "schema": schema.message if schema else None}
-        echo_json(_json(begun, text, decoder) | written)
+        echo_json(_to_json(begun, text, decoder) | written)
         return
     if not out:
         typer.echo(text, nl=False)
-    show(*_shown(begun, decoder), err=not out)
+    show(*_list_first_records(begun, decoder), err=not out)
     echo(*begun.notices, err=True)
     if schema:
         echo(schema.message, err=not schema.is_written)
@@ -161,7 +161,7 @@ def init(
         echo(f"wrote {out}; next: {step}")
 
 
-def _misuse(
+def _find_misuse(
     files: list[str] | None,
     dataset_info: str | None,
     mixture: str | None,
@@ -197,7 +197,7 @@ def _misuse(
     return None
 
 
-def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
+def _list_first_records(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
     """Yield a title and the first record, as the model is trained on it, for each of the first
     MOST_SAMPLES streams.
     """
@@ -210,7 +210,7 @@ def _shown(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
         yield SampleText(sample_runs(shorten(first, MOST_TOKENS), decoder))
 
 
-def _json(begun: FirstRecipe, text: str, decoder: Decoder) -> Tree:
+def _to_json(begun: FirstRecipe, text: str, decoder: Decoder) -> Tree:
     """Return what --json prints: the recipe, what was found of each stream, and messages on what
     was left out.
 

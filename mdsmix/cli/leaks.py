@@ -62,9 +62,9 @@ def leaks(
     The exit code is 0 even if leaks are found.
     """
     from mdsmix.leaks.audit import find_leaks
-    from mdsmix.mix.streams.mix import unique_folders
+    from mdsmix.mix.streams.mix import drop_repeated_folders
     from mdsmix.mix.streams.resolve import make_stream_mix, resolve_mix
-    from mdsmix.report.leaked_samples import leaks_json, show_leaks
+    from mdsmix.report.leaked_samples import leaks_to_json, show_leaks
     from mdsmix.report.progress import watching
     from mdsmix.report.show import show
     from mdsmix.tokenizer.decoder import find_decoder
@@ -80,12 +80,12 @@ def leaks(
             "published evaluation streams by --eval (`mdsmix convert` makes such a stream from a "
             "file of questions, if its recipe has the tokenizer of the mix)."
         )
-    evals = unique_folders(eval_streams)
+    evals = drop_repeated_folders(eval_streams)
     with watching() as watcher:
-        audit = find_leaks(unique_folders(mix.train.streams), evals, common, watcher)
+        audit = find_leaks(drop_repeated_folders(mix.train.streams), evals, common, watcher)
     manifest = evals[0].trusted_manifest
     decoder = find_decoder(tokenizer, manifest.tokenizer.hash if manifest else None)
     if as_json:
-        echo_json(leaks_json(audit, decoder, samples))
+        echo_json(leaks_to_json(audit, decoder, samples))
     else:
         show(*show_leaks(audit, decoder, samples))

@@ -86,10 +86,10 @@ def _check_recipe(recipe: Recipe, path: str) -> None:
     has_templates = False
     for stream in recipe.sourced:
         record_type = find_record_type(stream)
-        for sentence in _contradictions(recipe, stream, record_type):
+        for sentence in _find_shape_contradictions(recipe, stream, record_type):
             raise RecipeError(f"{path}: streams.{stream.name}: {sentence}")
         has_templates |= record_type.kind is not None and record_type.kind.has_template
-    for sentence in _unused_tokenizer_keys(recipe, has_templates):
+    for sentence in _find_unused_tokenizer_keys(recipe, has_templates):
         raise RecipeError(f"{path}: {sentence}")
 
 
@@ -100,7 +100,7 @@ def is_data(path: str | os.PathLike[str]) -> bool:
     return str(path).endswith(tuple(FORMATS.keys() - {".json"})) and os.path.isfile(path)
 
 
-def _unused_tokenizer_keys(recipe: Recipe, has_templates: bool) -> Iterator[str]:
+def _find_unused_tokenizer_keys(recipe: Recipe, has_templates: bool) -> Iterator[str]:
     """Yield a sentence for each key of `tokenizer` that would change nothing.
 
     Args:
@@ -120,7 +120,9 @@ def _unused_tokenizer_keys(recipe: Recipe, has_templates: bool) -> Iterator[str]
         )
 
 
-def _contradictions(recipe: Recipe, stream: StreamSpec, record_type: RecordType) -> Iterator[str]:
+def _find_shape_contradictions(
+    recipe: Recipe, stream: StreamSpec, record_type: RecordType
+) -> Iterator[str]:
     """Yield a sentence for each wrong setting of a stream that depends on its shape (how records
     are written) or its kind (how they become samples), such as a field that the shape does not
     read.
@@ -132,16 +134,16 @@ def _contradictions(recipe: Recipe, stream: StreamSpec, record_type: RecordType)
     """
     source = stream.source
     assert source is not None
-    yield from _shape_faults(stream, source)
+    yield from _find_shape_faults(stream, source)
     shape = record_type.shape
     kind = record_type.kind
-    yield from _unreadable_fields(source, shape)
+    yield from _find_unreadable_fields(source, shape)
     if shape is None or kind is None:
-        yield _no_shape_fits(stream, source)
+        yield _describe_misfit_shape(stream, source)
         return
-    yield from _foreign_fields(source, shape)
+    yield from _find_foreign_fields(source, shape)
     yield from find_foreign_keys(stream, {SOURCED, *kind.key_groups})
-    yield from _foreign_options(stream, shape)
+    yield from _find_foreign_options(stream, shape)
     for tag in source.tags:
         if tag not in TAGS:
             similar = suggest_key(tag, list(TAGS), "the tags are")
@@ -149,7 +151,7 @@ def _contradictions(recipe: Recipe, stream: StreamSpec, record_type: RecordType)
     yield from kind.contradictions(recipe, stream)
 
 
-def _shape_faults(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
+def _find_shape_faults(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
     """Yield a sentence if `shape:` names neither a known shape (a way to write records, such as
     `alpaca`) nor a user's function, and a sentence on keys that have no effect with this `shape:`.
     """
@@ -175,7 +177,7 @@ def _shape_faults(stream: StreamSpec, source: SourceSpec) -> Iterator[str]:
         yield f"source.shape is {source.shape!r}; {similar}"
 
 
-def _unreadable_fields(source: SourceSpec, shape: Shape | None) -> Iterator[str]:
+def _find_unreadable_fields(source: SourceSpec, shape: Shape | None) -> Iterator[str]:
     """Yield a sentence on each template, such as `"{title}: {body}"`, that names a field which must
     be a list: the value of a template is always text. Then yield a sentence on the first field or
     condition that cannot be parsed.
@@ -201,7 +203,7 @@ def _unreadable_fields(source: SourceSpec, shape: Shape | None) -> Iterator[str]
         yield f"source.{key}: {error}."
 
 
-def _no_shape_fits(stream: StreamSpec, source: SourceSpec) -> str:
+def _describe_misfit_shape(stream: StreamSpec, source: SourceSpec) -> str:
     """Return the message for a stream whose `shape:` or fields make other records than its `kind`
     reads, such as documents for `finetuning`.
     """
@@ -223,7 +225,7 @@ def _no_shape_fits(stream: StreamSpec, source: SourceSpec) -> str:
     )
 
 
-def _foreign_fields(source: SourceSpec, shape: Shape) -> Iterator[str]:
+def _find_foreign_fields(source: SourceSpec, shape: Shape) -> Iterator[str]:
     """Yield a sentence if the source names other fields than its shape (how its records are
     written) reads.
     """
@@ -240,7 +242,7 @@ def _foreign_fields(source: SourceSpec, shape: Shape) -> Iterator[str]:
         )
 
 
-def _foreign_options(stream: StreamSpec, shape: Shape) -> Iterator[str]:
+def _find_foreign_options(stream: StreamSpec, shape: Shape) -> Iterator[str]:
     """Yield a sentence for each option that the stream sets although its records' shape (how they
     are written) does not use it, such as `consecutive_roles` for plain texts.
     """

@@ -256,7 +256,7 @@ def rank_leaks(items: EvalSamples, scanned: Sequence[ScannedStream]) -> list[Lea
     all_grams = items.count(np.ones(len(items.hashes), bool))
 
     leaks = []
-    for item, sources in sorted(_leak_sources(items, scanned).items()):
+    for item, sources in sorted(_find_sources_of_leaks(items, scanned).items()):
         # An item belongs to the last evaluation that begins at it or before it.
         stream = bisect_right(items.firsts, item) - 1
         leaks.append(
@@ -272,7 +272,7 @@ def rank_leaks(items: EvalSamples, scanned: Sequence[ScannedStream]) -> list[Lea
     return sorted(leaks, key=lambda leak: (-leak.share, -leak.leaked_grams))
 
 
-def _leak_sources(
+def _find_sources_of_leaks(
     items: EvalSamples, scanned: Sequence[ScannedStream]
 ) -> dict[int, list[LeakingSample]]:
     """Map the number of each evaluation sample that leaked to the training samples that contain
@@ -319,8 +319,8 @@ def read_passage(audit: Audit, leak: Leak) -> Passage:
     run = find_longest_shared(item, training)
     return Passage(
         shared=item[run.start : run.start + run.length],
-        item=_context(item, run.start, run.length),
-        training=_context(training, run.training_start, run.length),
+        item=_cut_context(item, run.start, run.length),
+        training=_cut_context(training, run.training_start, run.length),
     )
 
 
@@ -366,7 +366,7 @@ def find_longest_shared(item: Int, training: Int) -> SharedRun:
     return SharedRun(start, training_start, length)
 
 
-def _context(ids: Int, start: int, length: int) -> tuple[Int, Int]:
+def _cut_context(ids: Int, start: int, length: int) -> tuple[Int, Int]:
     """Return up to CONTEXT ids before a run of ids, and up to CONTEXT ids after it."""
     end = start + length
     return ids[max(0, start - CONTEXT) : start], ids[end : end + CONTEXT]

@@ -17,7 +17,7 @@ from mdsmix.messages import plural
 from mdsmix.mix.checks import CHECKS
 from mdsmix.mix.epoch.apportion import shares_to_json
 from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
-from mdsmix.mix.streams.mix import Mix, unique_folders
+from mdsmix.mix.streams.mix import Mix, drop_repeated_folders
 from mdsmix.shards.index import StoredFile
 from mdsmix.shards.verification import ReadingWatcher, verify
 from mdsmix.table import Tree, table_to_json
@@ -124,7 +124,8 @@ def verify_streams(mix: Mix, watcher: ReadingWatcher) -> Mix:
     Raises Unreachable if a stream cannot be read.
     """
     reports = {
-        stream.folder.url: verify(stream.folder, watcher) for stream in unique_folders(mix.streams)
+        stream.folder.url: verify(stream.folder, watcher)
+        for stream in drop_repeated_folders(mix.streams)
     }
     return replace(mix, verified=reports)
 
@@ -159,7 +160,7 @@ def describe_coverage(mix: Mix) -> str:
     sizes are checked, and these do not show that a byte was changed in place.
     """
     shards = list[StoredFile]()
-    for stream in unique_folders(mix.streams):
+    for stream in drop_repeated_folders(mix.streams):
         shards += [shard.stored for shard in stream.shards]
     size = plural(sum(shard.bytes for shard in shards), "byte")
     counted = f"{plural(len(shards), 'shard')}, {size}"

@@ -17,7 +17,7 @@ from mdsmix.frozen import frozen
 from mdsmix.load.internals import Ids
 from mdsmix.load.layout import NO_SAMPLE, EpochLayout
 from mdsmix.messages import choose_verb, join_names, plural
-from mdsmix.mix.epoch.stream_counts import count_tokens, fixed_row_length
+from mdsmix.mix.epoch.stream_counts import count_tokens, find_fixed_row_length
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.preview.options import PreviewOptions
 from mdsmix.preview.shard_reader import has_ids
@@ -36,7 +36,7 @@ def sample_tokens(stream: StreamInMix, loader: Loader) -> float:
     if not has_ids(stream):
         return UNKNOWN
     mean_tokens = count_tokens(stream, loader).in_rows / max(1, stream.index.samples)
-    is_exact = fixed_row_length(stream) is not None
+    is_exact = find_fixed_row_length(stream) is not None
     return mark_estimate(mean_tokens, is_exact=is_exact)
 
 

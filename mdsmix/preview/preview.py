@@ -46,10 +46,10 @@ def preview(mix: Mix, options: PreviewOptions) -> Preview:
             "have two answers. Use `mdsmix inspect` to see their samples, or mdsmix.load to see "
             "the batches."
         )
-    loaders = _loaders(mix, options)
+    loaders = _open_loaders(mix, options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `check` counts rows that are cut
-        ratio = _ratio(loaders)
+        ratio = _find_packing_ratio(loaders)
         layout = EpochLayout(
             loaders.settings, mix.train.streams, options.world, int(options.world.rows * ratio)
         )
@@ -70,7 +70,7 @@ def preview(mix: Mix, options: PreviewOptions) -> Preview:
     )
 
 
-def _loaders(mix: Mix, options: PreviewOptions) -> Loaders:
+def _open_loaders(mix: Mix, options: PreviewOptions) -> Loaders:
     """Return the loaders of all devices, with the settings of the mix's training YAML and the seed
     of the options.
 
@@ -128,7 +128,7 @@ def _draw_from_first_step(layout: EpochLayout, options: PreviewOptions) -> Epoch
     )
 
 
-def _ratio(loaders: Loaders) -> float:
+def _find_packing_ratio(loaders: Loaders) -> float:
     """Return the packing ratio: samples that are drawn for each packed row, 1 without packing.
 
     `packing_ratio: auto` is computed as the loader computes it. Each device tries the ratios on the

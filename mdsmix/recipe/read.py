@@ -93,7 +93,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         text = content.decode()
     except OSError as error:
         if begins_like_url(path):
-            raise RecipeError(_not_local(path)) from None
+            raise RecipeError(_describe_remote_recipe(path)) from None
         if isinstance(error, FileNotFoundError):
             raise RecipeError(f"{path}: no such file; name a YAML file.") from None
         raise RecipeError(f"{path} cannot be read: {error.strerror}; name a YAML file.") from None
@@ -109,7 +109,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _not_local(path: str | os.PathLike[str]) -> str:
+def _describe_remote_recipe(path: str | os.PathLike[str]) -> str:
     return (
         f"{path} is not a file of this machine: a YAML is read only from a local path; copy it "
         "here and name the copy."
@@ -385,7 +385,7 @@ def _locate_stream(name: str, stream: StreamSpec, folder: Path) -> StreamSpec:
     source = stream.source
     if source:
         home = Path(glob.escape(str(folder)))  # a [ or * in the folder's own name is not a pattern
-        source = replace(source, path=[_absolute_url(path, home) for path in source.path])
+        source = replace(source, path=[_resolve_url(path, home) for path in source.path])
     images = stream.images
     if images:
         images = _make_absolute(images, folder, "root")
@@ -399,11 +399,11 @@ def _make_absolute(section: Section, folder: Path, *keys: str) -> Section:
     for key in keys:
         url = getattr(section, key)
         if url:
-            changes[key] = _absolute_url(url, folder)
+            changes[key] = _resolve_url(url, folder)
     return replace(section, **changes)
 
 
-def _absolute_url(url: str, folder: Path) -> str:
+def _resolve_url(url: str, folder: Path) -> str:
     """Return a path made absolute from `folder`, or a URL without a slash at its end.
 
     Raises RecipeError for a URL without a bucket. With a stream's name after it, the name would be
@@ -420,7 +420,7 @@ def _refuse_secrets(text: str) -> None:
     (`${oc.env:API_KEY}`), or contains the value of such a variable.
     """
     names = [name for name in _ENV_VARIABLE.findall(text) if SECRET_NAME.search(name)]
-    for name, value in _secrets().items():
+    for name, value in _find_secrets().items():
         if json.dumps(value)[1:-1] in text:  # as JSON writes it, without the quotes
             names.append(name)
     for name in names:
@@ -433,12 +433,12 @@ def _refuse_secrets(text: str) -> None:
 
 def mask_secrets(text: str) -> str:
     """Replace each credential's value in a message with its variable's name: `<API_KEY>`."""
-    for name, value in _secrets().items():
+    for name, value in _find_secrets().items():
         text = text.replace(value, f"<{name}>")
     return text
 
 
-def _secrets() -> dict[str, str]:
+def _find_secrets() -> dict[str, str]:
     """Return variable -> value, of the environment's credentials."""
     return {
         name: value

@@ -60,9 +60,9 @@ def find_contradictions(recipe: Recipe) -> Iterator[str]:
             "neither remote nor local is set, so there is no place to publish; set local to a "
             "folder, or remote to a URL such as s3://bucket/mix."
         )
-    yield from _mix_contradictions(recipe)
+    yield from _find_mix_contradictions(recipe)
     for stream in recipe.streams.values():
-        for sentence in _stream_contradictions(recipe, stream):
+        for sentence in _find_stream_contradictions(recipe, stream):
             yield f"streams.{stream.name}: {sentence}"
 
 
@@ -87,11 +87,11 @@ def find_target_contradictions(
         )
 
 
-def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+def _find_stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     """Yield a sentence for each wrong or contradictory key of a stream. The sentences do not name
     the stream; the caller adds its name.
     """
-    yield from _name_contradictions(recipe, stream)
+    yield from _find_name_contradictions(recipe, stream)
     if stream.source is None:
         yield from find_foreign_keys(stream, {UNSOURCED})
         if not (stream.remote or stream.local):
@@ -119,7 +119,7 @@ def _stream_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         yield "kind is missing; it must be pretraining, finetuning, preference or prompt."
 
 
-def _name_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
+def _find_name_contradictions(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
     """Yield sentences on a stream's name and split, which become folders."""
     url = f"{recipe.published(stream)}/{stream.split}"
     terminator = find_key_terminator(url)
@@ -162,19 +162,19 @@ def add_held_out(recipe: Recipe) -> Recipe:
     return replace(recipe, streams=streams)
 
 
-def _mix_contradictions(recipe: Recipe) -> Iterator[str]:
+def _find_mix_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield sentences on `mix` and the keys that go with it."""
     if recipe.phases:
-        yield from _phase_contradictions(recipe)
+        yield from _find_phase_contradictions(recipe)
         return
     if recipe.phase is not None:
         yield (
             f"phase is {recipe.phase}, but the recipe has no phases: remove phase, or add phases."
         )
-    yield from _weight_contradictions(recipe)
+    yield from _find_weight_contradictions(recipe)
 
 
-def _phase_contradictions(recipe: Recipe) -> Iterator[str]:
+def _find_phase_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield sentences on phases: their names, budgets and mixes, and keys that a recipe with phases
     cannot have.
     """
@@ -183,13 +183,13 @@ def _phase_contradictions(recipe: Recipe) -> Iterator[str]:
     if recipe.phase is not None and recipe.phase not in recipe.phases:
         similar = suggest_key(recipe.phase, list(recipe.phases), "the phases are")
         yield f"phase is {recipe.phase!r}, which is not a phase of the recipe; {similar}"
-    yield from _phase_budget_contradictions(recipe)
-    yield from _phase_name_contradictions(recipe)
-    yield from _phase_stream_contradictions(recipe)
+    yield from _find_phase_budget_contradictions(recipe)
+    yield from _find_phase_name_contradictions(recipe)
+    yield from _find_phase_stream_contradictions(recipe)
     # Check the weights of each phase as those of a recipe without phases.
     phases = {name: make_phase_recipe(recipe, name) for name in recipe.phases}
     for name, phase_recipe in phases.items():
-        for sentence in _weight_contradictions(phase_recipe):
+        for sentence in _find_weight_contradictions(phase_recipe):
             yield f"phases.{name}: {sentence}"
     shares_of_phases = [read_shares(phase_recipe) for phase_recipe in phases.values()]
     have_all_shares = all(None not in shares.values() for shares in shares_of_phases)
@@ -200,7 +200,7 @@ def _phase_contradictions(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _phase_name_contradictions(recipe: Recipe) -> Iterator[str]:
+def _find_phase_name_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield sentences on the names of phases, which become parts of file names."""
     first_names = dict[str, str]()  # name in lower case -> the first phase with this name
     for name in recipe.phases:
@@ -217,7 +217,7 @@ def _phase_name_contradictions(recipe: Recipe) -> Iterator[str]:
             )
 
 
-def _phase_stream_contradictions(recipe: Recipe) -> Iterator[str]:
+def _find_phase_stream_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield sentences on the streams that phases draw: each must be trained on, and each stream
     that is trained on must be in a phase.
     """
@@ -237,7 +237,7 @@ def _phase_stream_contradictions(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _phase_budget_contradictions(recipe: Recipe) -> Iterator[str]:
+def _find_phase_budget_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence if the budgets of the phases do not fit the recipe's budget."""
     shares = {
         name: read_share(phase.budget)
@@ -277,7 +277,7 @@ def _phase_budget_contradictions(recipe: Recipe) -> Iterator[str]:
                 )
 
 
-def _weight_contradictions(recipe: Recipe) -> Iterator[str]:
+def _find_weight_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield sentences on the weights of the streams and the keys that go with them."""
     for name, weight in recipe.mix.items():
         stream = recipe.streams.get(name)
@@ -310,7 +310,7 @@ def _weight_contradictions(recipe: Recipe) -> Iterator[str]:
                 f"mix.{name}.share instead, or remove all shares, budget and temperature."
             )
     if recipe.is_by_share:
-        yield from _share_contradictions(recipe)
+        yield from _find_share_contradictions(recipe)
         return
     for key in ("count", "max_repeat", "absolute"):
         default = getattr(Recipe, key)
@@ -321,12 +321,12 @@ def _weight_contradictions(recipe: Recipe) -> Iterator[str]:
             )
 
 
-def _share_contradictions(recipe: Recipe) -> Iterator[str]:
+def _find_share_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence on each wrong key of a recipe whose shares decide how often a stream is
     drawn: `mix.<stream>.share`, `budget`, and the loader's `epoch_size`.
     """
-    yield from _sum_contradictions(recipe)
-    yield from _budget_contradictions(recipe)
+    yield from _find_sum_contradictions(recipe)
+    yield from _find_budget_contradictions(recipe)
     dataset = recipe.train_loader.get("dataset")
     if isinstance(dataset, Mapping) and dataset.get("epoch_size"):
         yield (
@@ -335,7 +335,7 @@ def _share_contradictions(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _sum_contradictions(recipe: Recipe) -> Iterator[str]:
+def _find_sum_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield sentences on the sum of all shares."""
     all_shares = read_shares(recipe)
     shares = {name: share for name, share in all_shares.items() if share is not None}
@@ -377,7 +377,7 @@ def _sum_contradictions(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _budget_contradictions(recipe: Recipe) -> Iterator[str]:
+def _find_budget_contradictions(recipe: Recipe) -> Iterator[str]:
     """Yield sentences on `budget`, and on keys that need one."""
     budget = find_budget(recipe)
     if budget is None:

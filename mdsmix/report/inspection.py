@@ -81,7 +81,7 @@ class InspectedStream(Inspection, Result):
 
     def to_dict(self) -> Tree:
         """Return the result as `mdsmix inspect --json` prints it."""
-        return inspection_json(self) | {"seed": self.choice.seed}
+        return inspection_to_json(self) | {"seed": self.choice.seed}
 
 
 def inspect_stream(stream: str, choice: Choice, tokenizer: str | None) -> Inspection:
@@ -96,9 +96,9 @@ def show_inspection(inspection: Inspection, choice: Choice) -> Iterator[Item]:
     """Yield the stream's settings and counts, its lengths, and the samples."""
     stream = inspection.stream
     count = stream.index.samples
-    yield NamedValues(card_rows(stream))
+    yield NamedValues(list_card_rows(stream))
     if stream.manifest:
-        yield Table(columns=LENGTHS, rows=list(length_rows(stream.manifest.totals)))
+        yield Table(columns=LENGTHS, rows=list(list_length_rows(stream.manifest.totals)))
     if choice.seed is not None:
         yield f"at random, --seed {choice.seed}"
     for chosen in inspection.samples:
@@ -109,7 +109,7 @@ def show_inspection(inspection: Inspection, choice: Choice) -> Iterator[Item]:
         yield SampleText(sample_runs(chosen.sample, inspection.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
         yield from (f"{name}: {make_printable(str(chosen.values[name]))}" for name in chosen.values)
-    yield from _notes_on_eos(inspection)
+    yield from _describe_eos(inspection)
     if choice.is_first and len(inspection.samples) < min(choice.count, count):
         yield (
             f"{len(inspection.samples):,} of {plural(count, 'sample')}: only the first mebibyte of "
@@ -118,7 +118,7 @@ def show_inspection(inspection: Inspection, choice: Choice) -> Iterator[Item]:
         )
 
 
-def _notes_on_eos(inspection: Inspection) -> Iterator[str]:
+def _describe_eos(inspection: Inspection) -> Iterator[str]:
     """Yield notes on the EOS that the loader appends to the shown samples."""
     # A sample without token ids is not a list of segments, and gets no EOS.
     samples = [chosen.sample for chosen in inspection.samples if isinstance(chosen.sample, list)]
@@ -137,7 +137,7 @@ def _notes_on_eos(inspection: Inspection) -> Iterator[str]:
         )
 
 
-def inspection_json(inspection: Inspection) -> Tree:
+def inspection_to_json(inspection: Inspection) -> Tree:
     """Return the counts of the index, the published manifest, and the samples with their
     numbers.
     """
@@ -188,7 +188,7 @@ def write_images(inspection: Inspection, folder: Path) -> int:
     return written
 
 
-def card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
+def list_card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
     """Yield the stream as lines of a name and a value, such as ("layout", "document"): the settings
     of its manifest that are not at their default, and the counts that are not zero. The names are
     the manifest's.
@@ -239,7 +239,7 @@ def card_rows(stream: PublishedStream) -> Iterator[tuple[str, str]]:
         yield "index", "does not match the manifest: publishing was interrupted, run convert again"
 
 
-def length_rows(totals: Totals) -> Iterator[tuple[str, int, float]]:
+def list_length_rows(totals: Totals) -> Iterator[tuple[str, int, float]]:
     """Yield the samples and their share for each power of two of their length, short ones first,
     as in ("128-255", 1034, 0.21). A class of one length is only that number: ("2,048", 9, 1.0).
     """
@@ -253,7 +253,7 @@ def length_rows(totals: Totals) -> Iterator[tuple[str, int, float]]:
 
 
 def make_lengths_table(totals: Totals, css: str) -> Table:
-    """Return the rows of `length_rows` with a bar in each.
+    """Return the rows of `list_length_rows` with a bar in each.
 
     Args:
         totals: the counts of the stream.
@@ -261,7 +261,7 @@ def make_lengths_table(totals: Totals, css: str) -> Table:
     """
     largest = max(totals.lengths.values(), default=0)
     rows = []
-    for bounds, count, share in length_rows(totals):
+    for bounds, count, share in list_length_rows(totals):
         rows.append((bounds, (count / largest, css), count, share))
     return Table(columns=(LENGTHS[0], Column("histogram", "bar"), *LENGTHS[1:]), rows=rows)
 
@@ -297,7 +297,7 @@ def find_bad_records(
     Raises:
         Unreachable: no stream and no quarantine is there, or a file of the quarantine is damaged.
     """
-    folder = _quarantine_folder(locate(stream))
+    folder = _find_quarantine_folder(locate(stream))
     counts = Counter[str]()
     records = defaultdict[str, list[Any]](list)
     for record in islice(read_quarantine(folder), limit):
@@ -326,12 +326,12 @@ def show_bad_records(tree: Tree) -> Iterator[str]:
     for code, reason in tree["reasons"].items():
         yield from ("", f"{code}: {reason['count']:,}")
         for record in reason["records"]:
-            position, *lines = bad_record_lines(record)
+            position, *lines = describe_bad_record(record)
             yield f"  {position}"
             yield from (f"    {line}" for line in lines)
 
 
-def bad_record_lines(record: Tree) -> Iterator[str]:
+def describe_bad_record(record: Tree) -> Iterator[str]:
     """Yield the lines of one record: its position, its beginning, and the details of its reason."""
     position = []
     for key, value in record.items():
@@ -348,7 +348,7 @@ def bad_record_lines(record: Tree) -> Iterator[str]:
         yield f"{key}: {cut_text(value)}"
 
 
-def _quarantine_folder(folder: Location) -> Location:
+def _find_quarantine_folder(folder: Location) -> Location:
     """Return the folder of the split whose bad records to show: the only one with a quarantine (a
     folder of bad records) among `folder` and the folders in it. If none has one, or several have,
     return the split of the stream that is published in `folder`.

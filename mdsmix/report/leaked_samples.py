@@ -38,7 +38,7 @@ def show_leaks(audit: Audit, decoder: Decoder | None, samples: int) -> Iterator[
     evaluation and in the training sample, and a summary.
     """
     if audit.leaks:
-        yield Table(columns=COLUMNS, rows=[_row(audit, leak) for leak in audit.leaks[:ROWS]])
+        yield Table(columns=COLUMNS, rows=[_make_row(audit, leak) for leak in audit.leaks[:ROWS]])
     for leak in audit.leaks[:samples]:
         yield from _show_passages(audit, leak, decoder)
     if audit.leaks[:samples]:
@@ -46,7 +46,7 @@ def show_leaks(audit: Audit, decoder: Decoder | None, samples: int) -> Iterator[
     yield from summarize_leaks(audit)
 
 
-def _row(audit: Audit, leak: Leak) -> Row:
+def _make_row(audit: Audit, leak: Leak) -> Row:
     """Return a leak as a row of COLUMNS."""
     source = leak.sources[0]  # the training sample with most of the leaked grams
     most_in = f"{audit.streams[source.stream].name} sample {source.sample:,} ({source.grams:,})"
@@ -62,9 +62,9 @@ def _show_passages(audit: Audit, leak: Leak, decoder: Decoder | None) -> Iterato
 
     leaked = f"{leak.leaked_grams:,} of its {leak.grams:,} {LENGTH}-grams found"
     yield Title(f"{_sample_name(evaluation, leak.sample)}: {leaked}")
-    yield _passage_text(passage.item, passage.shared, decoder)
+    yield _format_passage(passage.item, passage.shared, decoder)
     yield Title(f"{_sample_name(training, source.sample)}: {source.grams:,} of these grams")
-    yield _passage_text(passage.training, passage.shared, decoder)
+    yield _format_passage(passage.training, passage.shared, decoder)
 
 
 def _sample_name(stream: StreamInMix, sample: int) -> str:
@@ -74,7 +74,7 @@ def _sample_name(stream: StreamInMix, sample: int) -> str:
     return name if id is None else f"{name}, id {id}"
 
 
-def _passage_text(context: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> SampleText:
+def _format_passage(context: tuple[Int, Int], shared: Int, decoder: Decoder | None) -> SampleText:
     """Return a passage of one sample, with the shared tokens in ⟮ ⟯. A long run of shared tokens is
     shortened.
 
@@ -125,14 +125,14 @@ def summarize_leaks(audit: Audit) -> Iterator[str]:
     yield BOUND
 
 
-def leaks_json(audit: Audit, decoder: Decoder | None, samples: int) -> Tree:
+def leaks_to_json(audit: Audit, decoder: Decoder | None, samples: int) -> Tree:
     """Return all leaks as JSON. The first `samples` of them have record ids and passages too."""
     items = audit.items
     leaks = []
     for number, leak in enumerate(audit.leaks):
-        tree = _leak_json(audit, leak)
+        tree = _leak_to_json(audit, leak)
         if number < samples:
-            tree |= _passage_json(audit, leak, decoder)
+            tree |= _passage_to_json(audit, leak, decoder)
         leaks.append(tree)
     return {
         "common": items.common,
@@ -157,7 +157,7 @@ def leaks_json(audit: Audit, decoder: Decoder | None, samples: int) -> Tree:
     }
 
 
-def _leak_json(audit: Audit, leak: Leak) -> Tree:
+def _leak_to_json(audit: Audit, leak: Leak) -> Tree:
     """Return a leak as JSON: an evaluation sample, the share of it that training streams contain,
     and the training samples that contain most of it.
     """
@@ -178,7 +178,7 @@ def _leak_json(audit: Audit, leak: Leak) -> Tree:
     }
 
 
-def _passage_json(audit: Audit, leak: Leak, decoder: Decoder | None) -> Tree:
+def _passage_to_json(audit: Audit, leak: Leak, decoder: Decoder | None) -> Tree:
     """Return the passage that both samples of a leak share, as JSON. `id` and `training_id` are the
     ids of their records.
     """

@@ -37,11 +37,11 @@ def named_streams(words: Sequence[str]) -> list[NamedStream]:
         return [NamedStream(name=url, url=url) for url in list_all_splits(words)]
     path, overrides = named_yaml
     if overrides or is_recipe_file(path):
-        return list(_streams_of_recipe(path, overrides))
-    return list(_streams_of_yaml(path))
+        return list(_list_streams_of_recipe(path, overrides))
+    return list(_list_streams_of_yaml(path))
 
 
-def _streams_of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:
+def _list_streams_of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStream]:
     """Yield the streams of a recipe. The address of a stream is the folder of its split, if the
     stream has such a folder.
     """
@@ -61,7 +61,7 @@ def _streams_of_recipe(path: str, overrides: Sequence[str]) -> Iterator[NamedStr
         )
 
 
-def _streams_of_yaml(path: str) -> Iterator[NamedStream]:
+def _list_streams_of_yaml(path: str) -> Iterator[NamedStream]:
     """Yield the streams of all loaders in a training YAML."""
     yaml = parse_training_yaml(read_text(path), path)
     for section in (yaml.train, *yaml.evals):

@@ -159,7 +159,7 @@ def _draw_ribbon(ribbon: Ribbon) -> Markup:
 
 def _draw_table(table: Table) -> Markup:
     """Return a table with its notes below it."""
-    heads = [HEAD.format(_side(column), column.heading) for column in table.columns]
+    heads = [HEAD.format(_name_side(column), column.heading) for column in table.columns]
     rows = [_draw_row(table.columns, row) for row in table.rows]
     total = _draw_row(table.columns, table.total) if table.total else Markup("")
     drawn = SCROLL.format(TABLE.format(_join(heads), _join(rows), total))
@@ -170,7 +170,7 @@ def _draw_row(columns: Sequence[Column], row: Row) -> Markup:
     """Return a row of a table, with a value for each column."""
     cells = []
     for column, value in zip(columns, row, strict=True):
-        cells.append(CELL.format(_side(column), _draw_cell(column, value)))
+        cells.append(CELL.format(_name_side(column), _draw_cell(column, value)))
     return ROW.format(_join(cells))
 
 
@@ -182,6 +182,6 @@ def _draw_cell(column: Column, value: Any) -> Markup | str:
     return format_cell(column, value)
 
 
-def _side(column: Column) -> str:
+def _name_side(column: Column) -> str:
     """Return the class that aligns a column."""
     return "text" if column.form in ("text", "bar") else ""

@@ -97,7 +97,7 @@ def plan_json(plan: Plan) -> Tree:
     return tree | {"estimated": [path for path, figure in figures if isinstance(figure, Estimate)]}
 
 
-def figure_text(figure: float, form: str = "count") -> str:
+def format_figure(figure: float, form: str = "count") -> str:
     """Return a figure of the plan as text: `1,024`, `~1,024` if it is estimated, `?` if unknown.
 
     Args:
@@ -113,12 +113,12 @@ def show_plan(plan: Plan) -> Iterator[Item]:
         f"{plan.step.global_batch:,} rows a step, {plan.loader} loader, "
         f"max_seq_len {plan.max_seq_len:,}"
     )
-    yield _streams_table(plan)
+    yield _make_streams_table(plan)
     lines = []
     for name in ("step", "epoch", "run", "node"):
         figures = asdict(getattr(plan, name)).items()
         texts = [
-            f"{key}: {figure_text(value, FIGURES.get(key, 'count'))}" for key, value in figures
+            f"{key}: {format_figure(value, FIGURES.get(key, 'count'))}" for key, value in figures
         ]
         lines.append((name, ", ".join(texts)))
     yield NamedValues(lines)
@@ -132,7 +132,7 @@ def show_plan(plan: Plan) -> Iterator[Item]:
     yield LEGEND
 
 
-def _streams_table(plan: Plan) -> Table:
+def _make_streams_table(plan: Plan) -> Table:
     """Return a table of the streams: their samples in an epoch, and their tokens in the run."""
     keys = [column.key or column.heading for column in STREAMS]
     rows = [tuple(getattr(stream, key) for key in keys) for stream in plan.streams]

@@ -111,7 +111,7 @@ def show_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> I
     yield NamedValues(settings)
     for step in preview.steps:
         yield ""
-        yield _step_line(step)
+        yield _describe_step(step)
         if step.counts is not None:
             yield step_table(preview, step.counts)
         if with_ids:
@@ -121,7 +121,7 @@ def show_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> I
         for row in step.shown:
             yield from _show_sample(preview, row, decoder)
     yield ""
-    yield _epoch_line(preview)
+    yield _describe_epoch(preview)
     yield epoch_table(preview)
     yield windows_table(preview)
     yield from list_preview_warnings(preview)
@@ -131,7 +131,7 @@ def show_preview(preview: Preview, decoder: Decoder | None, with_ids: bool) -> I
     )
 
 
-def _epoch_line(preview: Preview) -> str:
+def _describe_epoch(preview: Preview) -> str:
     """Return a headline: `epoch 0, 88 steps, in shares of tokens`."""
     epoch = f"epoch {preview.options.state.epoch}"
     if preview.first:
@@ -165,7 +165,7 @@ def _run_settings(preview: Preview) -> Tree:
     }
 
 
-def _step_line(step: Step) -> str:
+def _describe_step(step: Step) -> str:
     """Return a headline: `step 3: 64 samples drawn, 64 rows, 2.5% padding`."""
     line = f"step {step.step:,}: {plural(step.drawn, 'sample')} drawn"
     if step.is_unread:
@@ -185,10 +185,10 @@ def _show_sample(preview: Preview, row: SampleRow, decoder: Decoder | None) -> I
     """Yield a sample of a step: where it is stored, the sizes of its images, and its text."""
     yield Title(f"rank {row.rank}: {_format_place(preview, row.place)}")
     yield from (f"image {n}: {format_grouped(size._asdict())}" for n, size in enumerate(row.images))
-    yield SampleText(sample_runs(shorten(row_segments(row), TOKENS_SHOWN), decoder))
+    yield SampleText(sample_runs(shorten(split_into_segments(row), TOKENS_SHOWN), decoder))
 
 
-def row_segments(row: SampleRow) -> list[Segment]:
+def split_into_segments(row: SampleRow) -> list[Segment]:
     """Return a row as segments: runs of tokens that are all trained or all not trained. It has one
     placeholder token for each image. An encoder-decoder's target comes after its context.
     """
@@ -205,7 +205,7 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> Tree:
     """Return the whole preview as JSON, with all sample ids of each shown step, by device."""
     return {
         **_run_settings(preview),
-        "steps": [_step_json(preview, step, decoder) for step in preview.steps],
+        "steps": [_step_to_json(preview, step, decoder) for step in preview.steps],
         "epoch": table_to_json(epoch_table(preview))
         | {
             "epoch": preview.options.state.epoch,
@@ -219,7 +219,7 @@ def preview_json(preview: Preview, decoder: Decoder | None) -> Tree:
     }
 
 
-def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> Tree:
+def _step_to_json(preview: Preview, step: Step, decoder: Decoder | None) -> Tree:
     """Return a step as JSON: its figures, its streams, the drawn samples, and the shown samples."""
     streams = []
     if step.counts is not None:
@@ -227,12 +227,12 @@ def _step_json(preview: Preview, step: Step, decoder: Decoder | None) -> Tree:
     return {
         **{key: getattr(step, key) for key in ("step", "drawn", "is_unread", "rows", "padding")},
         "streams": streams,
-        "ranks": [_draws_json(preview, draws) for draws in step.ranks],
-        "shown": [_row_json(preview, row, decoder) for row in step.shown],
+        "ranks": [_draws_to_json(preview, draws) for draws in step.ranks],
+        "shown": [_row_to_json(preview, row, decoder) for row in step.shown],
     }
 
 
-def _draws_json(preview: Preview, draws: RankDraws) -> Tree:
+def _draws_to_json(preview: Preview, draws: RankDraws) -> Tree:
     """Return the samples that a device draws in a step as JSON, with where each is stored."""
     describe = preview.loaders.reader.describe_place
     samples = list[Tree]()
@@ -241,11 +241,11 @@ def _draws_json(preview: Preview, draws: RankDraws) -> Tree:
     return {"rank": draws.rank, "node": draws.node, "worker": draws.worker, "samples": samples}
 
 
-def _row_json(preview: Preview, row: SampleRow, decoder: Decoder | None) -> Tree:
+def _row_to_json(preview: Preview, row: SampleRow, decoder: Decoder | None) -> Tree:
     """Return a shown sample as JSON: where it is stored, its images, and its segments."""
     return {
         "rank": row.rank,
         **preview.loaders.reader.describe_place(row.place),
         "images": [size._asdict() for size in row.images],
-        "sample": sample_json(row_segments(row), decoder),
+        "sample": sample_json(split_into_segments(row), decoder),
     }

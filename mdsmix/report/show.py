@@ -93,7 +93,7 @@ def show(*items: Item, err: bool = False, console: Console | None = None) -> Non
             runs = ((text, STYLES[form]) for text, form in item.runs)
             console.print(Text.assemble(*runs), soft_wrap=True)
         else:
-            for line in _lines(item, width, rule):
+            for line in _format_item(item, width, rule):
                 if isinstance(line, Heading):
                     console.out(line.text, style=line.style, highlight=False)
                 else:
@@ -117,7 +117,7 @@ def _print_plain(items: Iterable[Item], stream: TextIO) -> None:
 
             show(item, console=Console(file=stream, highlight=False, force_terminal=False))
             continue
-        for line in _lines(item, None, rule):
+        for line in _format_item(item, None, rule):
             print(line.text if isinstance(line, Heading) else line, file=stream, flush=True)
 
 
@@ -162,7 +162,7 @@ def fold_line(line: str, indent: str, width: int | None) -> list[str]:
     return wrapper.wrap(line) or [indent]
 
 
-def _lines(
+def _format_item(
     item: str | Table | NamedValues | Heading, width: int | None, rule: str
 ) -> Iterator[str | Heading]:
     """Yield the lines of one item, folded to the width of a terminal.
@@ -173,11 +173,11 @@ def _lines(
         rule: the character of a table's rule.
     """
     if isinstance(item, Table):
-        yield from _table_lines(item, width, rule)
+        yield from _format_table(item, width, rule)
         for note in item.notes:
-            yield from _lines(note, width, rule)
+            yield from _format_item(note, width, rule)
     elif isinstance(item, NamedValues):
-        yield from _named_value_lines(list(item.lines), width)
+        yield from _format_named_values(list(item.lines), width)
     elif isinstance(item, Heading):
         yield Heading(make_printable(item.text), item.style)
     else:
@@ -186,7 +186,7 @@ def _lines(
         yield from fold_line(make_printable(sentence), indent, width)
 
 
-def _named_value_lines(pairs: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
+def _format_named_values(pairs: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
     """Yield lines of (name, value) pairs, with all values in one column."""
     indent = max(len(name) for name, _ in pairs) + 4
     for name, value in pairs:
@@ -195,7 +195,7 @@ def _named_value_lines(pairs: Sequence[tuple[str, str]], width: int | None) -> I
         yield from following
 
 
-def _table_lines(table: Table, width: int | None, rule: str) -> Iterator[str | Heading]:
+def _format_table(table: Table, width: int | None, rule: str) -> Iterator[str | Heading]:
     """Yield the lines of a table. Columns that do not fit follow below, with the first column
     repeated. A single column may be wider than the terminal.
     """

@@ -225,14 +225,14 @@ def sample_runs(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) ->
                 yield f" ... {segment.gap:,} tokens ... ", "text"
             if segment.is_trained:
                 yield marks[0], "mark"
-            yield from _segment_runs(segment, decoder)
+            yield from _split_into_runs(segment, decoder)
             if segment.is_trained:
                 yield marks[1], "mark"
             if segment.is_trained and segment.weight != 1:
                 yield f"×{segment.weight:.6g}", "mark"
 
 
-def _segment_runs(segment: Segment, decoder: Decoder | None) -> Iterator[Run]:
+def _split_into_runs(segment: Segment, decoder: Decoder | None) -> Iterator[Run]:
     """Yield a segment in runs: pairs of a text and its sort. The sort is `control` for one control
     token, whose text is put between two marks, and `text` for the tokens between control tokens.
     Without a decoder, yield one run with the ids.
@@ -262,10 +262,10 @@ def sample_json(sample: Shown, decoder: Decoder | None) -> Any:
         return {
             name: value if isinstance(value, str) else repr(value) for name, value in sample.items()
         }
-    return [_segment_json(segment, decoder) for segment in sample]
+    return [_segment_to_json(segment, decoder) for segment in sample]
 
 
-def _segment_json(segment: Segment, decoder: Decoder | None) -> Tree:
+def _segment_to_json(segment: Segment, decoder: Decoder | None) -> Tree:
     """Return a segment as JSON. `text` and `control` are None without a decoder."""
     text = None
     control = None

@@ -11,9 +11,9 @@ from mdsmix.errors import MdsmixError
 from mdsmix.frozen import frozen
 from mdsmix.mix.check import make_check_tree
 from mdsmix.mix.render.render import write_yaml
-from mdsmix.report.inspection import inspection_json
+from mdsmix.report.inspection import inspection_to_json
 from mdsmix.report.page.gather import Gathered, StreamOnPage
-from mdsmix.report.page.html import page_html
+from mdsmix.report.page.html import render_page
 from mdsmix.report.planned_run import plan_json
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item
@@ -36,7 +36,7 @@ class ReportPage(Result):
     @cached_property
     def html(self) -> str:
         """The page."""
-        return page_html(self.gathered)
+        return render_page(self.gathered)
 
     @property
     def problems(self) -> list[MdsmixError]:
@@ -79,7 +79,7 @@ def _stream_to_dict(stream: StreamOnPage) -> Tree:
     return {
         "name": stream.named.name,
         "loader": stream.named.loader,
-        "inspection": inspection_json(stream.inspection) if stream.inspection else None,
+        "inspection": inspection_to_json(stream.inspection) if stream.inspection else None,
         "quarantine": stream.bad,
         "errors": [str(error) for error in stream.errors],
     }

@@ -23,9 +23,9 @@ from streaming.base.world import World
 from mdsmix import plan_phases
 from mdsmix.load import build_loader
 from mdsmix.mix.epoch import repeats
-from mdsmix.mix.epoch.draws import Machines, batch_shares, count_delivered, count_draws
+from mdsmix.mix.epoch.draws import Machines, compute_batch_shares, count_delivered, count_draws
 from mdsmix.mix.epoch.repeats import draw_epoch
-from mdsmix.mix.plan.nodes import chance_of_fetch
+from mdsmix.mix.plan.nodes import compute_chance_of_fetch
 from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan, resolve_for_plan
 from mdsmix.mix.render.render import render_recipe
 from mdsmix.mix.streams.mix import Loader, StreamInMix
@@ -209,7 +209,7 @@ def _both(method: str, dataset: StreamingDataset, sizes: Any, weights: list[Any]
     devices = Machines(batch=batch, nodes=nodes, gpus=ranks, **how)
     drawn, shares = (
         count_draws(weights, sizes, epoch_size),
-        batch_shares(weights, sizes, epoch_size),
+        compute_batch_shares(weights, sizes, epoch_size),
     )
     theirs = theirs_of(dataset, World(nodes, ranks, workers, 0))
     return count_delivered(method, drawn, shares, devices), theirs
@@ -259,7 +259,8 @@ def test_a_node_reads_about_as_many_shards_as_streaming_gives_it(dataset: Stream
             theirs.append(_read(dataset, world))
         pairs = zip(samples, drawn, strict=True)
         each = [
-            chance_of_fetch(s.mean(), n / s.sum(), sum(drawn), "random", world) for s, n in pairs
+            compute_chance_of_fetch(s.mean(), n / s.sum(), sum(drawn), "random", world)
+            for s, n in pairs
         ]
         assert each @ counts == pytest.approx(np.mean(theirs), rel=0.08), (drawn, world)
 

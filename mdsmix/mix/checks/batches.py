@@ -19,7 +19,7 @@ from mdsmix.mix.epoch.draws import (
     get_batching_method,
 )
 from mdsmix.mix.epoch.figures import StreamInEpoch, compute_share, measure_epoch
-from mdsmix.mix.epoch.stream_counts import fixed_row_length
+from mdsmix.mix.epoch.stream_counts import find_fixed_row_length
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.table import is_known
 
@@ -292,7 +292,7 @@ def _share_above(stream: StreamInMix, length: float) -> float:
     """Return the share of a stream's samples, 0 to 1, that are certainly longer than `length`
     tokens. It is 0 if no lengths are known.
     """
-    fixed = fixed_row_length(stream)
+    fixed = find_fixed_row_length(stream)
     if fixed is not None:
         return float(fixed > length)
     manifest = stream.trusted_manifest

@@ -17,7 +17,7 @@ from mdsmix.foundry_yaml.prompt_loader import MAX_GEN_LEN, PROMPT_LOADER
 from mdsmix.kinds import kind_of
 from mdsmix.messages import plural
 from mdsmix.mix.checks.columns import find_layout, is_plain
-from mdsmix.mix.epoch.stream_counts import fixed_row_length, has_policies_of, read_head_turns
+from mdsmix.mix.epoch.stream_counts import find_fixed_row_length, has_policies_of, read_head_turns
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.shards.manifest import Manifest
 
@@ -203,7 +203,7 @@ def _find_longest(loader: Loader, stream: StreamInMix) -> int:
     if stream.trusted_manifest:
         return stream.trusted_manifest.totals.longest
     lengths = read_head_turns(stream, loader).samples.lengths
-    return fixed_row_length(stream) or int(lengths.max(initial=0))
+    return find_fixed_row_length(stream) or int(lengths.max(initial=0))
 
 
 def _has_usable_long_samples(loader: Loader, stream: StreamInMix) -> bool:
@@ -226,7 +226,7 @@ def rows_short(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     """Find streams whose rows are filled to one length, which is shorter than the loader's rows:
     rows that all have this length, and packed rows.
     """
-    length = fixed_row_length(stream)
+    length = find_fixed_row_length(stream)
     problem = f"every sample of {{streams}} has {length} tokens"
     if stream.encoding and stream.encoding.pack:
         length = stream.encoding.max_seq_len
@@ -282,7 +282,7 @@ def _find_uneven(loader: Loader) -> list[StreamInMix]:
     If each stream has one length, but the lengths of two streams differ, all streams are returned.
     """
     streams = [stream for stream in loader.streams if find_layout(stream, "text") == "tokens"]
-    lengths = {stream.name: fixed_row_length(stream) for stream in streams}
+    lengths = {stream.name: find_fixed_row_length(stream) for stream in streams}
     uneven = [
         stream
         for stream in streams

@@ -161,7 +161,7 @@ def set_target_shares(
     # of numbers up to 1.
     sizes = [share.size if share.written is None else Fraction(0) for share in shares]
     largest = max(sizes) or 1
-    weights = [_root(size / largest, temperature) for size in sizes]
+    weights = [_take_root(size / largest, temperature) for size in sizes]
 
     # Divide what the written shares leave by these weights.
     remainder = 1 - sum(share.written or 0 for share in shares)
@@ -178,7 +178,7 @@ def set_target_shares(
     )
 
 
-def _root(size: Fraction, temperature: Fraction) -> Fraction:
+def _take_root(size: Fraction, temperature: Fraction) -> Fraction:
     """Return size ** (1 / temperature), computed in 50 digits."""
     if temperature == 1 or not size:
         return size
@@ -253,8 +253,8 @@ def limit_passes(
 
     Raises MixRefused if all streams together have too few samples.
     """
-    sizes = budget_sizes(shares, budget)
-    total = _dot(unlimited, sizes)
+    sizes = list_budget_sizes(shares, budget)
+    total = _sum_products(unlimited, sizes)
     settled = dict[int, Fraction]()  # position of a stream -> its samples
     if budget.stream:
         position = [share.stream for share in shares].index(budget.stream)
@@ -283,14 +283,14 @@ def limit_passes(
             drawn[i] = unlimited[i] * remainder / unlimited_size
 
 
-def budget_sizes(shares: Shares, budget: Budget) -> list[Fraction]:
+def list_budget_sizes(shares: Shares, budget: Budget) -> list[Fraction]:
     """Return what a sample of each stream counts for the budget. A budget of passes has the unit of
     the shares.
     """
     return [share.budget_units if budget.unit else share.share_units for share in shares]
 
 
-def _dot(numbers: Sequence[Fraction], sizes: Sequence[Fraction]) -> Fraction:
+def _sum_products(numbers: Sequence[Fraction], sizes: Sequence[Fraction]) -> Fraction:
     """Return the sum of the products of two sequences."""
     products = [number * size for number, size in zip(numbers, sizes, strict=True)]
     return sum(products, Fraction(0))
@@ -402,7 +402,7 @@ def _refuse_large_budget(
     Args:
         unlimited: the samples of each stream if `max_passes` did not limit them.
     """
-    sizes = budget_sizes(shares, budget)
+    sizes = list_budget_sizes(shares, budget)
     noun = budget.unit or unit
     reader = "an epoch"
     if any(share.drawn_before for share in shares):
@@ -419,7 +419,7 @@ def _refuse_large_budget(
     amount = possible
     if budget.stream:
         # A budget in passes: what the other streams must fill is in proportion to the passes.
-        amount = budget.amount * possible / (_dot(unlimited, sizes) - fixed)
+        amount = budget.amount * possible / (_sum_products(unlimited, sizes) - fixed)
     remedy = "Raise max_repeat, or add data."
     largest = _round_down(budget, amount)
     if largest.amount:
@@ -482,7 +482,7 @@ def describe_redistribution(apportioned: Apportioned) -> list[str]:
     if budget is None or not limited:
         return []
     unit = budget.unit or apportioned.count
-    sizes = budget_sizes(apportioned.streams, budget)
+    sizes = list_budget_sizes(apportioned.streams, budget)
     lines = list[str]()
     gains = list[str]()
     left_over = 0.0

@@ -236,7 +236,7 @@ def compute_cache_need(
     drawn = [stream for stream in streams if stream.drawn and stream.samples.sum()]
     # Two arrays with an entry for each shard that an epoch draws from: the shard's bytes in the
     # cache, and a lower bound on its samples that are adjacent in the order.
-    sizes = _join([_cached_bytes(stream) for stream in drawn])
+    sizes = _join([_measure_cached_shards(stream) for stream in drawn])
     fewest = _join([_count_fewest(stream, window.granularity) for stream in drawn])
     sizes = sizes[fewest > 0]
     fewest = fewest[fewest > 0]
@@ -271,7 +271,7 @@ def compute_cache_need(
     )
 
 
-def _cached_bytes(stream: CachedStream) -> NDArray[np.int64]:
+def _measure_cached_shards(stream: CachedStream) -> NDArray[np.int64]:
     """Return how many bytes each shard takes in the cache: those of the decompressed file, and
     those of the compressed file too if the loader keeps it (keep_zip).
     """

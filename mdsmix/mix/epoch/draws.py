@@ -251,7 +251,7 @@ def count_draws(
     is_by_proportion = any("proportion" in weight for weight in weights)
     if not is_by_proportion and not epoch_size:
         return [int(count) for count in _list_requested(weights, samples, epoch_size)]
-    shares = np.array(batch_shares(weights, samples, epoch_size))
+    shares = np.array(compute_batch_shares(weights, samples, epoch_size))
     if not shares.any():
         raise ValueError("all proportions are 0")
     total = epoch_size or sum(samples)
@@ -280,7 +280,9 @@ def _require_weights(weights: Weights, epoch_size: int | None) -> None:
         raise ValueError("repeat or choose decides the size of an epoch, and so does epoch_size")
 
 
-def batch_shares(weights: Weights, samples: Sequence[int], epoch_size: int | None) -> list[float]:
+def compute_batch_shares(
+    weights: Weights, samples: Sequence[int], epoch_size: int | None
+) -> list[float]:
     """Return the streams' shares of an epoch or of a stratified batch, unrounded, with sum 1.
     Streaming must accept the weights.
     """
@@ -297,10 +299,13 @@ def _list_requested(
     """
     if epoch_size and not any(weights):
         return samples  # then an epoch draws from each stream in proportion to its samples
-    return [_requested(weight, count) for weight, count in zip(weights, samples, strict=True)]
+    return [
+        _read_requested_amount(weight, count)
+        for weight, count in zip(weights, samples, strict=True)
+    ]
 
 
-def _requested(weight: Settings, samples: int) -> float:
+def _read_requested_amount(weight: Settings, samples: int) -> float:
     """Return what one stream's weight asks for: its proportion, such as 0.3, if it has one,
     otherwise a number of samples. A stream without a weight asks for all its samples.
     """
@@ -404,7 +409,7 @@ def count_delivered_on(loader: Loader, drawn: Sequence[int], machines: Machines)
         drawn: samples that an epoch draws from each stream.
     """
     weighting = _read_weighting(loader)
-    shares = batch_shares(weighting.weights, weighting.samples, weighting.epoch_size)
+    shares = compute_batch_shares(weighting.weights, weighting.samples, weighting.epoch_size)
     return count_delivered(get_batching_method(loader), drawn, shares, machines)
 
 

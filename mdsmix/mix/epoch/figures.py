@@ -25,7 +25,7 @@ from mdsmix.mix.epoch.stream_counts import (
     count_stored_tokens,
     count_tokens,
     count_trained,
-    fixed_row_length,
+    find_fixed_row_length,
     is_cut_as_converted,
     loses_eos,
 )
@@ -74,7 +74,7 @@ def measure_stream(
     is_counted = stream.survey is None
     # An incomplete pass draws its rows at random: unless all rows are equally long, their tokens
     # are a mean.
-    is_exact = fixed_row_length(stream) is not None or not delivered % (samples or 1)
+    is_exact = find_fixed_row_length(stream) is not None or not delivered % (samples or 1)
     passes = mark_estimate(delivered / (samples or 1), is_exact=is_exact)
     tokens = count_tokens(stream, loader)
     return StreamInEpoch(

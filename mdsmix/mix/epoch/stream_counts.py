@@ -31,7 +31,7 @@ from mdsmix.table import UNKNOWN, Estimate, is_known, mark_estimate
 TOKEN_COLUMNS = ("tokens", "input_ids", "labels")
 
 
-def fixed_row_length(stream: StreamInMix) -> int | None:
+def find_fixed_row_length(stream: StreamInMix) -> int | None:
     """Return the number of tokens of every row if the encodings of the columns fix it: 2048 for
     `ndarray:int32:2048`. None if rows may differ.
     """
@@ -106,7 +106,7 @@ def expand_histogram(totals: Totals) -> LengthHistogram:
     return LengthHistogram(tokens.ravel(), np.tile(samples, POINTS))
 
 
-def mean_longest_row(
+def estimate_longest_row(
     streams: Sequence[tuple[LengthHistogram, float]], rows: int, multiple: int
 ) -> float:
     """Return the mean length, in tokens, of the longest row of a batch that is drawn at random.
@@ -155,7 +155,7 @@ def count_stored_tokens(stream: StreamInMix, loader: Loader) -> TokenCount:
     samples = stream.index.samples
     limit = loader.row_limit
     is_counted = not stream.survey
-    fixed = fixed_row_length(stream)
+    fixed = find_fixed_row_length(stream)
     if fixed is not None:
         in_rows = samples * min(fixed, limit)
         cut = samples * max(0, fixed - limit)
@@ -293,7 +293,7 @@ def estimate_lengths(stream: StreamInMix, loader: Loader) -> LengthHistogram | N
     """
     samples = stream.index.samples
     manifest = stream.trusted_manifest
-    fixed = fixed_row_length(stream)
+    fixed = find_fixed_row_length(stream)
     if fixed is not None:
         tokens = np.array([min(fixed, loader.row_limit)], np.float64)
         return LengthHistogram(tokens, np.array([samples], np.float64))

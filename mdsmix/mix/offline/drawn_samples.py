@@ -113,7 +113,7 @@ class _Draws(NamedTuple):
     def of(cls, drawn: int, samples: int, seed: int) -> _Draws:
         """Return the first `drawn` draws from a stream of `samples` samples."""
         passes, remainder = divmod(drawn, samples)
-        return cls(passes, _kth_smallest(seed, samples, remainder) if remainder else None)
+        return cls(passes, _find_kth_smallest(seed, samples, remainder) if remainder else None)
 
     def is_drawn_once_more(self, keys: Keys) -> Copies:
         """Return 1 for each sample that is drawn once more, and 0 for others: int64 [keys]."""
@@ -122,7 +122,7 @@ class _Draws(NamedTuple):
         return (keys <= self.largest_key).astype(np.int64)
 
 
-def _kth_smallest(seed: int, n: int, k: int) -> np.uint64:
+def _find_kth_smallest(seed: int, n: int, k: int) -> np.uint64:
     """Return the k-th smallest (k = 1 is the smallest) of the first n random keys of a seed.
 
     Only keys with the same first 16 bits as the result, about one in 65,536, are kept in memory.

@@ -226,7 +226,7 @@ def _refuse_different_settings(streams: Sequence[StreamInMix]) -> None:
     # The key of a setting -> the name of the first stream with this key, and its value.
     first_by_key: dict[str, tuple[str, Any]] = {}
     for stream in streams:
-        for key, value in _settings_to_share(stream).items():
+        for key, value in _list_shared_settings(stream).items():
             first_name, first_value = first_by_key.setdefault(key, (stream.name, value))
             if value != first_value:
                 hint = ""
@@ -246,7 +246,7 @@ def _refuse_different_settings(streams: Sequence[StreamInMix]) -> None:
                 )
 
 
-def _settings_to_share(stream: StreamInMix) -> dict[str, Any]:
+def _list_shared_settings(stream: StreamInMix) -> dict[str, Any]:
     """Return the settings that all streams of an offline mix must share."""
     settings: dict[str, Any] = {"columns": dict(stream.columns)}
     encoding = stream.encoding
@@ -268,7 +268,7 @@ def _merge_manifests(manifests: Sequence[Manifest], compression: str | None, see
         compression: the compression of the mix's shards; None: none.
         seed: the seed that draws and shuffles the samples.
     """
-    leading = max(manifests, key=_precedence)
+    leading = max(manifests, key=_rank_manifest)
     return Manifest(
         format_version=FORMAT_VERSION,
         tool_version=__version__,
@@ -285,7 +285,7 @@ def _merge_manifests(manifests: Sequence[Manifest], compression: str | None, see
     )
 
 
-def _precedence(manifest: Manifest) -> tuple[bool, bool]:
+def _rank_manifest(manifest: Manifest) -> tuple[bool, bool]:
     """Return a sort key of a stream's manifest: (whether target policies decide which tokens are
     trained, whether a chat template made its text). The mix gets its encoding and tokenizer from
     the manifest with the largest key.
@@ -331,10 +331,10 @@ def _merge_encodings(
         fields=fields,
         compression=compression,
     )
-    return replace(merged, rules=_oldest_rules(merged, encodings))
+    return replace(merged, rules=_find_oldest_rules(merged, encodings))
 
 
-def _oldest_rules(merged: Encoding, encodings: Sequence[Encoding]) -> dict[str, int]:
+def _find_oldest_rules(merged: Encoding, encodings: Sequence[Encoding]) -> dict[str, int]:
     """Map each conversion rule that made samples of the mix to the oldest version of the rule that
     was used. Rules of version 1 are left out.
 

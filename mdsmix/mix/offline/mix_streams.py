@@ -129,7 +129,9 @@ def mix_offline(
         with hold_lease(folder, watcher.say) as lease:
             # Another run may have published while this one waited for the lease.
             _refuse_replacing(plan, target, replace)
-            record, index = _mix(plan, folder, temporary or cache_folder() / "mix", watcher, lease)
+            record, index = _draw_and_publish(
+                plan, folder, temporary or cache_folder() / "mix", watcher, lease
+            )
     return MixOutcome(
         target=str(folder),
         record=record,
@@ -174,7 +176,7 @@ def _refuse_replacing(plan: MixPlan, target: Location, replace: bool) -> None:
     )
 
 
-def _mix(
+def _draw_and_publish(
     plan: MixPlan, folder: Location, temporary: Path, watcher: ReadingWatcher, lease: Lease
 ) -> tuple[MixRecord, Index]:
     """Draw the samples, shuffle and publish them: shards, record and manifest, and the index last.
@@ -189,7 +191,7 @@ def _mix(
     """
     # Each sample is written twice, so progress counts twice the bytes.
     watcher.begin(folder.parent.name, 2 * plan.bytes)
-    with _temporary_folder(temporary, plan.bytes) as buckets_folder:
+    with _make_temporary_folder(temporary, plan.bytes) as buckets_folder:
         buckets = Buckets(buckets_folder, plan.buckets, derive_seed(plan.seed, "shuffle"))
         totals = Totals()
         mixed = list[MixedStream]()
@@ -226,7 +228,7 @@ def _mix(
 
 
 @contextmanager
-def _temporary_folder(parent: Path, size: int) -> Iterator[Path]:
+def _make_temporary_folder(parent: Path, size: int) -> Iterator[Path]:
     """Yield a temporary folder with room for `size` bytes, and delete it at the end.
 
     Args:

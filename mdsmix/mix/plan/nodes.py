@@ -60,7 +60,7 @@ def is_fetched(stream: StreamInMix) -> bool:
     return bool(stream.settings.get("remote"))
 
 
-def chance_of_fetch(
+def compute_chance_of_fetch(
     shard: float, passes: float, epoch: int, method: str, machines: Machines
 ) -> float:
     """Return the probability, 0 to 1, that a node reads a shard in an epoch. A node that reads a
@@ -133,7 +133,7 @@ def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: 
         # The share of the shards that the node reads in one epoch. A run that is shorter than an
         # epoch reads proportionally fewer.
         shuffled_together = draws if "per_stream" in method else sum(drawn)
-        share_in_epoch = min(1.0, float(epochs)) * chance_of_fetch(
+        share_in_epoch = min(1.0, float(epochs)) * compute_chance_of_fetch(
             samples / max(1, len(shards)), draws / samples, shuffled_together, method, machines
         )
         # If epochs draw different samples, the node reads further shards in each of them.

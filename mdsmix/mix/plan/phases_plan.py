@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from mdsmix.errors import MixRefused, RecipeError
 from mdsmix.frozen import frozen
 from mdsmix.mix.epoch.repeats import Repeats, count_repeated_draws
-from mdsmix.mix.epoch.stream_counts import fixed_row_length
+from mdsmix.mix.epoch.stream_counts import find_fixed_row_length
 from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan
 from mdsmix.mix.plan.steps import StreamInRun
 from mdsmix.mix.streams.mix import Mix, StreamInMix
@@ -127,6 +127,6 @@ def _count_repeated_tokens(stream: StreamInMix, figures: StreamInRun, repeats: R
     if not repeats.repeated:
         return repeats.repeated  # no samples, so no tokens: exact or estimated, as the samples are
     share = repeats.repeated / repeats.drawn
-    has_equal_rows = fixed_row_length(stream) is not None
+    has_equal_rows = find_fixed_row_length(stream) is not None
     is_exact = not isinstance(share, Estimate) and (share == 1 or has_equal_rows)
     return figures.run_tokens * mark_estimate(float(share), is_exact=is_exact)

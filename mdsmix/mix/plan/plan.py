@@ -160,7 +160,7 @@ def make_plan(mix: Mix, options: PlanOptions) -> Plan:
     if options.disk is not None and not disk:
         raise RecipeError(f"--disk {options.disk} is not a size: write for example 500gb or 2tb.")
     machines = make_run_machines(mix, options.nodes, options.gpus, options.batch)
-    machines = replace(machines, packing=_packing_ratio(loader))
+    machines = replace(machines, packing=_find_packing_ratio(loader))
     extra_loader = EXTRA_LOADERS.get(loader.name)
     if extra_loader:
         least = machines.ranks * extra_loader.least_batch
@@ -198,12 +198,12 @@ def make_plan(mix: Mix, options: PlanOptions) -> Plan:
         notes=(
             *(describe_redistribution(mix.shares) if mix.shares else ()),
             *_notes(loader, streams, epoch, step, machines),
-            *_notes_on_checkpoint(mix, duration),
+            *_describe_checkpoint(mix, duration),
         ),
     )
 
 
-def _packing_ratio(loader: Loader) -> float:
+def _find_packing_ratio(loader: Loader) -> float:
     """Return the packing ratio: how many samples are drawn for each row.
 
     For `packing_ratio: auto` it is an Estimate, since training computes the ratio when it begins.
@@ -310,7 +310,7 @@ def _notes(
         )
 
 
-def _notes_on_checkpoint(mix: Mix, duration: Duration) -> Iterator[str]:
+def _describe_checkpoint(mix: Mix, duration: Duration) -> Iterator[str]:
     """Yield a note if the run begins with a checkpoint whose steps count too."""
     config = mix.yaml.config
     is_continued = config.get("load_path") and not config.get("load_weights_only")

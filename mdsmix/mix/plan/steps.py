@@ -13,7 +13,11 @@ from mdsmix.frozen import frozen
 from mdsmix.messages import join_names, plural
 from mdsmix.mix.epoch.draws import METHODS, Machines, count_per_device, get_batching_method
 from mdsmix.mix.epoch.figures import StreamInEpoch
-from mdsmix.mix.epoch.stream_counts import estimate_lengths, fixed_row_length, mean_longest_row
+from mdsmix.mix.epoch.stream_counts import (
+    estimate_lengths,
+    estimate_longest_row,
+    find_fixed_row_length,
+)
 from mdsmix.mix.streams.mix import Loader
 from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, find_id_columns
 from mdsmix.table import UNKNOWN, Estimate, is_known, mark_estimate
@@ -109,7 +113,7 @@ def has_equal_rows(loader: Loader) -> bool:
     """Check whether all rows of all streams have one length. Every full step then has the same
     number of tokens.
     """
-    lengths = {fixed_row_length(stream) for stream in loader.streams}
+    lengths = {find_fixed_row_length(stream) for stream in loader.streams}
     return len(lengths) == 1 and lengths != {None}
 
 
@@ -196,12 +200,12 @@ def plan_step(
         positions=positions,
         tokens=tokens,
         trained=epoch.trained / steps,
-        padding=_padding(tokens, positions),
+        padding=_compute_padding(tokens, positions),
         how_padded=how_padded,
     )
 
 
-def _padding(tokens: float, positions: float) -> float:
+def _compute_padding(tokens: float, positions: float) -> float:
     """Return the share of padding in the positions, 0 to 1; 0 if there are no positions.
 
     Args:
@@ -259,7 +263,7 @@ def _find_padding(
         if lengths:
             weighted_lengths.append((lengths, float(figures.delivered)))
     if is_trimmed and len(weighted_lengths) == len(streams):
-        longest = mean_longest_row(weighted_lengths, machines.rows, multiple)
+        longest = estimate_longest_row(weighted_lengths, machines.rows, multiple)
         row_length = mark_estimate(longest, is_exact=has_equal_rows(loader))
         return RowPadding(row_length, "every row padded to the longest of a device's batch")
     return RowPadding(limit, f"every row padded to max_seq_len, {plural(limit, 'token')}")
@@ -339,7 +343,7 @@ def add_run_figures(
         yield StreamInRun(
             **asdict(stream),
             share=stream.tokens / tokens if tokens else UNKNOWN,
-            padding=_padding(stream.tokens, row_length * stream.delivered),
+            padding=_compute_padding(stream.tokens, row_length * stream.delivered),
             passes=run.epochs * (stream.delivered / max(1, float(stream.samples))),
             run_tokens=stream.tokens * times,
             run_trained=stream.trained * times,

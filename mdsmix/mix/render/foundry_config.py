@@ -264,7 +264,7 @@ def _make_tokenizer_section(recipe: Recipe) -> Section:
     if remote_folder:
         # If mdsmix is on the training nodes, it fetches the tokenizer before LLM-Foundry opens it.
         fetches_itself = recipe.loader == MDSMIX_LOADER or recipe.mdsmix_on_nodes
-        folder = remote_folder.url if fetches_itself else folder_on_node(recipe, remote_folder)
+        folder = remote_folder.url if fetches_itself else find_folder_on_node(recipe, remote_folder)
     else:
         folder = _find_published_copy(recipe)
     if folder:
@@ -315,7 +315,7 @@ def make_loader_section(
     encoding = {"max_seq_len": LENGTH_VARIABLE} | {key: getattr(recipe, key) for key in targets}
     if recipe.processor and recipe.loader == MDSMIX_LOADER:
         folder = find_fetch_folder(recipe, recipe.processor)
-        encoding["processor"] = folder_on_node(recipe, folder) if folder else recipe.processor
+        encoding["processor"] = find_folder_on_node(recipe, folder) if folder else recipe.processor
 
     section: Section = {
         "name": recipe.loader,
@@ -367,7 +367,7 @@ def _find_published_copy(recipe: Recipe) -> str:
     return ""
 
 
-def folder_on_node(recipe: Recipe, folder: Location) -> str:
+def find_folder_on_node(recipe: Recipe, folder: Location) -> str:
     """Return the path at which a training node finds a tokenizer's or processor's folder after the
     user has copied it there: `LOCAL/NAME` if the recipe sets `local`, which has the node's copies
     of streams; otherwise `./NAME`, in the folder from which training is started.

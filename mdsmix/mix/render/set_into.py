@@ -183,15 +183,15 @@ def _list_edits(text: str, new: Any, was: Any, node: Any, stop: int) -> Iterator
         entries = [Entry(name, value) for name, value in node.value]
         keys = [entry.name.value for entry in entries]
     # An entry ends where the line of the next entry begins; the last one ends at `stop`.
-    ends = [*(_line_start(text, entry.name) for entry in entries[1:]), stop]
+    ends = [*(_find_line_start(text, entry.name) for entry in entries[1:]), stop]
     for key, entry, end in zip(keys, entries, ends, strict=True):
         # `stop` is now where this entry ends; after the loop, where the last entry ends.
         # Comments and blank lines after an entry belong to the next one.
         start = entry.name.start_mark.index
         stop = start + len(TRAILING_COMMENTS.sub("", text[start:end]))
         if key not in new:
-            comments = _comment_lines(text[start:stop], entry.value)
-            yield Edit(_line_start(text, entry.name), stop, comments)
+            comments = _find_comment_lines(text[start:stop], entry.value)
+            yield Edit(_find_line_start(text, entry.name), stop, comments)
         elif _differ(new[key], was.get(key)):
             yield from _list_entry_edits(text, new[key], was.get(key), entry, stop)
     added = {key: value for key, value in new.items() if key not in keys}
@@ -234,10 +234,10 @@ def _list_entry_edits(text: str, new: Any, was: Any, entry: Entry, stop: int) ->
         yield from _list_edits(text, new, was, node, stop)
         return
     # Write the key and its value again, indented like the old key.
-    column = start - _line_start(text, entry.name)
+    column = start - _find_line_start(text, entry.name)
     block = dump_yaml(new if entry.is_list_entry else {entry.name.value: new})
     lines = textwrap.indent(block, " " * column)
-    yield Edit(start, stop, lines[column:] + _comment_lines(text[start:stop], node))
+    yield Edit(start, stop, lines[column:] + _find_comment_lines(text[start:stop], node))
 
 
 def _differ(value: Any, other_value: Any) -> bool:
@@ -248,12 +248,12 @@ def _differ(value: Any, other_value: Any) -> bool:
     return pformat(value) != pformat(other_value)
 
 
-def _line_start(text: str, node: Any) -> int:
+def _find_line_start(text: str, node: Any) -> int:
     """Return the position in the text where the node's line begins."""
     return text.rfind("\n", 0, node.start_mark.index) + 1
 
 
-def _comment_lines(lines: str, node: Any) -> str:
+def _find_comment_lines(lines: str, node: Any) -> str:
     """Return the comments that are on lines of their own within the lines of a key that is removed
     or written again, so that they are not lost. Empty if the key's value is a scalar, such as a
     number.
@@ -274,8 +274,8 @@ def list_changes(old: Any, new: Any, key: str = "") -> Iterator[str]:
     Args:
         key: the path of the two values in the config; empty for the whole config.
     """
-    old_keys = _keys_of(old)
-    new_keys = _keys_of(new)
+    old_keys = _list_keys(old)
+    new_keys = _list_keys(new)
     if old_keys is not None and new_keys is not None:
         for name in old_keys | new_keys:
             path = f"{key}.{name}".lstrip(".")
@@ -284,7 +284,7 @@ def list_changes(old: Any, new: Any, key: str = "") -> Iterator[str]:
         yield f"{key}: {_describe_value(old)} -> {_describe_value(new)}"
 
 
-def _keys_of(value: Any) -> dict[Any, Any] | None:
+def _list_keys(value: Any) -> dict[Any, Any] | None:
     """Return the keys and values of a mapping; for a list of evaluations, the label of each and the
     evaluation. Return None for any other value.
     """
@@ -295,7 +295,7 @@ def _keys_of(value: Any) -> dict[Any, Any] | None:
 
 def _describe_value(value: Any) -> str:
     """Return a value as YAML writes it. Of a mapping only the keys are shown: `{name, dataset}`."""
-    keys = _keys_of(value)
+    keys = _list_keys(value)
     if keys:
         return f"{{{', '.join(map(str, keys))}}}"
     return format_yaml_value(value) or "''"

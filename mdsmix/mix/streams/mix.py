@@ -302,7 +302,7 @@ class Mix:
         """Name of a stream -> the source files that its recipe finds now, or the error that listing
         them raised. Streams are listed in parallel; no file is read.
         """
-        specs_or_none = [self.spec_of(stream) for stream in unique_folders(self.streams)]
+        specs_or_none = [self.spec_of(stream) for stream in drop_repeated_folders(self.streams)]
         specs = [spec for spec in specs_or_none if spec]
         listings = map_threads(self._list_sources, specs)
         return {spec.name: files for spec, files in zip(specs, listings, strict=True)}
@@ -336,7 +336,7 @@ class Mix:
         Args:
             options: further words of the command, after a space.
         """
-        return how_to_publish_again(self.recipe_path or "RECIPE", self.overrides, options)
+        return describe_publishing_again(self.recipe_path or "RECIPE", self.overrides, options)
 
 
 def _list_stored(stream: StreamInMix) -> None:
@@ -348,7 +348,7 @@ def _list_stored(stream: StreamInMix) -> None:
     vars(stream)["files"] = stream.index.list_files(stream.folder)
 
 
-def how_to_publish_again(recipe: str, overrides: Sequence[str], options: str = "") -> str:
+def describe_publishing_again(recipe: str, overrides: Sequence[str], options: str = "") -> str:
     """Return how to publish a stream of a recipe again, such as `publish the stream again (with
     mdsmix: mdsmix convert mix.yaml)`.
 
@@ -361,7 +361,7 @@ def how_to_publish_again(recipe: str, overrides: Sequence[str], options: str = "
     return f"publish the stream again (with mdsmix: `{command}{options}`)"
 
 
-def unique_folders(streams: Iterable[StreamInMix]) -> list[StreamInMix]:
+def drop_repeated_folders(streams: Iterable[StreamInMix]) -> list[StreamInMix]:
     """Return the streams without repeated folders: of streams in the same folder only the last."""
     return list({stream.folder.url: stream for stream in streams}.values())
 

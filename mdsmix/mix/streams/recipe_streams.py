@@ -21,7 +21,7 @@ from mdsmix.mix.streams.mix import (
     Loader,
     PhaseOfMix,
     StreamInMix,
-    how_to_publish_again,
+    describe_publishing_again,
     published_tokenizers,
 )
 from mdsmix.mix.streams.open_streams import split_folder
@@ -168,8 +168,8 @@ def _refuse_new_holdouts(
         for spec in missing
     ]
     raise MixRefused(
-        f"recipe-changed: {'; '.join(changes)}. Fix: {how_to_publish_again(path, overrides)}; or "
-        "undo the change of the recipe."
+        f"recipe-changed: {'; '.join(changes)}. Fix: {describe_publishing_again(path, overrides)}; "
+        "or undo the change of the recipe."
     )
 
 

@@ -22,9 +22,9 @@ from mdsmix.messages import WRITTEN, make_printable, plural
 from mdsmix.mix.check import describe_verdict, is_refused
 from mdsmix.recipe.read import split_overrides
 from mdsmix.report.page.gather import UNKNOWN, Gathered
-from mdsmix.report.page.page_sections import sections
+from mdsmix.report.page.page_sections import make_sections
 from mdsmix.report.page.sample_browser import list_samples
-from mdsmix.report.planned_run import figure_text
+from mdsmix.report.planned_run import format_figure
 from mdsmix.storage import locate
 from mdsmix.table import format_cell, is_known
 
@@ -40,7 +40,7 @@ def mark_of(targets: Sequence[str]) -> Markup:
     return Markup('<meta name="mdsmix-of" content="{}">').format(urls)
 
 
-def page_html(page: Gathered) -> str:
+def render_page(page: Gathered) -> str:
     """Return the whole page as HTML."""
     style = _read_template("page.css")
     script = _read_template("page.js")
@@ -55,9 +55,9 @@ def page_html(page: Gathered) -> str:
     if more:
         title = plural(len(page.streams), "stream")
     # The page shows the mix and the findings first, then the samples, then all other sections.
-    parts = sections(page)
+    parts = make_sections(page)
     return (
-        _environment()
+        _make_environment()
         .get_template("page.html")
         .render(
             page=page,
@@ -90,7 +90,7 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _environment() -> Environment:
+def _make_environment() -> Environment:
     """Return the environment of the templates, with the filters that they use."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
@@ -98,7 +98,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_printable,
+        finalize=_escape_unprintable,
     )
     environment.filters |= {
         "figure": figure,
@@ -110,7 +110,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _printable(value: Any) -> Any:
+def _escape_unprintable(value: Any) -> Any:
     """Return a string with characters that change the direction of writing, and NUL, escaped. Other
     values, and markup that mdsmix itself made, are returned unchanged.
     """
@@ -138,5 +138,5 @@ def figure(value: float, form: str, name: str) -> Markup:
     """
     number = f"{float(value)!r}" if is_known(value) else ""
     return Markup('<data value="{}" data-figure="{}">{}</data>').format(
-        number, name, figure_text(value, form)
+        number, name, format_figure(value, form)
     )

@@ -46,35 +46,37 @@ class Section:
     items: Sequence[PageItem]
 
 
-def sections(page: Gathered) -> list[Section]:
+def make_sections(page: Gathered) -> list[Section]:
     """Return all sections apart from the samples. A section without data gives the reason. The
     section of a run is there only if its file was named.
     """
     no_plan = page.notes.get("plan")
     no_preview = page.notes.get("preview")
     run = page.run
-    runs = [_section("run", "The run", None, _run(page))] if run else []
+    runs = [_make_section("run", "The run", None, _show_run(page))] if run else []
     return [
-        _section("mix", "The mix", no_plan, _mix(page)),
-        _section("findings", "Findings of the check", None, _check(page)),
+        _make_section("mix", "The mix", no_plan, _show_mix(page)),
+        _make_section("findings", "Findings of the check", None, _show_check(page)),
         *runs,
-        _section("lengths", "Lengths of samples", None, _lengths(page)),
-        _section("rows", "Tokens in a row", no_plan, _rows(page)),
-        _section("records", "Records: written, filtered, quarantined", None, _records(page)),
-        _section("shards", "Shards", None, _shards(page)),
-        _section("plan", "The plan", no_plan, _plan(page)),
-        _section("batches", "The first batches", no_preview, _batches(page)),
+        _make_section("lengths", "Lengths of samples", None, _show_lengths(page)),
+        _make_section("rows", "Tokens in a row", no_plan, _show_padding(page)),
+        _make_section(
+            "records", "Records: written, filtered, quarantined", None, _show_records(page)
+        ),
+        _make_section("shards", "Shards", None, _show_shards(page)),
+        _make_section("plan", "The plan", no_plan, _show_plan(page)),
+        _make_section("batches", "The first batches", no_preview, _show_batches(page)),
     ]
 
 
-def _section(id: str, title: str, reason: str | None, items: Items) -> Section:
+def _make_section(id: str, title: str, reason: str | None, items: Items) -> Section:
     """Return a section of the items. If there is a `reason` why it has no data, the section
     consists of the reason, and the items are not computed.
     """
     return Section(id, title, [reason] if reason else list(items))
 
 
-def _mix(page: Gathered) -> Items:
+def _show_mix(page: Gathered) -> Items:
     """Yield each stream's share of an epoch, in samples, tokens and trained tokens."""
     assert page.plan
     yield from make_mix_ribbons(page.plan, page.colours)
@@ -83,7 +85,7 @@ def _mix(page: Gathered) -> Items:
         yield from (describe_shares(page.mix.shares), make_shares_table(page.mix.shares))
 
 
-def _check(page: Gathered) -> Items:
+def _show_check(page: Gathered) -> Items:
     """Yield the findings of `mdsmix check`, and what was checked."""
     yield from group_findings(page.findings)
     if page.mix and not page.findings:
@@ -91,7 +93,7 @@ def _check(page: Gathered) -> Items:
     yield describe_coverage(page.mix) if page.mix else UNKNOWN
 
 
-def _run(page: Gathered) -> Items:
+def _show_run(page: Gathered) -> Items:
     """Yield what a run has trained of each stream."""
     assert page.run
     names = {stream.named.name for stream in page.streams}
@@ -104,17 +106,17 @@ def _run(page: Gathered) -> Items:
     yield from show_run(page.run, page.colours)
 
 
-def _stream_title(stream: StreamOnPage) -> Title:
+def _format_stream_title(stream: StreamOnPage) -> Title:
     """Return the name of a stream, with its loader if that is not the training loader."""
     name = stream.named.name
     loader = stream.named.loader
     return Title(name if loader == TRAINED else f"{name}, {loader}")
 
 
-def _lengths(page: Gathered) -> Items:
+def _show_lengths(page: Gathered) -> Items:
     """Yield the samples of each stream, counted by powers of two of their length."""
     for stream in page.streams:
-        yield _stream_title(stream)
+        yield _format_stream_title(stream)
         manifest = stream.manifest
         if manifest is None:
             yield "Unknown: it has no manifest." if stream.inspection else UNKNOWN
@@ -130,7 +132,7 @@ def _lengths(page: Gathered) -> Items:
         yield make_lengths_table(totals, css)
 
 
-def _rows(page: Gathered) -> Items:
+def _show_padding(page: Gathered) -> Items:
     """Yield a sentence on how the rows of a step are padded, and a bar with the step's trained
     tokens, other tokens and padding.
     """
@@ -140,10 +142,10 @@ def _rows(page: Gathered) -> Items:
     yield from make_step_ribbon(page.plan)
 
 
-def _records(page: Gathered) -> Items:
+def _show_records(page: Gathered) -> Items:
     """Yield the numbers of written, filtered and quarantined records, and the first bad records."""
     for stream in page.streams:
-        yield _stream_title(stream)
+        yield _format_stream_title(stream)
         manifest = stream.manifest
         if manifest is None:
             yield "Unknown: it has no manifest." if stream.inspection else UNKNOWN
@@ -151,7 +153,7 @@ def _records(page: Gathered) -> Items:
             names = ", ".join(mixed.name for mixed in manifest.mixed)
             yield f"Drawn by `mdsmix mix` from {names}: it has no records of its own."
         else:
-            yield from _record_counts(manifest.records, page.colours[stream.named.name])
+            yield from _show_record_counts(manifest.records, page.colours[stream.named.name])
         if stream.bad and stream.bad["bad"]:
             yield SampleText([("\n".join(show_bad_records(stream.bad)), "text")])
             if stream.bad["bad"] >= MOST_BAD:
@@ -161,7 +163,7 @@ def _records(page: Gathered) -> Items:
                 )
 
 
-def _record_counts(records: Records, css: str) -> Items:
+def _show_record_counts(records: Records, css: str) -> Items:
     """Yield the counts of a stream's records as a sentence, and as a ribbon.
 
     Args:
@@ -171,7 +173,7 @@ def _record_counts(records: Records, css: str) -> Items:
     yield make_records_ribbon("records", records, css)
 
 
-def _shards(page: Gathered) -> Items:
+def _show_shards(page: Gathered) -> Items:
     """Yield a table of the published streams: their shards, bytes and folders."""
     rows = []
     for stream in page.streams:
@@ -185,7 +187,7 @@ def _shards(page: Gathered) -> Items:
         yield "Nothing is published yet."
 
 
-def _plan(page: Gathered) -> Items:
+def _show_plan(page: Gathered) -> Items:
     """Yield the output of `mdsmix plan`."""
     assert page.plan
     if page.is_batch_guessed:
@@ -193,7 +195,7 @@ def _plan(page: Gathered) -> Items:
     yield from show_plan(page.plan)
 
 
-def _batches(page: Gathered) -> Items:
+def _show_batches(page: Gathered) -> Items:
     """Yield the epoch in windows of steps, then the output of `mdsmix preview`."""
     assert page.preview
     # Streaming must only be imported if there are batches to show.

@@ -130,13 +130,13 @@ def cut_into_spans(segment: Segment, decoder: Decoder | None) -> Iterator[TokenS
     start = 0
     before = segment.before
     while start < len(segment.ids):
-        span = _first_span(segment.ids[start : start + MOST_JOINED], before, decoder)
+        span = _find_first_span(segment.ids[start : start + MOST_JOINED], before, decoder)
         yield span
         start += len(span.ids)
         before = span.ids[-1]
 
 
-def _first_span(ids: Sequence[int], before: int | None, decoder: Decoder) -> TokenSpan:
+def _find_first_span(ids: Sequence[int], before: int | None, decoder: Decoder) -> TokenSpan:
     """Return the span of the first token. If this token is only a part of a character, the span
     also has the tokens that complete the character.
 
