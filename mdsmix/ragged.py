@@ -12,10 +12,8 @@ from io import BytesIO
 from itertools import chain
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import NDArray, np
 
 SHORT = 1024
 """A mean length of rows, in bytes. Rows that are shorter on average are copied as bytes objects

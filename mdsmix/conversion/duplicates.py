@@ -30,9 +30,6 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.conversion.finished_units import Fingerprints, read_hashes
 from mdsmix.conversion.keys import hashes_file_name, lines_keys
 from mdsmix.conversion.source_cache import (
@@ -44,11 +41,12 @@ from mdsmix.conversion.unit import ReadTask
 from mdsmix.conversion.unit_files import BlobRef
 from mdsmix.conversion.work import Work
 from mdsmix.errors import Unreachable
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.messages import plural
 from mdsmix.ragged import Ragged
 from mdsmix.sources import Content, Unit, estimate_size
 
-Rows = NDArray[np.uint64]
+Rows = NDArray["np.uint64"]
 """uint64 [n, 3]: both halves of a fingerprint, and the position of its record in the stream; [n, 2]
 without positions, if repeats are only counted.
 """

@@ -16,9 +16,7 @@ from dataclasses import field, replace
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from mdsmix.conversion.job import Dropped, Job
 from mdsmix.conversion.keys import (
@@ -46,6 +44,7 @@ from mdsmix.conversion.unit_files import (
 )
 from mdsmix.errors import Unreachable
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.messages import Say, plural
 from mdsmix.shards.counts import Records
 from mdsmix.shards.lease import Lease
@@ -54,7 +53,7 @@ from mdsmix.shards.side_files import NAME_PATTERNS
 from mdsmix.sources import Content, Window
 from mdsmix.storage import Location, map_in_batches, map_threads
 
-Fingerprints = NDArray[np.uint64]
+Fingerprints = NDArray["np.uint64"]
 "uint64 [n, 2]: the two halves of each fingerprint; both are 0 if the record has none."
 
 

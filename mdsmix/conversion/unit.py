@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import orjson
 
 from mdsmix.conversion.bad_records import Tally
@@ -56,6 +55,7 @@ from mdsmix.kinds.read_records import (
     open_record_encoder,
     open_record_reader,
 )
+from mdsmix.lazy_numpy import np
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import store_shards
 from mdsmix.shards.side_files import SideFile, group_names, store_record_names

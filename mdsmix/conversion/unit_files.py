@@ -33,14 +33,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 import xxhash
-from numpy.typing import NDArray
 
 from mdsmix import schema
 from mdsmix.errors import Unreachable
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import Shard
 from mdsmix.shards.shard_files import decompress_frame, write_if_changed

@@ -25,12 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.encode import forms
 from mdsmix.encode.chat import ChatTemplate, find_trained_answers, slice_around_difference
 from mdsmix.errors import RecipeError
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
 
 PARTS = ("reasoning", "calls", "answer")

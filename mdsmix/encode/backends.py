@@ -32,9 +32,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from mdsmix.cache import keep_in_cache
 from mdsmix.encode import word_form
@@ -51,6 +49,7 @@ from mdsmix.encode.token_spelling import TokenSpans, TokenSpelling
 from mdsmix.encode.word_form import CharacterParts, FirstSpace, read_scan_form
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.freed_memory import release_freed_memory
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.messages import flatten_error
 from mdsmix.ragged import Ragged
 from mdsmix.storage import map_threads

@@ -17,13 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
-from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from mdsmix.encode.labels import Flags, Labels, Lengths, Turns
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Interleaved, Ragged
 from mdsmix.shards.counts import Totals, count_by_length
 from mdsmix.shards.token_ids import LOSS_WEIGHTS, SIDES
@@ -295,7 +293,7 @@ def _write_json(turns: Turns) -> Ragged:
         (_NEXT_RESPONSE, starts[1::2]),
         (_NEXT_SAMPLE, starts[first_prompts]),
     ):
-        windows = sliding_window_view(text, len(joint.text), writeable=True)
+        windows = np.lib.stride_tricks.sliding_window_view(text, len(joint.text), writeable=True)
         windows[places] = np.frombuffer(joint.text, np.uint8)
     # The text in front of the first sample begins with the end of a sample: leave this out.
     sample_offsets = np.append(starts[first_prompts], len(text) - len(_END_OF_SAMPLE))

@@ -12,19 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Ragged
 from mdsmix.shards.token_ids import TrainedRows
 
-Lengths = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+Lengths = NDArray["np.int64"]
+Flags = NDArray["np.bool_"]
 
 USABLE = ""
 "The verdict on a sample that can be trained on. Any other verdict is a reason code."
-_NO_LENGTH = np.iinfo(np.int64).max
+_NO_LENGTH = (1 << 63) - 1
 "The least length of a trained prompt if no prompt is trained: more tokens than any prompt has."
 
 

@@ -35,8 +35,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from mdsmix.lazy_numpy import np
 from mdsmix.ragged import Ragged
 
 MARK = "\u2581"

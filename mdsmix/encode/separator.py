@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from mdsmix.lazy_numpy import np
 from mdsmix.ragged import Ragged
 
 GROUP_CHARACTERS = 1 << 14

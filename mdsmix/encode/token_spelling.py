@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from mdsmix.encode.scan_form import MARK
 from mdsmix.encode.word_form import BYTE_NUMBERS
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Ragged
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")

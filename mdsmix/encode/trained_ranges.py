@@ -19,19 +19,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.encode.answer_parts import PARTS
 from mdsmix.encode.answer_spans import WeightedRange
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.labels import USABLE, Flags, Lengths, Turns, find_empty_sides, sum_between
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Ragged
 
-MARK = np.dtype([("part", "u1"), ("weight", "<f4")])
-"""The mark of a token. `part`: the part of the answer that the token belongs to, its place in PARTS
-from 1, or 0 for a token of a prompt; `weight`: 0 if the token is not trained, otherwise its loss
-weight, usually 1.
+MARK = [("part", "u1"), ("weight", "<f4")]
+"""The dtype of the mark of a token. `part`: the part of the answer that the token belongs to, its
+place in PARTS from 1, or 0 for a token of a prompt; `weight`: 0 if the token is not trained,
+otherwise its loss weight, usually 1.
 """
 SPLIT_REASONS = {
     "ends_untrained": (

@@ -37,11 +37,10 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from mdsmix.encode.scan_form import APOSTROPHE, MARK, PATTERN, ScanForm, ScanRules, find_scan_rules
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Ragged
 
 PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -14,8 +14,6 @@ from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from numpy.typing import NDArray
-
 from mdsmix import sources
 from mdsmix.encode.backends import open_backend
 from mdsmix.errors import RecipeError
@@ -25,6 +23,7 @@ from mdsmix.kinds.assemble import Assembled
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.resolved_stream import ResolvedStream
+from mdsmix.lazy_numpy import NDArray
 from mdsmix.messages import join_counts, plural
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.recipe.rules import count_budget_tokens

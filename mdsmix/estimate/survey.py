@@ -14,15 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix import sources
 from mdsmix.encode.backends import Backend, Unequal
 from mdsmix.encode.encoded import Encoded
 from mdsmix.frozen import frozen
 from mdsmix.kinds.read_records import RecordReader, open_record_encoder
 from mdsmix.kinds.resolved_stream import ResolvedStream
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.sources import SourceFile, Unit
 from mdsmix.storage import Location
 from mdsmix.tokenizer.card import Tokenizer

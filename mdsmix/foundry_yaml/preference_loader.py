@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.errors import MixRefused
 from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, BatchRules, ExtraLoader
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.shapes.preference import REWARDS
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import PREFERENCE_COLUMNS, decode_preference

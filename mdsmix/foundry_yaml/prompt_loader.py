@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from mdsmix.errors import MixRefused
 from mdsmix.foundry_yaml.loader_keys import AT_LEAST_ONE, DATASET_KEYS, BatchRules, ExtraLoader
+from mdsmix.lazy_numpy import np
 from mdsmix.messages import join_names
 from mdsmix.shapes.prompt import ANSWER
 from mdsmix.shards.shard_samples import Sample

@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.errors import MixRefused
 from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, BatchRules, ExtraLoader
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.shapes.unpaired_preference import LABEL
 from mdsmix.shards.shard_samples import Sample
 from mdsmix.shards.token_ids import UNPAIRED_COLUMNS, Ids, decode_ids

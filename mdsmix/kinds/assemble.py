@@ -13,10 +13,8 @@ from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.encode.encoded import Encoded
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Chunked, Ragged
 from mdsmix.shards.counts import Totals, count_by_length
 from mdsmix.shards.shard_files import Rows, ShardLayout, lay_out_samples
@@ -29,9 +27,9 @@ class Assembled(NamedTuple):
     rows: Rows
     totals: Totals
     "The counts of rows, tokens and so on, over all rows of the work unit."
-    leftover: NDArray[Any] = np.empty(0, np.uint8)
+    leftover: NDArray[Any]
     """The tokens after the last full row, in the stream's token dtype. Only `layout: concat` leaves
-    tokens over.
+    tokens over; otherwise the array is empty.
     """
     documents: Ragged | None = None
     """For packed rows, int64: the numbers of the documents in each row. Document 0 was added first.
@@ -130,7 +128,8 @@ class SampleRows(Assembler):
         return {"rows": lay_out_samples(self._layout, batch.columns)}
 
     def finish(self) -> Assembled:
-        return Assembled(Chunked.from_parts(self.take_column("rows")), self._totals)
+        rows = Chunked.from_parts(self.take_column("rows"))
+        return Assembled(rows, self._totals, leftover=np.empty(0, np.uint8))
 
 
 class PackedRows(Assembler):
@@ -169,7 +168,8 @@ class PackedRows(Assembler):
             longest=int(np.diff(offsets).max(initial=0)),
             lengths=count_by_length(np.diff(offsets)),
         )
-        return Assembled(lay_out_samples(self._layout, columns), totals, documents=packed)
+        rows = lay_out_samples(self._layout, columns)
+        return Assembled(rows, totals, leftover=np.empty(0, np.uint8), documents=packed)
 
 
 def pack_best_fit(lengths: NDArray[np.int64], width: int) -> Ragged:

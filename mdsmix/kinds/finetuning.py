@@ -13,9 +13,6 @@ from functools import cached_property
 from itertools import compress
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.encode.encoded import Encoded, lay_out_documents, lay_out_pairs, lay_out_turns
 from mdsmix.encode.labels import USABLE, Flags, Labels, Lengths, Targets, Turns, keep_first_turns
 from mdsmix.encode.trained_ranges import (
@@ -28,6 +25,7 @@ from mdsmix.encode.trained_ranges import (
 )
 from mdsmix.kinds.kind import Kind, make_packed_columns
 from mdsmix.kinds.turn_rows import TurnRows, tokenize_pairs
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Pair

@@ -10,8 +10,6 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from mdsmix.encode import chat
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.finetuning import WINDOW_BYTES
@@ -23,6 +21,7 @@ from mdsmix.kinds.turn_rows import (
     count_placeholders,
     tokenize_pairs,
 )
+from mdsmix.lazy_numpy import np
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, Pair
 from mdsmix.shards.token_ids import Ids, Turn

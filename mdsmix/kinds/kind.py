@@ -13,14 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Flags, Labels, Lengths, Targets, Turns
 from mdsmix.foundry_yaml.loader_keys import DATASETS, ExtraLoader
 from mdsmix.kinds.assemble import Assembler, JoinedRows, PackedRows, SampleRows
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import RichConversation

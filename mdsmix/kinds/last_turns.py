@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from mdsmix.encode.chat import find_trained_answers
 from mdsmix.encode.labels import Lengths, Turns
 from mdsmix.kinds.turn_rows import TurnRows
+from mdsmix.lazy_numpy import np
 from mdsmix.record import SYSTEM_ROLES, Conversation, Message, count_message_images
 
 

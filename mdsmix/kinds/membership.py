@@ -20,11 +20,10 @@ from fractions import Fraction
 from operator import add
 from typing import Any, NamedTuple
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 from xxhash import xxh3_128_digest as _hash
 
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.record import (
     Document,
     Pair,

@@ -16,7 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import orjson
 
 from mdsmix.encode import forms
@@ -30,6 +29,7 @@ from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.turn_renderer import Prepared, TurnRenderer
 from mdsmix.kinds.turn_rows import TurnRows
+from mdsmix.lazy_numpy import np
 from mdsmix.messages import suggest_key
 from mdsmix.processor.card import Processor, open_processor
 from mdsmix.ragged import Chunked, Ragged

@@ -13,8 +13,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
-
 from mdsmix.encode.encoded import Encoded
 from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER
 from mdsmix.images.reasons import IMAGE_REASONS
@@ -27,6 +25,7 @@ from mdsmix.kinds.pictured import (
     make_image_settings,
 )
 from mdsmix.kinds.preferences import ID_BYTES, PreferenceRenderer, Preferences, list_reward_keys
+from mdsmix.lazy_numpy import np
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation
 from mdsmix.shapes import find_shape

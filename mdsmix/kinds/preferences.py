@@ -13,8 +13,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from mdsmix.encode import chat
 from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.encode.labels import Lengths
@@ -27,6 +25,7 @@ from mdsmix.kinds.judged_answers import (
     count_answer_placeholders,
 )
 from mdsmix.kinds.kind import Piece
+from mdsmix.lazy_numpy import np
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, Pair, RecordRefused, RichConversation

@@ -15,9 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import (
     Encoded,
@@ -29,6 +26,7 @@ from mdsmix.encode.encoded import (
 from mdsmix.encode.labels import USABLE, Lengths
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind, make_packed_columns
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Document, list_texts

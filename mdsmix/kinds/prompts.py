@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from mdsmix.encode import chat
 from mdsmix.encode.answer_ends import EndNote
 from mdsmix.encode.backends import encode_texts
@@ -26,6 +24,7 @@ from mdsmix.kinds.kind import Piece
 from mdsmix.kinds.template_kind import TemplateKind, find_decoder_faults, template_variables
 from mdsmix.kinds.turn_renderer import TurnRenderer
 from mdsmix.kinds.turn_rows import count_texts
+from mdsmix.lazy_numpy import np
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Conversation, NoRecord

@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import xxhash
 
@@ -27,6 +26,7 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import Unreachable
 from mdsmix.kinds.pictured import COLUMNS, ConversationsWithImages
+from mdsmix.lazy_numpy import np
 from mdsmix.processor.loaded import StoredRow
 from mdsmix.processor.server import ask_processor
 from mdsmix.record import Conversation, Message

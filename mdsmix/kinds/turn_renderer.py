@@ -14,8 +14,6 @@ from functools import cached_property
 from itertools import chain, repeat
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from mdsmix.encode import forms
 from mdsmix.encode.answer_parts import (
     CALL,
@@ -49,6 +47,7 @@ from mdsmix.kinds.row_faults import (
     list_signs,
 )
 from mdsmix.kinds.turn_rows import PLACEHOLDERS, TurnRows, count_placeholders
+from mdsmix.lazy_numpy import np
 from mdsmix.record import Conversation, PlainConversations, RecordRefused, RichConversation
 from mdsmix.shapes.extras import VARIABLES
 from mdsmix.shards.manifest import Encoding

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
 from mdsmix.encode.backends import Backend, encode_texts
 from mdsmix.encode.encoded import add_special_tokens
 from mdsmix.encode.labels import Flags, Lengths, Turns
+from mdsmix.lazy_numpy import np
 from mdsmix.messages import plural
 from mdsmix.ragged import Ragged
 from mdsmix.record import Pair, list_texts

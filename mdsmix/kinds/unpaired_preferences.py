@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
-
 from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.foundry_yaml.unpaired_loader import DTYPE, UNPAIRED_LOADER
 from mdsmix.kinds.judged_answers import JudgedAnswers, count_answer_placeholders
 from mdsmix.kinds.kind import Piece
+from mdsmix.lazy_numpy import np
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shapes.unpaired_preference import LABEL, UNPAIRED_REASONS, UnpairedPreference

@@ -21,10 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import xxhash
 
 from mdsmix.errors import Unusable
+from mdsmix.lazy_numpy import np
 from mdsmix.messages import flatten_error
 from mdsmix.tokenizer.transformers_five import make_readable, open_readable_folder
 

@@ -16,11 +16,9 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.extensions import load_extension
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Ragged
 
 _DTYPES = {
@@ -38,6 +36,10 @@ _DTYPES = {
 }
 """MDS's code of a dtype -> the dtype. An array begins with this code if the column's encoding does
 not fix the dtype. A column of plain numbers has one of these dtypes as its encoding.
+"""
+_WIDTHS = {name: code // 8 for code, name in _DTYPES.items()}
+"""Dtype -> bytes of a number: MDS's code is the number of bits, or 1 or 2 more. NumPy, which knows
+them too, need not be imported to read an index.
 """
 
 
@@ -80,7 +82,8 @@ def _array_codec(dtype: str = "", shape: str = "") -> Codec:
     """
     size = None
     if shape:
-        size = math.prod(map(int, shape.split(","))) * np.dtype(dtype).itemsize
+        width = _WIDTHS.get(dtype) or np.dtype(dtype).itemsize
+        size = math.prod(map(int, shape.split(","))) * width
     return Codec(
         dtype=dtype or "uint8",
         size=size,
@@ -159,7 +162,7 @@ def _number_codec(dtype: str) -> Codec:
     """
     return Codec(
         dtype=dtype,
-        size=np.dtype(dtype).itemsize,
+        size=_WIDTHS[dtype],
         decode=lambda data: np.frombuffer(data, dtype)[0].item(),
     )
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 from dataclasses import field, fields
 from typing import Any, TypeVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import NDArray, np
 
 T = TypeVar("T")
 BAD_SHARE = 0.01

@@ -30,12 +30,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Chunked, Interleaved, Ragged
 from mdsmix.shards.codecs import Codec, find_codec
 from mdsmix.shards.index import HASH_ALGORITHM, Shard, StoredFile

@@ -23,11 +23,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from mdsmix.errors import MdsmixError, Unreachable
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.messages import flatten_error
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import Codec, find_codec, lay_out_lengths

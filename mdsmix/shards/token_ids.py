@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from mdsmix.errors import MixRefused
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Ragged
 from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import Shard
@@ -61,7 +60,7 @@ tokens; 0 for a token that is not trained.
 """
 IGNORED_LABEL = -100
 "The label that gives no loss, in torch, in LLM-Foundry and in Hugging Face's collators."
-Ids = NDArray[np.int64]
+Ids = NDArray["np.int64"]
 
 
 class Turn(NamedTuple):
@@ -160,7 +159,7 @@ def _preference_turns(sample: Sample, _: str) -> list[Turn]:
     answer, and an empty prompt with the rejected answer.
     """
     prompt, chosen, rejected = decode_preference(sample)
-    return [Turn(prompt, chosen), Turn(NO_IDS, rejected)]
+    return [Turn(prompt, chosen), Turn(_no_ids(), rejected)]
 
 
 def decode_prompt(sample: Sample) -> Ids:
@@ -170,7 +169,7 @@ def decode_prompt(sample: Sample) -> Ids:
 
 def _prompt_turns(sample: Sample, _: str) -> list[Turn]:
     """Return a prompt as one turn with an empty response."""
-    return [Turn(decode_prompt(sample), NO_IDS)]
+    return [Turn(decode_prompt(sample), _no_ids())]
 
 
 def _pair_turns(sample: Sample, dtype: str) -> list[Turn]:
@@ -189,17 +188,21 @@ def _unpaired_turns(sample: Sample, dtype: str) -> list[Turn]:
 
 def _plain_turns(sample: Sample, dtype: str) -> list[Turn]:
     """Return a row of plain text as a list of one turn with an empty prompt."""
-    return [Turn(NO_IDS, decode_ids(sample["tokens"], dtype))]
+    return [Turn(_no_ids(), decode_ids(sample["tokens"], dtype))]
 
 
 def _packed_turns(sample: Sample, _: str) -> list[Turn]:
     """Return a turn with an empty prompt for each document of a packed row (a row of several
     documents).
     """
-    return [Turn(NO_IDS, document.ids) for document in split_documents(sample)]
+    return [Turn(_no_ids(), document.ids) for document in split_documents(sample)]
 
 
-NO_IDS: Ids = np.empty(0, np.int64)
+def _no_ids() -> Ids:
+    """Return int64 [0]: the ids of an empty prompt or response."""
+    return np.empty(0, np.int64)
+
+
 LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
     TURNS: _decode_stored_turns,
     SIDES: _pair_turns,

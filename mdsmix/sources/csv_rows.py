@@ -18,8 +18,7 @@ from io import BytesIO
 from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
-import numpy as np
-
+from mdsmix.lazy_numpy import np
 from mdsmix.sources import jsonl
 from mdsmix.sources.format import TOO_LONG
 from mdsmix.sources.jsonl import is_utf8

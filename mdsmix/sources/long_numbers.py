@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
-
 from mdsmix.json_values import LONG_RUN
+from mdsmix.lazy_numpy import NDArray, np
 
 WORDS = 4
 """A run of 19 digits contains at least 4 words of 4 bytes, wherever in a word it begins. So each
@@ -58,7 +55,8 @@ def _find_runs(text: bytes | memoryview) -> NDArray[np.int64]:
     # At the ends of the text the first or last word is repeated, so a few places too many are kept.
     around = candidates[:, np.newaxis] + np.arange(1 - WORDS, WORDS)
     are_digits = _are_digits(words[np.clip(around, 0, len(words) - 1)])
-    is_run = sliding_window_view(are_digits, WORDS, axis=1).all(axis=2).any(axis=1)
+    windows = np.lib.stride_tricks.sliding_window_view(are_digits, WORDS, axis=1)
+    is_run = windows.all(axis=2).any(axis=1)
     return np.asarray(4 * candidates[is_run])
 
 

@@ -13,8 +13,7 @@ from functools import cache, lru_cache
 from json import JSONDecodeError
 from typing import Any
 
-import numpy as np
-
+from mdsmix.lazy_numpy import np
 from mdsmix.shards.codecs import find_codec
 from mdsmix.shards.index import Index, Shard, parse_index
 from mdsmix.shards.shard_samples import open_shard, read_all_samples, split_columns

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
-import numpy as np
-
+from mdsmix.lazy_numpy import np
 from mdsmix.sources.format import Block, Buffer, Decoded, Item
 from mdsmix.sources.units import BLOCK_BYTES, SourceFile, Span
 

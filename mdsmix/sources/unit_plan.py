@@ -25,11 +25,10 @@ from functools import partial
 from itertools import compress
 from typing import Any, BinaryIO, cast
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import np
 from mdsmix.sources.format import BLANK, Block
 from mdsmix.sources.formats import format_of
 from mdsmix.sources.units import WINDOW_BYTES, SourceFile, Unit, sort_key
@@ -92,12 +91,12 @@ def _plan_alike(files: list[SourceFile], template: Unit) -> Iterator[Unit]:
     weights = _weights(files)  # uncompressed bytes of each file, as far as known
 
     # Group small files.
-    is_small = weights < window
+    is_small = [weight < window for weight in weights]
     small = list(compress(files, is_small))
-    yield from map(make_unit, _runs(small, weights[is_small], window))
+    yield from map(make_unit, _runs(small, list(compress(weights, is_small)), window))
 
     # Cut large files into splits.
-    large = list(compress(files, ~is_small))
+    large = [file for file, weight in zip(files, weights, strict=True) if weight >= window]
 
     def split(file: SourceFile) -> list[tuple[int, int | None]]:
         """Return the splits of a file, as ranges (start, end): [(0, 500), (500, None)]."""
@@ -110,7 +109,7 @@ def _plan_alike(files: list[SourceFile], template: Unit) -> Iterator[Unit]:
 
 def estimate_size(files: Iterable[SourceFile]) -> int:
     """Return about how many uncompressed bytes these files have together."""
-    return int(_weights(list(files)).sum())
+    return sum(_weights(files))
 
 
 def estimate_unit_size(unit: Unit) -> int:
@@ -184,28 +183,32 @@ def _unit(template: Unit, files: list[SourceFile], **split: Any) -> Unit:
     )
 
 
-def _weights(files: list[SourceFile]) -> NDArray[np.int64]:
-    """Return the uncompressed bytes that each file is assumed to have: int64 [files]."""
-    return np.fromiter((format_of(file).weight(file) for file in files), np.int64, len(files))
+def _weights(files: Iterable[SourceFile]) -> list[int]:
+    """Return the uncompressed bytes that each file is assumed to have."""
+    return [format_of(file).weight(file) for file in files]
 
 
 def _runs(
-    files: list[SourceFile], weights: NDArray[np.int64], window_bytes: int
+    files: list[SourceFile], weights: list[int], window_bytes: int
 ) -> Iterator[list[SourceFile]]:
     """Yield the files in runs (lists of consecutive files), in order. The files of a run have at
     most `window_bytes` bytes together.
 
     Args:
-        weights: uncompressed bytes of each file, int64 [files]; at most `window_bytes` each.
+        weights: uncompressed bytes of each file, at most `window_bytes` each.
         window_bytes: the most uncompressed bytes of a run.
     """
+    if sum(weights) <= window_bytes:
+        if files:
+            yield files
+        return
     # Files of 5, 3 and 4 bytes have [0, 5, 8, 12] bytes before them; the last number is the total.
     bytes_before = np.concatenate([[0], np.cumsum(weights)])
     name_hashes = (xxhash.xxh3_64_intdigest(file.name.rpartition("/")[2]) for file in files)
     hashes = np.fromiter(name_hashes, np.uint64, len(files))
 
     # Take the first range of files. If it is too large, cut it into two ranges.
-    waiting = [(0, len(files))] if files else []
+    waiting = [(0, len(files))]
     while waiting:
         begin, end = waiting.pop()
         if bytes_before[end] - bytes_before[begin] <= window_bytes:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, get_args
 
-import numpy as np
-
 from mdsmix.errors import MixRefused
 from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, IntType
+from mdsmix.lazy_numpy import np
 from mdsmix.mix.epoch.stream_counts import TOKEN_COLUMNS, read_head_turns
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, stream_names
 from mdsmix.shards.shard_samples import Sample

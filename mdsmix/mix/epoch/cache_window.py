@@ -21,11 +21,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, as_whole_number
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.mix.epoch.draws import Machines, count_loader_draws, get_batching_method
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 

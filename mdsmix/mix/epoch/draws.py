@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from mdsmix.errors import RecipeError
 from mdsmix.foundry_yaml.loader_keys import COUNT_UNITS, as_whole_number, is_number, parse_quantity
 from mdsmix.foundry_yaml.training_yaml import Settings
 from mdsmix.frozen import frozen
+from mdsmix.lazy_numpy import np
 from mdsmix.messages import plural
 from mdsmix.mix.streams.mix import Loader, Mix
 from mdsmix.recipe.phases import SHUFFLE_SEED

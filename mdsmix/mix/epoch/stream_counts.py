@@ -14,13 +14,11 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mdsmix.encode.labels import Labels, Turns
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.finetuning import make_targets
+from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.ragged import Ragged
 from mdsmix.shards.counts import Totals
@@ -79,7 +77,7 @@ def _decode_head(stream: StreamInMix, dtype: str) -> Turns:
     return Turns(Ragged.from_rows(sides, np.int64), counts)
 
 
-Floats = NDArray[np.float64]
+Floats = NDArray["np.float64"]
 POINTS = 64
 """How many lengths stand for the lengths between two powers of two. Samples are assumed to be
 distributed evenly on them.
