@@ -175,4 +175,5 @@ def test_a_run_that_finds_nothing_to_do_imports_what_it_needs(project: Project) 
     needless |= {"numpy", "random", "tempfile", "socket"}
     needless |= {"mdsmix.engines.local_engine", "multiprocessing.connection"}  # no workers
     needless |= {"mdsmix.encode.template_code"}  # what a template does is in the cache
+    needless |= {"tarfile", "mdsmix.sources.csv_table", "mdsmix.sources.parquet"}  # other formats
     assert sorted(needless & modules) == []

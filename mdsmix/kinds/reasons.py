@@ -18,7 +18,7 @@ def list_bad_reasons() -> dict[str, str]:
     the codes of formats, of functions, of shapes and of kinds.
     """
     declared: list[Mapping[str, str]] = [BAD]
-    declared += [format.reasons for format in FORMATS.values()]
+    declared += [get_format().reasons for get_format in FORMATS.values()]
     declared += [FUNCTION_REASONS]
     declared += [shape.reasons for shape in SHAPES.values()]
     declared += [kind.reasons for kind in KINDS]

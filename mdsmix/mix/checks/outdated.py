@@ -12,7 +12,7 @@ from mdsmix.mix.checks.tokenizers import find_conversion_tokenizer
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.shapes import Shape, find_shape
 from mdsmix.shards.manifest import Manifest
-from mdsmix.sources.formats import FORMATS
+from mdsmix.sources.formats import NAMED, format_by
 
 CHECKS = CheckList()
 
@@ -56,7 +56,7 @@ def _format_rules_of(
     stream: StreamInMix, manifest: Manifest, shape: Shape | None
 ) -> dict[str, int]:
     """Return the rules of the stream's source formats with their versions today, such as
-    {"format.parquet": 2}. Long lists of sources are read only if a rule has been changed.
+    {"format.parquet": 2}.
 
     Args:
         stream: the stream.
@@ -64,11 +64,14 @@ def _format_rules_of(
         shape: the shape of its records; None if the records have several shapes.
     """
     has_messages = shape is None or bool(shape.find_text_or_messages(manifest.encoding.fields))
-    versions = {format.rule: format.version_for_stream(has_messages) for format in FORMATS.values()}
     # The recipe may have named the format of a file whose suffix does not show it, so the
-    # manifest's own list counts too.
-    rules = {rule: versions.get(rule, old) for rule, old in manifest.formats.items()}
-    if not manifest.mixed and max(versions.values()) > 1:
+    # manifest's own list counts too. It may have the format of another package.
+    rules = dict(manifest.formats)
+    for rule in rules:
+        name = rule.removeprefix("format.")
+        if name in NAMED:
+            rules[rule] = format_by("", name).version_for_stream(has_messages)
+    if not manifest.mixed:
         with suppress(Damaged):  # the check side-files reports a damaged list of sources
             sources = manifest.read_sources(stream.folder)
             rules |= list_raised_formats((source.path for source in sources), has_messages)
