@@ -225,7 +225,7 @@ def _describe_new_columns(job: Job, old: Manifest, recipe: Recipe) -> str:
                 f"stream {job.name}: the recipe has {join_names(pairs)} now, so it has not only "
                 "pretraining streams, and its loader changes from text to finetuning. The stream "
                 f"would get {columns}. To keep it as it is, set train_loader.name: mdsmix in the "
-                "recipe: where mdsmix is installed, that loader reads it beside the others. "
+                "recipe: where mdsmix is installed, that loader reads it along with the others. "
                 f"Otherwise {work}: pass --reencode."
             )
     return (

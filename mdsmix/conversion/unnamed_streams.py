@@ -257,7 +257,7 @@ def choose_streams(
         if name not in streams and name not in named:
             there = join_names(list(streams), 10) or "none"
             raise RecipeError(
-                f"--stream {name} is neither a stream of {recipe} nor one stored beside its "
+                f"--stream {name} is neither a stream of {recipe} nor one stored next to its "
                 f"streams; those are: {there}."
             )
     return [streams[name] for name in dict.fromkeys(names) if name in streams]

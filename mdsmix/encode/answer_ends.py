@@ -22,6 +22,7 @@ from mdsmix.tokenizer.card import Tokenizer
 from mdsmix.tokenizer.transformers_five import GENERATION_CONFIG
 
 MAX_STOPS_SHOWN = 6
+NO_CONFIG = f"there is no {GENERATION_CONFIG} next to the tokenizer"
 STOP_RULE = "template.stop_tokens"
 "Name of the rule `ends_by_next_role` among the rules that a stream was made by (`Encoding.rules`)."
 
@@ -193,46 +194,54 @@ def _make_notes_before_message(
         "in the recipe, name all tokens that stop the model, for example tokenizer.stop_tokens: "
         f"[{names}]"
     )
-    no_config = f"there is no {GENERATION_CONFIG} next to the tokenizer"
-    for (last_token, next_token), end in open_ends.items():
-        where = f"{end.subject} before another message"
-        if next_token in stops.tokens:
+    for open_end, end in open_ends.items():
+        if open_end.next_token in stops.tokens:
             if trains_earlier_answers(encoding):  # otherwise it is trained as a part of the prompt
                 sentence = (
-                    f"the next message begins with {next_token}; the model stops at this token, so "
-                    f"it is trained as the end of {end.subject}"
+                    f"the next message begins with {open_end.next_token}; the model stops at this "
+                    f"token, so it is trained as the end of {end.subject}"
                 )
                 yield EndNote(sentence=sentence, level="fact")
-        elif last_token and not stops.source:
+        elif open_end.last_token:
+            yield _make_note_on_last_token(open_end.last_token, end, stops, name_all)
+        elif not open_end.next_token:
             sentence = (
-                f"{where} ends in {last_token}, and it is not known whether a model stops there, "
-                f"since {no_config}"
-            )
-            yield EndNote(sentence=sentence, fix=name_all, level="note")
-        elif last_token:
-            sentence = (
-                f"{where} ends in {last_token}, which is not among the tokens that stop a "
-                f"generation ({stops})"
-            )
-            yield EndNote(sentence=sentence, fix=name_all)
-        elif next_token and encoding.target_prompts == "all":
-            continue  # it is trained as a part of the prompt
-        elif next_token:
-            problem = f"is not among the tokens that stop a generation ({stops})"
-            if not stops.source:
-                problem = f"is not known to stop a generation ({no_config})"
-            sentence = (
-                f"no token ends {where}; that message begins with {next_token}, but this token "
-                f"{problem}, and is not trained there"
-            )
-            yield EndNote(sentence=sentence, fix=name_all)
-        else:
-            sentence = (
-                f"no token ends {where}, so the model does not learn to stop there; the text "
-                f"continues with {(end.following or '')[:20]!r}"
+                f"no token ends {end.subject} before another message, so the model does not learn "
+                f"to stop there; the text continues with {(end.following or '')[:20]!r}"
             )
             fix = "use a chat template that prints EOS or another stop token after an answer"
             yield EndNote(sentence=sentence, fix=fix)
+        elif encoding.target_prompts != "all":  # otherwise it is trained as a part of the prompt
+            yield _make_note_on_next_token(open_end.next_token, end, stops, name_all)
+
+
+def _make_note_on_last_token(token: str, end: AnswerEnd, stops: Stops, fix: str) -> EndNote:
+    """Return the note on a special token at the end of an answer that is not a known stop token."""
+    where = f"{end.subject} before another message"
+    if not stops.source:
+        sentence = (
+            f"{where} ends in {token}, and it is not known whether a model stops there, since "
+            f"{NO_CONFIG}"
+        )
+        return EndNote(sentence=sentence, fix=fix, level="note")
+    sentence = (
+        f"{where} ends in {token}, which is not among the tokens that stop a generation ({stops})"
+    )
+    return EndNote(sentence=sentence, fix=fix)
+
+
+def _make_note_on_next_token(token: str, end: AnswerEnd, stops: Stops, fix: str) -> EndNote:
+    """Return the note on an answer without a token at its end, before a message that begins with a
+    token that is not a known stop token.
+    """
+    problem = f"is not among the tokens that stop a generation ({stops})"
+    if not stops.source:
+        problem = f"is not known to stop a generation ({NO_CONFIG})"
+    sentence = (
+        f"no token ends {end.subject} before another message; that message begins with {token}, "
+        f"but this token {problem}, and is not trained there"
+    )
+    return EndNote(sentence=sentence, fix=fix)
 
 
 def _make_note_at_last(end: AnswerEnd, stops: Stops, tokenizer: Tokenizer) -> Iterator[EndNote]:

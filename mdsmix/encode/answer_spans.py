@@ -126,6 +126,23 @@ class _EdgeFinder:
 
         Raises RecordRefused (span_not_printed) if such a place is not found.
         """
+        offsets_of = self._list_ends()
+        if not offsets_of:
+            return {}
+        # Usually all ends are found as they are, by one rendering; or the template strips contents.
+        for find_places in (self.keep, self.trim, self.move):
+            places = {
+                answer: find_places(answer, offsets) for answer, offsets in offsets_of.items()
+            }
+            edges = self.prove(places)
+            if edges is not None:
+                return edges
+        raise RecordRefused("span_not_printed", message=min(offsets_of))
+
+    def _list_ends(self) -> dict[int, list[int]]:
+        """Return for each answer with spans that is a response of a row: the offsets, in its
+        content, of the end of the content and of the ends of its spans.
+        """
         losses = self.conversation.losses or ()
         offsets_of = dict[int, list[int]]()
         for answers in match_answers(self.conversation, self.rows):
@@ -138,26 +155,11 @@ class _EdgeFinder:
                     raise RecordRefused("span_not_printed", why="the answer has images")
                 ends = {end for span in loss.spans for end in (span.start, span.end)}
                 offsets_of[answer] = sorted({len(content), *ends})
-        if not offsets_of:
-            return {}
-        # Usually all ends are found as they are, by one rendering; or the template strips contents.
-        edges = self.prove(
-            {
-                answer: {offset: offset for offset in offsets}
-                for answer, offsets in offsets_of.items()
-            }
-        )
-        if edges is None:
-            edges = self.prove(
-                {answer: self.trim(answer, offsets_of[answer]) for answer in offsets_of}
-            )
-        if edges is None:
-            edges = self.prove(
-                {answer: self.move(answer, offsets_of[answer]) for answer in offsets_of}
-            )
-        if edges is None:
-            raise RecordRefused("span_not_printed", message=min(offsets_of))
-        return edges
+        return offsets_of
+
+    def keep(self, _: int, offsets: Sequence[int]) -> Edges:
+        """Return for each of the offsets the same place for its private character."""
+        return {offset: offset for offset in offsets}
 
     def trim(self, answer: int, offsets: Sequence[int]) -> Edges:
         """Return for each of the offsets in an answer's content the place of its private character

@@ -129,8 +129,8 @@ class PrintedValue(NamedTuple):
 
 
 class Assumption(NamedTuple):
-    """An answer that a placeholder has given to a question of the template: no. The text is only
-    right for values of which this is true.
+    """A question of a template about a value, such as whether it begins with a word. A placeholder
+    answers no, so the rendered text is only right for values with this answer.
     """
 
     value: PrintedValue
@@ -139,7 +139,7 @@ class Assumption(NamedTuple):
     word: str
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Check whether the answer is no for a value.
+        """Check whether the real value gives the answer no.
 
         Args:
             values: all values of the messages and tools.
@@ -152,7 +152,7 @@ class Notes:
     """What the placeholders of one rendering have noted."""
 
     printed: list[PrintedValue] = field(default_factory=list)
-    "The value behind each number that a placeholder prints."
+    "Number that a placeholder prints -> the value that it represents."
     assumptions: set[Assumption] = field(default_factory=set)
 
     def add(self, value: PrintedValue) -> int:
@@ -274,7 +274,7 @@ def _write_placeholder(number: int) -> str:
 
 
 def find_printed(groups: Sequence[str | None], notes: Notes) -> PrintedValue:
-    """Return the value that a printed placeholder stands for.
+    """Return the value that a printed placeholder represents.
 
     Args:
         groups: what PLACEHOLDER_PATTERN has found: the space before, the number, the space after.

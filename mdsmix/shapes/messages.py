@@ -259,35 +259,38 @@ def _parse_message(item: Any) -> Message:
         item = _modernize(item)
     if item["role"] not in (*ROLES, "developer"):
         raise RecordRefused("unknown_role", role=shorten_value(item["role"]))
-    # Turn the content into text.
-    message = {**item}
-    content = item.get("content")
-    calls = item.get("tool_calls")
-    if message["role"] == "tool" and content is not None:
-        content = result_to_text(content)
-        message["content"] = content
-    elif isinstance(content, list):
-        content, detail = join_marked_parts(content)
-        message["content"] = content
-        if detail is not None:
-            if message.get(DETAIL) is not None:
-                why = "the message has train_detail, and parts of its content have marks: keep one"
-                raise RecordRefused("bad_span", why=why)
-            message[DETAIL] = detail
-    # A system message may have only tools.
-    if content is None and message["role"] == "system" and message.get("tools"):
-        content = ""
-        message["content"] = content
+    message = _write_content_as_text({**item})
     # Parse the calls.
+    calls = item.get("tool_calls")
     if not calls:
         message.pop("tool_calls", None)  # it is missing, null or an empty list
     else:
         if message["role"] != "assistant":
             raise RecordRefused("bad_message_keys")
         message["tool_calls"] = parse_calls(calls)
+    content = message.get("content")
     has_only_calls = content is None and bool(calls)
     if not isinstance(content, str) and not has_only_calls:
         raise RecordRefused("content_not_text")
+    return message
+
+
+def _write_content_as_text(message: Message) -> Message:
+    """Change a message so that its content is a string, if it is a result, a list of parts, or
+    missing in a system message that has only tools. Marks of parts become `train_detail`.
+    """
+    content = message.get("content")
+    if message["role"] == "tool" and content is not None:
+        message["content"] = result_to_text(content)
+    elif isinstance(content, list):
+        message["content"], detail = join_marked_parts(content)
+        if detail is not None:
+            if message.get(DETAIL) is not None:
+                why = "the message has train_detail, and parts of its content have marks: keep one"
+                raise RecordRefused("bad_span", why=why)
+            message[DETAIL] = detail
+    elif content is None and message["role"] == "system" and message.get("tools"):
+        message["content"] = ""
     return message
 
 
