@@ -232,8 +232,8 @@ def find_types(records: Sequence[Any]) -> set[type]:
 @frozen
 class PlainConversations(Sequence[Any]):
     """Conversations that were read at once, and are plain: each message has only a role and a
-    content, and the conversation has nothing else but `trained`. A conversation becomes an object
-    only when it is asked for.
+    content, and the conversation has nothing else but `trained` and `losses`. A conversation
+    becomes an object only when it is asked for.
 
     The shape, the search for special tokens and the rendering all use the roles and contents of
     all messages. They are collected here once: when each of the three collected them again, that
@@ -244,6 +244,8 @@ class PlainConversations(Sequence[Any]):
     "The messages of each conversation."
     trained: Sequence[Sequence[bool] | None]
     "The flags of each conversation's messages, as in `Conversation.trained`."
+    losses: Sequence[Sequence[AnswerLoss | None] | None]
+    "The trained characters and loss weights of each conversation, as in `Conversation.losses`."
     roles: Sequence[tuple[str, ...]]
     "The roles of each conversation's messages."
     contents: Sequence[list[str]]
@@ -270,6 +272,7 @@ class PlainConversations(Sequence[Any]):
         return PlainConversations(
             messages=lists,
             trained=[None] * len(lists),
+            losses=[None] * len(lists),
             roles=[*map(all_roles.__getitem__, ranges)],
             contents=[*map(all_contents.__getitem__, ranges)],
             all_contents=all_contents,
@@ -279,12 +282,22 @@ class PlainConversations(Sequence[Any]):
         return len(self.messages)
 
     def __iter__(self) -> Iterator[Conversation]:
-        return map(Conversation, self.messages, self.trained)
+        return map(_make_plain, self.messages, self.trained, self.losses)
 
     def __getitem__(self, index: Any) -> Any:
+        values = (self.messages[index], self.trained[index], self.losses[index])
         if isinstance(index, slice):
-            return [*map(Conversation, self.messages[index], self.trained[index])]
-        return Conversation(self.messages[index], self.trained[index])
+            return [*map(_make_plain, *values)]
+        return _make_plain(*values)
+
+
+def _make_plain(
+    messages: list[Message],
+    trained: Sequence[bool] | None,
+    losses: Sequence[AnswerLoss | None] | None,
+) -> Conversation:
+    """Return a plain conversation."""
+    return Conversation(messages, trained, losses=losses)
 
 
 def count_message_images(message: Message) -> int:
@@ -322,7 +335,7 @@ def _add_strings(value: Any, strings: list[str]) -> None:
 
 def canonical_forms(records: Sequence[Any]) -> Iterator[bytes]:
     """Return the canonical bytes of each record, as `canonical` returns them."""
-    if not isinstance(records, PlainConversations):
+    if not isinstance(records, PlainConversations) or any(records.losses):
         return map(canonical, records)
     # The third value is the tools: a plain conversation has none, and no further fields.
     contents = zip(records.messages, records.trained, repeat(None))

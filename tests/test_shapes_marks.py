@@ -5,7 +5,7 @@ variables that a record gives to the chat template.
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import orjson
@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.kinds.read_records import RecordReader
-from mdsmix.record import AnswerLoss, Conversation, Span, canonical, detail_of
+from mdsmix.record import (
+    AnswerLoss,
+    Conversation,
+    Span,
+    canonical,
+    canonical_forms,
+    detail_of,
+)
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.extras import OBJECTS
 from tests.test_shapes_refused import ANSWER, QUESTION
@@ -163,6 +170,57 @@ def test_lists_of_marks_are_read_at_once_as_one_by_one(shape: str) -> None:
         twice_marked = {"messages": messages, "loss_mask": [1, 0]}
         assert read(shape, twice_marked) == "bad_mark"
         assert SHAPES[shape].read_plain([twice_marked], fields) is None
+
+
+RANGES = st.tuples(st.integers(0, 7), st.integers(0, 7), st.sampled_from([True, False, 1, 0.5, 3]))
+WEIGHTS = st.sampled_from([None, 0, 1, True, 0.0, 0.5, 0.25, 2, "1"])
+MESSAGE_MARKS = st.fixed_dictionaries(
+    {},
+    optional={
+        "weight": WEIGHTS,
+        "loss": WEIGHTS,
+        "train_detail": st.none() | st.lists(RANGES, max_size=3),
+    },
+)
+
+
+def draw_marked(shape: str, marks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a record whose answers have these marks, and whose questions have none."""
+    names = {"user": "human", "assistant": "gpt"}
+    items = list[dict[str, Any]]()
+    for message, of_answer in zip(
+        exchanges(len(marks)), chain.from_iterable(({}, one) for one in marks), strict=True
+    ):
+        item = {**of_answer}
+        if of_answer.get("train_detail"):
+            item["train_detail"] = [
+                {"begin_offset": first, "end_offset": first + more, "weight": weight}
+                for first, more, weight in of_answer["train_detail"]
+            ]
+        if shape == "sharegpt":
+            items.append({"from": names[message["role"]], "value": message["content"], **item})
+        else:
+            items.append({"content": message["content"], **item, "role": message["role"]})
+    return {"conversations" if shape == "sharegpt" else "messages": items}
+
+
+@pytest.mark.parametrize("shape", ["openai", "sharegpt"])
+@pytest.mark.parametrize("options", [{}, {"loss_weights": True}], ids=["marks", "weights"])
+@given(answers=st.lists(st.lists(MESSAGE_MARKS, min_size=1, max_size=3), min_size=1, max_size=4))
+def test_weights_and_ranges_are_read_at_once_as_one_by_one(
+    shape: str, options: dict[str, Any], answers: list[list[dict[str, Any]]]
+) -> None:
+    records = [draw_marked(shape, marks) for marks in answers]
+    one_by_one = [read(shape, record, **options) for record in records]
+    together = SHAPES[shape].read_plain(records, SHAPES[shape].own_fields, **options)
+    if together is None:
+        assert any(isinstance(conversation, str) for conversation in one_by_one)
+        return
+    assert [*together] == one_by_one
+    assert [*canonical_forms(together)] == [*map(canonical, one_by_one)]
+    # A template may print whole messages, with their keys in order.
+    for conversation, read_alone in zip(together, one_by_one, strict=True):
+        assert [*map(list, conversation.messages)] == [*map(list, read_alone.messages)]
 
 
 def test_marks_that_disagree_make_a_bad_record() -> None:

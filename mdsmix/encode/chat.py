@@ -221,7 +221,8 @@ def find_plain(conversations: Sequence[Conversation]) -> PlainPart:
     chosen = [conversations[position] for position in positions]
     plain = PlainConversations.of([conversation.messages for conversation in chosen])
     trained = [conversation.trained for conversation in chosen]
-    return PlainPart(positions, replace(plain, trained=trained))
+    losses = [conversation.losses for conversation in chosen]
+    return PlainPart(positions, replace(plain, trained=trained, losses=losses))
 
 
 def render_alike(

@@ -272,10 +272,10 @@ class RecordReader:
         """
         where = self.where
         derive = make_deriver(self.fields.values())
-        # The fast way, for a stream without a condition, paths, templates and options: read all
-        # records at once.
-        if not (where or derive or self.options):
-            results = self.shape.read_plain(records, self.fields)
+        # The fast way, for a stream without a condition, paths and templates: read all records at
+        # once.
+        if not (where or derive):
+            results = self.shape.read_plain(records, self.fields, **self.options)
             if results is not None:
                 return results
 

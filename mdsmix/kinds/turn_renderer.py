@@ -179,8 +179,9 @@ class TurnRenderer:
                 if self.has_control(conversation.all_text)
             }
         # Render each conversation.
-        has_losses = False
-        if not isinstance(conversations, PlainConversations):
+        if isinstance(conversations, PlainConversations):
+            has_losses = any(conversations.losses)
+        else:
             has_losses = any(conversation.losses for conversation in conversations)
         has_marks = has_losses or bool(self.encoding.train_parts)
         turns_of = self.render_together(plain)

@@ -217,6 +217,7 @@ def read_marked_conversations(
     items: Sequence[list[dict[str, Any]]],
     keys: Set[str],
     masks: Sequence[Any] | None,
+    with_weights: bool,
 ) -> PlainConversations | None:
     """Return conversations whose messages have a role, a text and marks such as `weight`, read at
     once, by the rules of `make_conversation`. Return None if one of them breaks a rule; they are
@@ -231,9 +232,10 @@ def read_marked_conversations(
         items: for each conversation its messages, as the record has them.
         keys: the keys of the marks (`find_mark_keys`).
         masks: the list of marks of each record (`list_masks`).
+        with_weights: whether there may be other weights than 0 and 1.
     """
     plain = read_plain_conversations(lists, only_foundry_rules=False)
-    return None if plain is None else add_marks(plain, items, sorted(keys), masks)
+    return None if plain is None else add_marks(plain, items, keys, masks, with_weights)
 
 
 def read_messages(raw: RawRecord, key: str) -> list[Any]:

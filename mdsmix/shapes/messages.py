@@ -102,7 +102,9 @@ def parse_messages(raw: RawRecord) -> Conversation:
     return Conversation(messages, None if all(trained) else trained, losses=marks.losses)
 
 
-def _parse_all_messages(records: Sequence[Any], fields: Fields) -> PlainConversations | None:
+def _parse_all_messages(
+    records: Sequence[Any], fields: Fields, loss_weights: bool = False
+) -> PlainConversations | None:
     """Return all records as conversations. Return None if a record breaks a rule of LLM-Foundry, or
     has extras (fields such as `chat_template_kwargs` that no key of the recipe names) besides a
     `loss_mask`. The records are then read one by one.
@@ -111,10 +113,14 @@ def _parse_all_messages(records: Sequence[Any], fields: Fields) -> PlainConversa
         return None
     lists = [record[fields["messages"]] for record in records]
     plain = read_plain_conversations(lists)
-    return None if plain is None else add_marks(plain, lists, (), list_masks(records))
+    if plain is None:
+        return None
+    return add_marks(plain, lists, frozenset(), list_masks(records), with_weights=loss_weights)
 
 
-def _parse_all_openai(records: Sequence[Any], fields: Fields) -> PlainConversations | None:
+def _parse_all_openai(
+    records: Sequence[Any], fields: Fields, loss_weights: bool = False
+) -> PlainConversations | None:
     """Return all records as conversations. Return None if a record has a system prompt, tools or
     extras besides a `loss_mask` in a field of its own, or a message with more than a role, a text
     and marks such as `weight`. The records are then read one by one.
@@ -127,15 +133,16 @@ def _parse_all_openai(records: Sequence[Any], fields: Fields) -> PlainConversati
     masks = list_masks(records)
     plain = read_plain_conversations(lists, only_foundry_rules=False)
     if plain is not None:
-        return add_marks(plain, lists, (), masks)
+        return add_marks(plain, lists, frozenset(), masks, with_weights=loss_weights)
     keys = find_mark_keys(lists, {"role", "content"})
     if keys is None:
         return None
+    # Keys stay in their order, since a template may print whole messages.
     without_marks = [
-        [{"role": message["role"], "content": message["content"]} for message in messages]
+        [{key: message[key] for key in message if key not in keys} for message in messages]
         for messages in lists
     ]
-    return read_marked_conversations(without_marks, lists, keys, masks)
+    return read_marked_conversations(without_marks, lists, keys, masks, with_weights=loss_weights)
 
 
 def parse_openai(raw: RawRecord) -> Conversation:
@@ -332,6 +339,7 @@ MESSAGES = Shape(
     also_called={"messages": ("conversations", "conversation", "dialogue", "dialog", "trajectory")},
     guess=lambda *_: TRIES,
     plain=_parse_all_messages,
+    plain_options=(WEIGHTS,),
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse_messages),
 )
@@ -357,4 +365,5 @@ PROMPT_COMPLETION = replace(
     also_called={},
     parse=with_extras(parse_prompt_completion),
     plain=_parse_all_prompt_completion,
+    plain_options=(),
 )

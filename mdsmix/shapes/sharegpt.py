@@ -103,7 +103,9 @@ def parse_sharegpt(raw: RawRecord) -> Conversation:
     return make_conversation(raw, messages, len(messages) - len(items))
 
 
-def _parse_all_sharegpt(records: Sequence[Any], fields: Fields) -> PlainConversations | None:
+def _parse_all_sharegpt(
+    records: Sequence[Any], fields: Fields, loss_weights: bool = False
+) -> PlainConversations | None:
     """Return all records as conversations. Return None if a record has a system prompt, tools or
     extras in a field of its own, or a message that is more than a text of a person, the model or
     the system with marks such as `weight`. The records are then read one by one.
@@ -120,7 +122,8 @@ def _parse_all_sharegpt(records: Sequence[Any], fields: Fields) -> PlainConversa
         [{"role": _PLAIN_WORDS[item["from"]], "content": item["value"]} for item in items]
         for items in lists
     ]
-    return read_marked_conversations(messages, lists, keys, list_masks(records))
+    masks = list_masks(records)
+    return read_marked_conversations(messages, lists, keys, masks, with_weights=loss_weights)
 
 
 def parse_sharegpt_items(raw: RawRecord, items: Sequence[Any]) -> list[Message]:
@@ -319,6 +322,7 @@ SHAREGPT = Shape(
     reasons=CONVERSATION_REASONS | EXTRAS_REASONS,
     parse=with_extras(parse_sharegpt),
     plain=_parse_all_sharegpt,
+    plain_options=(WEIGHTS,),
 )
 LLAVA = replace(
     SHAREGPT,

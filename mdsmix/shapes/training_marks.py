@@ -28,6 +28,8 @@ answer.
 """
 MARK = "train_mark"
 "The recipe's option that names one more mark: a key of messages, or a field with a list of marks."
+WHOLE = AnswerLoss()
+"The loss of a message that is trained as a whole with the weight 1."
 FLAGS = frozenset((*TRAIN_KEYS, DETAIL))
 "All keys of messages that only concern training. They are removed before a template sees them."
 
@@ -70,34 +72,37 @@ def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) ->
     flags = _flag_keys(raw)
     if not listed_marks and all(map(flags.isdisjoint, messages)):
         return Marks([*repeat(True, len(messages))], None)
-    trained = list[bool]()
-    losses = list[AnswerLoss | None]()
+    losses = list[AnswerLoss]()
     for position, message in enumerate(messages):
         if not listed_marks and flags.isdisjoint(message):
-            trained.append(True)
-            losses.append(None)
+            losses.append(WHOLE)
             continue
         marks = [message[key] for key in keys.intersection(message) if message[key] is not None]
         if listed_marks and listed_marks[position] is not None:
             marks.append(listed_marks[position])
-        loss = _read_loss(message, marks, with_weights=WEIGHTS in raw.options)
-        trained.append(loss.weight > 0)
-        losses.append(loss if loss.weight > 0 and loss != AnswerLoss() else None)
-    return Marks(trained, losses if any(losses) else None)
+        losses.append(_read_loss(message, marks, with_weights=WEIGHTS in raw.options))
+    return _to_marks(losses)
+
+
+def _to_marks(losses: Sequence[AnswerLoss]) -> Marks:
+    """Return what the losses of a conversation's messages say on training."""
+    trained = [loss.weight > 0 for loss in losses]
+    partial = [loss if loss.weight > 0 and loss != WHOLE else None for loss in losses]
+    return Marks(trained, partial if any(partial) else None)
 
 
 def find_mark_keys(
     items: Sequence[list[dict[str, Any]]], message_keys: Set[str]
 ) -> set[str] | None:
-    """Return the keys of marks, such as `weight`, that messages have. Return None if a message has
-    another key that is not one of `message_keys`.
+    """Return the keys of marks, such as `weight` or `train_detail`, that messages have. Return None
+    if a message has another key that is not one of `message_keys`.
 
     Args:
         items: for each conversation its messages, as the record has them.
         message_keys: the keys of a message's role and content.
     """
     keys = set[str]().union(*chain.from_iterable(items)) - message_keys
-    return keys if keys.issubset(TRAIN_KEYS) else None
+    return keys if keys.issubset(FLAGS) else None
 
 
 def list_masks(records: Sequence[Any]) -> list[Any] | None:
@@ -111,67 +116,88 @@ def list_masks(records: Sequence[Any]) -> list[Any] | None:
 def add_marks(
     plain: PlainConversations,
     items: Sequence[list[dict[str, Any]]],
-    keys: Sequence[str],
+    keys: Set[str],
     masks: Sequence[Any] | None,
+    with_weights: bool,
 ) -> PlainConversations | None:
-    """Return plain conversations with the flags that their marks give. Return None if `read_marks`
-    would refuse a record.
+    """Return plain conversations with the flags and losses that their marks give. Return None if
+    `read_marks` would refuse a record.
 
     Args:
         plain: the conversations.
         items: for each conversation its messages, as the record has them.
         keys: the keys of marks that messages have.
         masks: the list of marks of each record (`list_masks`).
+        with_weights: whether there may be other weights than 0 and 1.
     """
     if not keys and masks is None:
         return plain
-    trained = _read_all_marks(items, plain.roles, keys, masks)
-    return None if trained is None else replace(plain, trained=trained)
+    try:
+        losses = _read_all_losses(plain, items, keys, masks, with_weights)
+    except RecordRefused:
+        return None
+    # Split the losses at the ends of conversations.
+    remaining = iter(losses)
+    marks = [_to_marks([*islice(remaining, count)]) for count in map(len, items)]
+    return replace(
+        plain,
+        trained=[None if all(of_one.trained) else of_one.trained for of_one in marks],
+        losses=[of_one.losses for of_one in marks],
+    )
 
 
-def _read_all_marks(
-    lists: Sequence[list[dict[str, Any]]],
-    roles: Sequence[Sequence[str]],
-    keys: Sequence[str],
+def _read_all_losses(
+    plain: PlainConversations,
+    items: Sequence[list[dict[str, Any]]],
+    keys: Set[str],
     masks: Sequence[Any] | None,
-) -> list[list[bool] | None] | None:
-    """Return for each conversation which of its messages may be used for training, as
-    `Conversation.trained`. Return None if `read_marks` would refuse a message.
+    with_weights: bool,
+) -> list[AnswerLoss]:
+    """Return for each message of all conversations which of its characters are trained, and its
+    loss weight. The arguments are those of `add_marks`.
+
+    Raises RecordRefused if `read_marks` would refuse a message.
+    """
+    messages = [*chain.from_iterable(items)]
+    columns = [[message.get(key) for message in messages] for key in sorted(keys - {DETAIL})]
+    if masks is not None:
+        columns.append(_join_masks(masks, plain.roles))
+    # Messages have few combinations of a role and marks: read each combination once.
+    marked_roles = [*zip(chain.from_iterable(plain.roles), *columns, strict=True)]
+    loss_of = dict[tuple[Any, ...], AnswerLoss]()
+    for marked_role in {*marked_roles}:
+        loss_of[marked_role] = _read_marked_role(marked_role, {}, with_weights)
+    losses = [*map(loss_of.__getitem__, marked_roles)]
+    # Ranges of characters belong to one message.
+    if DETAIL in keys:
+        for number, message in enumerate(messages):
+            if message.get(DETAIL) is not None:
+                ranges = {"content": plain.all_contents[number], DETAIL: message[DETAIL]}
+                losses[number] = _read_marked_role(marked_roles[number], ranges, with_weights)
+    return losses
+
+
+def _read_marked_role(
+    marked_role: tuple[Any, ...], ranges: Message, with_weights: bool
+) -> AnswerLoss:
+    """Return which characters of a message are trained, and its loss weight, as `_read_loss` does.
 
     Args:
-        lists: for each conversation its messages, with their marks. They have no `train_detail`.
-        roles: for each conversation the roles of its messages.
-        keys: the keys of `TRAIN_KEYS` that messages have.
-        masks: the list of marks of each record (`list_masks`).
+        marked_role: the role of the message, and the values of its marks; None is no mark.
+        ranges: its `content` and `train_detail`; empty if it has no `train_detail`.
+        with_weights: whether there may be other weights than 0 and 1.
     """
-    messages = [*chain.from_iterable(lists)]
-    columns = [[message.get(key) for message in messages] for key in keys]
-    if masks is not None:
-        listed_marks = _join_masks(masks, roles)
-        if listed_marks is None:
-            return None
-        columns.append(listed_marks)
-    # Messages have few combinations of a role and marks: read each combination once.
-    marked_roles = [*zip(chain.from_iterable(roles), *columns, strict=True)]
-    is_trained = dict[tuple[Any, ...], bool]()
-    for marked_role in {*marked_roles}:
-        role, *values = marked_role
-        marks = [value for value in values if value is not None]
-        try:
-            loss = _read_loss({"role": role}, marks, with_weights=False)
-        except RecordRefused:
-            return None
-        is_trained[marked_role] = loss.weight > 0
-    # Split the flags at the ends of conversations.
-    flags = iter([*map(is_trained.__getitem__, marked_roles)])
-    flags_of_lists = [[*islice(flags, count)] for count in map(len, lists)]
-    return [None if all(flags_of_list) else flags_of_list for flags_of_list in flags_of_lists]
+    role, *values = marked_role
+    marks = [value for value in values if value is not None]
+    return _read_loss({"role": role, **ranges}, marks, with_weights)
 
 
-def _join_masks(masks: Sequence[Any], roles: Sequence[Sequence[str]]) -> list[Any] | None:
+def _join_masks(masks: Sequence[Any], roles: Sequence[Sequence[str]]) -> list[Any]:
     """Return for each message of all conversations its entry in the list of marks of its record, as
-    `_read_listed_marks` finds it; None for a message without an entry. Return None in place of the
-    list if a record has another value than a list with an entry for each message or each answer.
+    `_read_listed_marks` finds it; None for a message without an entry.
+
+    Raises RecordRefused (bad_loss_mask) if a record has another value than a list with an entry for
+    each message or each answer.
 
     Args:
         masks: the list of marks of each record (`list_masks`).
@@ -182,7 +208,7 @@ def _join_masks(masks: Sequence[Any], roles: Sequence[Sequence[str]]) -> list[An
         if marks is None:
             joined += [None] * len(roles_of_record)
         elif type(marks) is not list:
-            return None
+            raise RecordRefused("bad_loss_mask")
         elif len(marks) == len(roles_of_record):
             joined += marks
         elif len(marks) == roles_of_record.count("assistant"):
@@ -191,7 +217,7 @@ def _join_masks(masks: Sequence[Any], roles: Sequence[Sequence[str]]) -> list[An
                 next(marks_of_answers) if role == "assistant" else None for role in roles_of_record
             ]
         else:
-            return None
+            raise RecordRefused("bad_loss_mask")
     return joined
 
 
