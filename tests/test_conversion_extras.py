@@ -212,7 +212,9 @@ def test_records_whose_calls_are_not_trained_are_counted(
     }
     assert read_trained_calls(project, is_last)[:5] == with_calls[responses]
     assert project.manifest.totals.untrained_calls == (2 if is_last else 0)
-    note = "WARNING: 2 records call tools in answers that are not trained, since target_responses"
+    note = (
+        "WARNING: in 2 records, answers with calls of tools are not trained, since target_responses"
+    )
     assert (note in " ".join(answers.split())) == is_last
 
 
@@ -675,6 +677,17 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
     assert project.manifest.records.filtered == {"nothing_trained": 2}
 
 
+def test_tools_under_a_template_that_prints_none_name_the_fix(
+    project: Project, tokenizer_folder: Path
+) -> None:
+    question, answer = talk("user", "assistant")["messages"]
+    project.write_source([{"messages": [question, answer], "tools": TOOLS}])
+    configure_chats(project, tokenizer_folder, shape="openai", tools="tools")
+    answered = project.convert()
+    assert answered.code == 5
+    assert "name a tokenizer whose chat template prints tools" in answered.err
+
+
 def test_init_notes_that_records_mark_their_answers(
     project: Project, styles: dict[str, Path]
 ) -> None:
@@ -682,9 +695,13 @@ def test_init_notes_that_records_mark_their_answers(
     messages = [question, answer | {"loss_mask": 0}, question, answer | {"loss_mask": 1}]
     project.write_source([{"messages": messages}] * 3)
     recipe = project.folder / "drafted.yaml"
-    run_ok("init", project.folder / "a.jsonl", "--tokenizer", styles["tools"], "-o", recipe)
+    words = ("init", project.folder / "a.jsonl", "--tokenizer", styles["tools"], "-o", recipe)
+    run_ok(*words)
     assert "# 3 records of these mark which answers are trained" in recipe.read_text()
     assert "loss_mask" not in recipe.read_text()
+    project.write_source([{"messages": [answer, question, answer]}] * 3)  # a greeting is no mark
+    run_ok(*words, "--replace")
+    assert "mark which answers" not in recipe.read_text()
 
 
 def test_an_image_key_of_a_message_is_read_like_a_content_part(

@@ -257,8 +257,8 @@ def test_preferences_that_teach_nothing_or_the_opposite_are_counted(
     output = configure(project, styles["qwen_2_5"], **fields, **rewards).convert_ok().out
     totals = project.manifest.totals
     assert (totals.samples, totals.equal_answers, totals.reversed_rewards) == (5, 2, 2)
-    assert "2 preferences have two answers of the same tokens" in " ".join(output.split())
-    assert "2 preferences have a chosen answer with a lower reward" in " ".join(output.split())
+    assert "in 2 preferences, both answers have the same tokens" in " ".join(output.split())
+    assert "in 2 preferences, the chosen answer has a lower reward" in " ".join(output.split())
 
 
 def test_nulls_inside_tools_and_answers_are_counted(

@@ -30,6 +30,7 @@ from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import CRASHED
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.kinds.membership import Membership
+from mdsmix.kinds.turn_renderer import OTHER_TEMPLATE
 from mdsmix.messages import find_nearest, format_field, join_counts, make_printable
 from mdsmix.recipe import MAX_BAD, read_share
 from mdsmix.record import FILTERED, detail_of
@@ -300,6 +301,7 @@ ADVICE = {
         "Image paths are relative to images.root or, if it is not set, to the folder of the file "
         "with the records."
     ),
+    "tools_not_printed": f"To train on tools, {OTHER_TEMPLATE}.",
     "bad_message_keys": SHAPE,
     "content_not_text": SHAPE,
     "messages_not_a_list": SHAPE,

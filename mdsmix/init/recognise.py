@@ -222,17 +222,20 @@ CONTEXTS = ("context", "passage", "document", "background")
 "Names of the field with the text that a question is about, as in Dolly and SQuAD."
 SYSTEMS = ("system", "system_prompt", "system_message")
 "Names of the field with the system message of a question, as in OpenOrca."
+HISTORIES = ("history",)
+"Names of the field with earlier questions and answers, as ms-swift writes them."
 
 
 def _guess_question(head: FirstRecords) -> Iterator[Guess]:
     """Yield a guess for records with a question and an answer that also have the text that the
-    question is about, or a system message: an Alpaca record, with this text as its input.
+    question is about, a system message or earlier rounds: an Alpaca record, with this text as its
+    input.
     """
     pair = _find_fields(SHAPES["prompt_response"], head)
     if not pair.keys() >= {"prompt", "response"}:
         return
     fields = {"instruction": pair["prompt"], "output": pair["response"]}
-    for key, usual_names in (("input", CONTEXTS), ("system", SYSTEMS)):
+    for key, usual_names in (("input", CONTEXTS), ("system", SYSTEMS), ("history", HISTORIES)):
         for name in head.fields:
             if name.lower() in usual_names and name not in pair.values():
                 fields.setdefault(key, name)
@@ -417,7 +420,7 @@ def try_shape(
     pictures = list[str | bytes]()
     for result in results:
         pictures += getattr(result, "images", ())
-    marked = [result for result in results if getattr(result, "trained", None) is not None]
+    marked = [*filter(_marks_answers, results)]
     conversations = [result for result in results if isinstance(result, Conversation)]
     parts = Counter[str]()
     for conversation in conversations:
@@ -437,6 +440,18 @@ def try_shape(
         unasked=len([*filter(_is_unasked, results)]),
         stand_ins=tuple(filter(_is_stand_in, map(_read_question, results))),
     )
+
+
+def _marks_answers(result: Any) -> bool:
+    """Check whether a record marks messages as not trained. A greeting before the first question is
+    not trained without a mark.
+    """
+    trained = getattr(result, "trained", None)
+    if trained is None:
+        return False
+    roles = [message["role"] for message in result.messages]
+    first_question = roles.index("user") if "user" in roles else 0
+    return not all(trained[first_question:])
 
 
 def _read_question(result: Any) -> str:

@@ -34,6 +34,7 @@ from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.pictured import choose_image_token
 from mdsmix.kinds.printed_texts import is_printed_by_template
 from mdsmix.kinds.read_records import open_record_encoder
+from mdsmix.kinds.turn_renderer import OTHER_TEMPLATE
 from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import format_field, join_counts, make_printable, plural
 from mdsmix.recipe import ImagesSpec, Recipe
@@ -64,10 +65,6 @@ NULLS_FAIL = "nulls inside objects are removed, since the chat template fails on
 LIMIT = "convert publishes nothing if more than a tenth of the records is bad"
 FIX = "correct the records, or set max_bad in the recipe"
 TOOLS_NOT_PRINTED = "tools_not_printed"
-OTHER_TEMPLATE = (
-    "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 "
-    "and Llama 3.1 do"
-)
 UNSUPPORTED_MEDIA = ("<audio>", "<video>")
 "Placeholders of media that mdsmix does not read."
 IMAGE_TOKENS = ("<|image_pad|>", "<image>", "<|image|>", "<image_soft_token>", "[IMG]")

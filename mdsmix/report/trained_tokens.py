@@ -64,19 +64,19 @@ def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
         if encoding.target_responses == "last":
             setting, remedy = "target_responses: last", "target_responses: all in the recipe"
         yield (
-            f"WARNING: {plural(totals.untrained_calls, 'record')} call tools in answers that are "
-            f"not trained, since {setting} trains only the last answer: set {remedy} to train "
+            f"WARNING: in {plural(totals.untrained_calls, 'record')}, answers with calls of tools "
+            f"are not trained, since {setting} trains only the last answer: set {remedy} to train "
             "these calls too"
         )
     if totals.equal_answers:
         yield (
-            f"WARNING: {plural(totals.equal_answers, 'preference')} have two answers of the same "
+            f"WARNING: in {plural(totals.equal_answers, 'preference')}, both answers have the same "
             "tokens: a loss that compares answers, such as that of DPO, learns nothing from them; "
             "remove these records, or raise max_seq_len if the answers differ after it"
         )
     if totals.reversed_rewards:
         yield (
-            f"WARNING: {plural(totals.reversed_rewards, 'preference')} have a chosen answer with a "
+            f"WARNING: in {plural(totals.reversed_rewards, 'preference')}, the chosen answer has a "
             "lower reward than the rejected answer: look whether the two fields are exchanged"
         )
     dropped = totals.lost_tokens - totals.truncated_tokens - totals.untrained_ends
