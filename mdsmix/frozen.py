@@ -86,7 +86,7 @@ def _compile_init(cls: type[Any]) -> Callable[..., None]:
     A loop and separate default values compile twice as fast as a line for each field.
     """
     items = fields(cls)
-    known: dict[str, Any] = {
+    namespace: dict[str, Any] = {
         "__name__": cls.__module__,
         "_NAMES": [item.name for item in items],
         "_FACTORY_WANTED": _FACTORY_WANTED,
@@ -101,7 +101,7 @@ def _compile_init(cls: type[Any]) -> Callable[..., None]:
         value = item.name
         default = item.default
         if item.default_factory is not MISSING:
-            known[f"_make_{item.name}"] = item.default_factory
+            namespace[f"_make_{item.name}"] = item.default_factory
             value = f"_make_{item.name}() if {item.name} is _FACTORY_WANTED else {item.name}"
             default = _FACTORY_WANTED
         values.append(f"{value}, ")
@@ -124,7 +124,7 @@ def _compile_init(cls: type[Any]) -> Callable[..., None]:
     if hasattr(cls, "__post_init__"):
         source += "  self.__post_init__()\n"
     compiled = dict[str, Any]()
-    exec(source, known, compiled)
+    exec(source, namespace, compiled)
     init: Any = compiled["__init__"]
     init.__defaults__ = tuple(defaults)
     init.__kwdefaults__ = defaults_by_name

@@ -60,7 +60,7 @@ def test_only_the_units_of_damaged_shards_are_made_again(published: Project) -> 
     os.truncate(damaged[1], 9)
     repaired = repair_stream(published)
     assert published.files == before
-    counts = (repaired.units, repaired.of, len(repaired.faults))
+    counts = (repaired.units, repaired.all_units, len(repaired.faults))
     assert counts == (2, len(keys) - 1, 2), "the last key is not one of a unit"
     assert {fault.file for fault in repaired.faults} == {path.name for path in damaged}
     written = {name for name, stamp in read_times(published.train).items() if stamp != stamps[name]}

@@ -70,7 +70,8 @@ def repair(
     outcome = "whole, nothing to repair"
     if done.faults:
         outcome = (
-            f"repaired, {done.units} of {done.of} work units made again, byte for byte as before"
+            f"repaired, {done.units} of {done.all_units} work units made again, byte for byte as "
+            "before"
         )
     if quiet:
         write_log(f"{done.stream}: {outcome}")

@@ -308,9 +308,9 @@ def _find_unused_pretrained(folder: Location, manifest: Manifest | None) -> Iter
     # Find the folders that no manifest names: stop as soon as the manifests so far name all.
     root = folder.parent.parent
     unused = set(filter(is_pretrained_folder, root.folders()))
-    for each in chain([manifest], map(read_manifest, _list_splits(root))):
-        if each:
-            unused -= {each.tokenizer.folder_name, each.processor_folder}
+    for user in chain([manifest], map(read_manifest, _list_splits(root))):
+        if user:
+            unused -= {user.tokenizer.folder_name, user.processor_folder}
         if not unused:
             return
     # Take only the files that mdsmix has written: a folder without a card is not from mdsmix.

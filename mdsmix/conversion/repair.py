@@ -29,7 +29,7 @@ class Repaired:
     faults: tuple[StreamFault, ...]
     units: int = 0
     "Work units that were converted again."
-    of: int = 0
+    all_units: int = 0
     "All work units of the stream."
 
 
@@ -91,7 +91,7 @@ def repair(recipe: Recipe, folder: Location, options: Options, watcher: Watcher)
         stream=str(folder),
         faults=verified.faults,
         units=outcome.done,
-        of=outcome.units,
+        all_units=outcome.units,
     )
 
 
@@ -126,9 +126,9 @@ def _refuse_other_stream(plan: StreamPlan, folder: Location | None) -> str:
         reason = "the recipe or its tokenizer was changed since"
         if manifest.encoding.sample:
             reason += f" (sample was {manifest.encoding.sample})"
-    place = job.place(manifest.index_hash)
-    folder = folder or place
-    if place != folder:
+    current_folder = job.place(manifest.index_hash)
+    folder = folder or current_folder
+    if current_folder != folder:
         reason = f"with its current `publish` the recipe would not publish it at {folder} again"
     if reason:
         raise RecipeError(

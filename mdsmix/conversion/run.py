@@ -228,11 +228,11 @@ def _run_streams(
             """
             if engine is not None:
                 return engine
-            made = make_engine(recipe, plans, options, watcher)
+            new_engine = make_engine(recipe, plans, options, watcher)
             # Twice, since Ctrl-C may come before the first line of the first call is done.
             for _ in range(2):
-                cleanup.callback(made.close)
-            return made
+                cleanup.callback(new_engine.close)
+            return new_engine
 
         # Run stream after stream.
         watcher.expect({plan.job.name: plan.bytes_to_read for plan in plans})

@@ -259,10 +259,12 @@ class Fastokens(Backend):
         if not left_out:
             return rows
         # Append the ids of the reference after all rows, and take these in place of their rows.
-        others = self.reference.encode([texts[number] for number in left_out], match_special)
+        reference_rows = self.reference.encode(
+            [texts[number] for number in left_out], match_special
+        )
         order = np.arange(len(texts))
         order[left_out] = len(texts) + np.arange(len(left_out))
-        return Ragged.concat([rows, others]).take(order)
+        return Ragged.concat([rows, reference_rows]).take(order)
 
     @cached_property
     def reference(self) -> Backend:

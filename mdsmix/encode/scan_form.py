@@ -280,8 +280,8 @@ def _find_openings(merges: str) -> list[str] | None:
     that character on. Return None if there are many, if PATTERN cuts them elsewhere, or if two of
     one text may share a character, as `. .` does in `. . .`: `ScanForm` would find only the first.
     """
-    found = set(OPENING.findall(merges))
-    openings = {f"{last} {rest}" for last, rest in found}
+    ends_of_merges = set(OPENING.findall(merges))
+    openings = {f"{character} {following}" for character, following in ends_of_merges}
     is_clear = all(len(text) > 2 and MARK not in text and text[0] != text[-1] for text in openings)
     return sorted(openings) if is_clear and len(openings) <= MOST_ASCII else None
 
@@ -311,7 +311,7 @@ class _SpaceRules(NamedTuple):
 
 def _find_space_rules(merges: str) -> _SpaceRules | None:
     """Return how a vocabulary merges runs of spaces; None if it is neither first nor last."""
-    # The place of a merge in the text stands for its rank.
+    # The merges of runs, by their places in the text, which ascend as their ranks do.
     of_runs = {match.start(): match[0] for match in RUNS.finditer(merges)}
     for match in TWO_MARKS.finditer(merges):
         if _find_merge(merges, match.start()) not in of_runs:
@@ -372,10 +372,10 @@ def _merge_run(length: int, ranks: Mapping[tuple[int, int], int]) -> list[int]:
     tokens = [1] * length
     while True:
         pairs = enumerate(pairwise(tokens))
-        found = [(ranks[pair], place) for place, pair in pairs if pair in ranks]
-        if not found:
+        mergeable = [(ranks[pair], place) for place, pair in pairs if pair in ranks]
+        if not mergeable:
             return tokens
-        _, place = min(found)
+        _, place = min(mergeable)
         tokens[place : place + 2] = [sum(tokens[place : place + 2])]
 
 
@@ -500,13 +500,13 @@ class ScanForm:
         spaces = self._spaces.take(rows.values, mode="clip")
         is_space = spaces > 0
         follows = is_space[1:] & is_space[:-1]  # whether token i + 1 may continue a run
-        others = np.flatnonzero(follows) + 1
-        others = others[~np.isin(others, rows.offsets)]
-        if not len(others):
+        continuing = np.flatnonzero(follows) + 1
+        continuing = continuing[~np.isin(continuing, rows.offsets)]
+        if not len(continuing):
             return rows
-        # `firsts`: the tokens that begin a run of several tokens; `others` continue one.
-        firsts = np.setdiff1d(others - 1, others)
-        tokens = np.union1d(firsts, others)
+        # `firsts`: the tokens that begin a run of several tokens.
+        firsts = np.setdiff1d(continuing - 1, continuing)
+        tokens = np.union1d(firsts, continuing)
         totals = np.add.reduceat(spaces[tokens], np.searchsorted(tokens, firsts), dtype=np.int64)
         joined = self._runs.take(totals)
         # Delete these tokens, and insert all tokens of the run in place of the first.

@@ -93,7 +93,7 @@ def find_separators(model: Any) -> list[Separator]:
         # if it began at the same character and were longer.
         if not content.isascii() or content[0] in inner_characters:
             continue
-        nested = [each for each in contents if each.startswith(content) or content.startswith(each)]
+        nested = [text for text in contents if text.startswith(content) or content.startswith(text)]
         if nested == [content]:
             separators.insert(0, Separator(content, token["id"]))
             if len(separators) == MOST_SEPARATORS:

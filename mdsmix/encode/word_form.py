@@ -460,8 +460,8 @@ def _find_byte_ids(vocabulary: Mapping[str, int], merges: str) -> list[int] | No
     ids = [vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
     for byte in range(128):
         ids[byte] = vocabulary.get(MARK if byte == 0x20 else chr(byte), ids[byte])
-    found = [number for number in ids if number is not None]
-    return found if len(found) == len(ids) else None
+    known_ids = [number for number in ids if number is not None]
+    return known_ids if len(known_ids) == len(ids) else None
 
 
 def _make_character_merges(

@@ -64,11 +64,11 @@ def read_modules() -> Iterator[Module]:
 
 def make_documents(modules: Iterable[Module]) -> Iterator[Record]:
     """Yield the docstrings of two lines or more as `{"text": ...}`, each text once."""
-    seen = set[str]()
+    yielded = set[str]()
     for module in modules:
         for text in module.docstrings:
-            if "\n" in text and text not in seen:
-                seen.add(text)
+            if "\n" in text and text not in yielded:
+                yielded.add(text)
                 yield {"text": text}
 
 

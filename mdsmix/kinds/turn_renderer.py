@@ -173,16 +173,10 @@ class TurnRenderer:
         A conversation becomes one row, or the several rows that `rows_of` makes of it. A
         conversation that cannot be rendered gets a reason code in `TurnRows.rejected`.
         """
-        # Find the conversations with special tokens.
         plain = find_plain(conversations)
         suspicious = self._join_suspicious_texts(conversations, plain)
-        with_specials = set[int]()
-        if self.has_control(suspicious):
-            with_specials = {
-                position
-                for position, conversation in enumerate(conversations)
-                if self.has_control(conversation.all_text)
-            }
+        with_specials = self._find_specials(conversations, suspicious)
+
         # Render each conversation.
         if isinstance(conversations, PlainConversations):
             has_losses = any(conversations.losses)
@@ -193,6 +187,7 @@ class TurnRenderer:
         rendered = self._render_rows(conversations, turns_of, with_specials, has_marks)
         unprinted = self._count_unprinted(conversations, plain, rendered.rejected)
         rendered.unread.update(unprinted)
+
         # Tokenize all turns together: the list of texts is prompt, response, prompt, and so on.
         texts = [*chain.from_iterable(chain.from_iterable(rendered.rows))]
         ids = self.backend.encode(texts, match_special=True)
@@ -203,24 +198,15 @@ class TurnRenderer:
         if has_losses:
             flags = [names_characters(conversations[position]) for position in rendered.positions]
             with_spans = np.array(flags, bool)
+
         whole_texts = (conversation.all_text for conversation in conversations)
-        placeholders = count_placeholders([suspicious], whole_texts)
-        faults = dict[str, set[int]]()
-        if suspicious and any(sign in suspicious for sign in list_signs(self.chat)):
-            # Looking at all plain conversations took a twentieth of a conversion of chats, and a
-            # sixth if their answers have thoughts.
-            searched = {*rendered.positions} - find_faultless(
-                plain, self.chat, has_thoughts=THINK in suspicious
-            )
-            trained = self.encoding.target_responses if self.trains_answers else ""
-            faults = find_row_faults(conversations, searched, self.chat, trained)
         return TurnRows(
             turns=turns,
             positions=rendered.positions,
             rejected=rendered.rejected,
             with_specials=with_specials,
-            placeholders=placeholders,
-            faults=faults,
+            placeholders=count_placeholders([suspicious], whole_texts),
+            faults=self._find_faults(conversations, plain, rendered, suspicious),
             unread=rendered.unread,
             with_untrained_calls=self._find_untrained_calls(
                 conversations, plain, rendered, has_call_texts=CALL in suspicious
@@ -228,6 +214,46 @@ class TurnRenderer:
             images=_list_images(conversations, rendered.positions),
             has_spans=with_spans,
         )
+
+    def _find_specials(self, conversations: Sequence[Conversation], suspicious: str) -> set[int]:
+        """Return the positions of the conversations that contain the string of a special token.
+
+        Args:
+            conversations: the records.
+            suspicious: the texts of `_join_suspicious_texts`.
+        """
+        if not self.has_control(suspicious):
+            return set()
+        return {
+            position
+            for position, conversation in enumerate(conversations)
+            if self.has_control(conversation.all_text)
+        }
+
+    def _find_faults(
+        self,
+        conversations: Sequence[Conversation],
+        plain: PlainPart,
+        rendered: RenderedRows,
+        suspicious: str,
+    ) -> dict[str, set[int]]:
+        """Return the positions of the conversations whose rows are probably damaged, by their fault
+        (`find_row_faults`).
+
+        Args:
+            conversations: the records.
+            plain: the plain ones among them, whose only texts are the contents of their messages.
+            rendered: their rows.
+            suspicious: the texts of `_join_suspicious_texts`.
+        """
+        if not suspicious or not any(sign in suspicious for sign in list_signs(self.chat)):
+            return {}
+        # Looking at all plain conversations took a twentieth of a conversion of chats, and a sixth
+        # if their answers have thoughts.
+        faultless = find_faultless(plain, self.chat, has_thoughts=THINK in suspicious)
+        searched = {*rendered.positions} - faultless
+        trained = self.encoding.target_responses if self.trains_answers else ""
+        return find_row_faults(conversations, searched, self.chat, trained)
 
     def _join_suspicious_texts(
         self, conversations: Sequence[Conversation], plain: PlainPart

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -415,9 +415,8 @@ def first_difference(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> s
     the processor refuses is left out, since `convert` puts such a record into the quarantine.
     """
     decoded = [row._replace(images=[turn_upright(image) for image in row.images]) for row in rows]
-    usable = [
-        row for row in decoded if not any(_is_refused(processor, image) for image in row.images)
-    ]
+    refuses = partial(_is_refused, processor)
+    usable = [row for row in decoded if not any(map(refuses, row.images))]
     with_images = [row for row in usable if row.images]
     batches = [[row] for row in usable]
     if with_images:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
@@ -571,8 +572,8 @@ def _decode_tokens_of_turns(cells: Ragged) -> Tokens:
     """
     samples = [*map(orjson.loads, cells.slices())]
     # Prompt and response alternate in `sides`: prompt, response, prompt, response ...
-    arrays = (turn[side] for turns in samples for turn in turns for side in SIDES)
-    sides = Ragged.from_rows(arrays, np.int64)
+    all_turns = chain.from_iterable(samples)
+    sides = Ragged.from_rows((turn[side] for turn in all_turns for side in SIDES), np.int64)
     turns = np.cumsum([0, *map(len, samples)])
     # A turn has two sides, so a sample that begins with turn n begins with side 2 n.
     ids = Ragged(sides.values, sides.offsets[2 * turns])

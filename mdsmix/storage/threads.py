@@ -51,11 +51,11 @@ def map_threads(request: Callable[[T], R], items: Iterable[T], threads: int = TH
     try:
         for item in all_items:
             requests.append(pool.submit(request, item))
-        return [each.result() for each in requests]
+        return [future.result() for future in requests]
     except (KeyboardInterrupt, SystemExit):
         is_interrupted = True  # set first: a second Ctrl-C ends the wait below
         pool.shutdown(wait=False, cancel_futures=True)
-        wait([each for each in requests if not each.cancelled()], INTERRUPTED_SECONDS)
+        wait([future for future in requests if not future.cancelled()], INTERRUPTED_SECONDS)
         raise
     finally:
         pool.shutdown(wait=not is_interrupted, cancel_futures=True)

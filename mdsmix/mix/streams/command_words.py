@@ -143,8 +143,8 @@ def _replace_mixes(
     streams = list[str]()
     for url in urls:
         folder = locate(url)
-        found = [] if folder.is_store else list_streams(url, folder)
-        streams += found or [url]
+        inner_streams = [] if folder.is_store else list_streams(url, folder)
+        streams += inner_streams or [url]
     return streams
 
 
