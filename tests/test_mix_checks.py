@@ -311,6 +311,10 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
     ),
     "batching-drops": (batching_mix("per_stream", 8, 41), batching_mix("per_stream", 8, 40)),
     "batching-unknown": (batching_mix("stratified", 0, 30, 10), batching_mix("random", 0, 30, 10)),
+    "batching-uneven": (
+        batching_mix("device_per_stream", 8, 40),
+        batching_mix("per_stream", 8, 40),
+    ),
     "remote-cut": (text_loader(WEB | {"remote": "oci://bucket/c#/mix"}), text_loader()),
     "remote-unseen": (text_loader(ON_ORACLE, DOCS), text_loader(WEB, DOCS)),
     "shard-damaged": (text_loader(FAR_OFFSET), text_loader(WEB_BARE)),

@@ -39,7 +39,7 @@ from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import open_vision, refuse_packing
 from mdsmix.messages import join_names, plural
 from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
-from mdsmix.mix.epoch.draws import METHODS, Machines, count_delivered
+from mdsmix.mix.epoch.draws import METHODS, Machines, count_delivered, count_idle_devices
 from mdsmix.shards.token_ids import (
     IMAGE_COLUMNS,
     LOSS_WEIGHTS,
@@ -594,7 +594,7 @@ def _refuse_other_rows(dataset: MixDataset, label: str) -> None:
 
 def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
     """Raise RecipeError if the batching method cannot fill a batch. Streaming would notice this
-    only later, in its first worker.
+    only later, in its first worker. Warn if it gives some devices fewer batches than others.
 
     Args:
         label: the loader's name in the message, such as `train_loader`.
@@ -615,6 +615,17 @@ def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
             f"{plural(machines.batch, 'sample')} on all devices, since an epoch draws too few "
             f"samples of {join_names(empty)}; set a {size} batch, raise the weight of these "
             "streams, or use batching_method: random."
+        )
+    idle = count_idle_devices(method, delivered, machines)
+    if idle and dataset._parallel_rank_world.is_local_leader:
+        log.warning(
+            "%s: in the last step of an epoch %d of %d devices have no batch while the others have "
+            "one, so training hangs there (batching_method: %s); let the run end before that step "
+            "(max_duration), or use batching_method: random.",
+            label,
+            idle,
+            machines.ranks,
+            method,
         )
 
 

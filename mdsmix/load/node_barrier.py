@@ -1,8 +1,8 @@
 """The barrier at which the processes of a node wait for each other when a pass begins.
 
 Streaming's own barrier waits for ever if a process has failed, or does not read the loader. This
-one logs a warning after a minute, and raises an error after half an hour, which is also the limit
-of torch.distributed.
+one logs a warning after a minute, once for all processes that wait, and raises an error after half
+an hour, which is also the limit of torch.distributed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ ENTERED = 0
 "The number in shared memory that counts the processes that wait."
 ROUND = 1
 "The number in shared memory that counts how many times all processes have entered."
+MAY_WARN = 2
+"""The number in shared memory that is 1 until a process of this round has logged a warning.
+Streaming sets it to 1 when it makes the barrier.
+"""
 
 
 class NodeBarrier:
@@ -40,13 +44,14 @@ class NodeBarrier:
         """Take over the shared memory of Streaming's barrier, and the path of its lock."""
         self.filelock_path = barrier.filelock_path
         self.numbers = barrier._arr
-        "int32 [3], shared: those at ENTERED and ROUND, and one that is not used."
+        "int32 [3], shared: those at ENTERED, ROUND and MAY_WARN."
 
     def reset(self) -> None:
         """Forget processes that were killed while they waited, as by Ctrl-C in a notebook: the next
         pass would count them, and hang. Called while no process waits.
         """
         self.numbers[ENTERED] = 0
+        self.numbers[MAY_WARN] = 1
 
     def __call__(self, processes: int) -> None:
         """Wait until this many processes have entered. Raises Unreachable after MOST_SECONDS."""
@@ -57,6 +62,7 @@ class NodeBarrier:
             self.numbers[ENTERED] += 1
             if self.numbers[ENTERED] == processes:
                 self.numbers[ENTERED] = 0
+                self.numbers[MAY_WARN] = 1
                 self.numbers[ROUND] += 1
         began = time.monotonic()
         has_warned = False
@@ -64,10 +70,18 @@ class NodeBarrier:
             time.sleep(TICK)
             seconds = time.monotonic() - began
             if seconds > SECONDS_TO_WARNING and not has_warned:
-                log.warning("%s", self._describe_wait(processes, seconds))
+                self._warn(processes, seconds)
                 has_warned = True
             if seconds > MOST_SECONDS:
                 self._leave(this_round, processes, seconds)
+
+    def _warn(self, processes: int, seconds: float) -> None:
+        """Log a warning of the wait, unless another process of this round has logged one."""
+        with self.lock:
+            is_first = bool(self.numbers[MAY_WARN])
+            self.numbers[MAY_WARN] = 0
+        if is_first:
+            log.warning("%s", self._describe_wait(processes, seconds))
 
     def _leave(self, this_round: int, processes: int, seconds: float) -> None:
         """Stop waiting. Raises Unreachable, unless the last process has entered just now."""

@@ -381,6 +381,32 @@ def test_a_batching_method_that_cannot_fill_a_batch_is_refused_in_one_sentence(
         assert list(loaded(streams, size, batching_method=method, drop_last=True)), method
 
 
+COUNT_BATCHES = """
+import json, logging, sys
+from mdsmix.load import TokenIds, build_loader
+
+logging.basicConfig(format="%(message)s", level=logging.WARNING)
+loader = build_loader(json.loads(sys.argv[1]), 4, ids=TokenIds(eos=0, pad=1))
+print(sum(1 for _ in loader))
+"""
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_node_is_warned_once_of_devices_with_a_batch_less(
+    programs: PreloadedPython, tmp_path: Path, drop_last: bool
+) -> None:
+    """Two real ranks count their batches."""
+    many = {"local": str(write_tokens(tmp_path / "many", 50))}
+    for other, counts in ((37, ["11", "10"]), (40, ["11", "11"])):
+        few = {"local": str(write_tokens(tmp_path / str(other), other))}
+        keys = {"batching_method": "device_per_stream", "num_canonical_nodes": 1}
+        tree = config({"many": many, "few": few}, "text", drop_last=drop_last, **keys)
+        ranks = run_ranks(programs, COUNT_BATCHES, json.dumps(tree))
+        assert [rank.stdout.strip() for rank in ranks] == counts
+        warned = "".join(rank.stderr for rank in ranks).count("1 of 2 devices have no batch")
+        assert warned == (counts[0] != counts[1])
+
+
 def test_a_packing_ratio_that_is_too_high_is_a_warning(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

@@ -70,6 +70,28 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_barrier, "MOST_SECONDS", 0.1)
 
 
+def _wait_in_vain(barrier: NodeBarrier, log: Path) -> None:
+    barrier.lock = FileLock(barrier.filelock_path)
+    logging.basicConfig(filename=log, force=True)
+    with pytest.raises(Unreachable):
+        barrier(3)
+
+
+@pytest.mark.usefixtures("_short")
+def test_one_of_the_processes_that_wait_warns(barrier: NodeBarrier, tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    logs = [tmp_path / "one.log", tmp_path / "two.log"]
+    processes = [fork.Process(target=_wait_in_vain, args=(barrier, log)) for log in logs]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0, 0]
+    lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()]
+    assert len(lines) == 1
+    assert "has waited" in lines[0]
+
+
 @pytest.mark.usefixtures("_short")
 def test_a_wait_is_logged_once_and_ends_with_an_error(
     barrier: NodeBarrier, caplog: pytest.LogCaptureFixture

@@ -23,7 +23,13 @@ from streaming.base.world import World
 from mdsmix import plan_phases
 from mdsmix.load import build_loader
 from mdsmix.mix.epoch import repeats
-from mdsmix.mix.epoch.draws import Machines, compute_batch_shares, count_delivered, count_draws
+from mdsmix.mix.epoch.draws import (
+    Machines,
+    compute_batch_shares,
+    count_delivered,
+    count_draws,
+    count_idle_devices,
+)
 from mdsmix.mix.epoch.repeats import draw_epoch
 from mdsmix.mix.plan.nodes import compute_chance_of_fetch
 from mdsmix.mix.plan.plan import Plan, PlanOptions, make_plan, resolve_for_plan
@@ -169,29 +175,35 @@ def test_an_epoch_draws_what_streaming_draws() -> None:
     assert 500 < refused < 1500, "both kinds of answer are compared"
 
 
-def theirs_of(dataset: StreamingDataset, world: World) -> list[int]:
-    """Samples of each stream in the epoch that Streaming lays out, 0 everywhere where it
-    refuses.
+def theirs_of(dataset: StreamingDataset, world: World) -> tuple[list[int], int]:
+    """Samples of each stream in the epoch that Streaming lays out, and how many devices have a
+    batch less than others. 0 everywhere where it refuses.
     """
     try:
-        found = generate_work(dataset.batching_method, dataset, world, 0, 0).ravel()
+        work = generate_work(dataset.batching_method, dataset, world, 0, 0)
     except ValueError:
-        return [0] * len(dataset.streams)
+        return [0] * len(dataset.streams), 0
+    batches = (work >= 0).any(axis=-1).sum(axis=(2, 3)).ravel()  # of each device
+    assert batches.max() - batches.min() <= 1
     ends = [*dataset.sample_offset_per_stream[1:], dataset.num_samples]
-    return [int(n) for n in np.histogram(found[found >= 0], bins=[0, *ends])[0]]
+    samples = np.histogram(work[work >= 0], bins=[0, *ends])[0]
+    return [int(n) for n in samples], int((batches < batches.max()).sum())
 
 
 def test_what_is_delivered_is_what_streaming_lays_out(tmp_path: Path) -> None:
     datasets = [dataset_of(tmp_path / str(n), sizes) for n, sizes in enumerate(SETS)]
     for number, method in enumerate(METHODS, 1):
-        rng, refused = np.random.default_rng(number), 0
+        rng, refused, uneven = np.random.default_rng(number), 0, 0
         for _ in range(100):
             at, scheme = int(rng.integers(len(SETS))), SCHEMES[rng.integers(5)]
             weights = [weight(scheme, rng) for _ in SETS[at]]
-            ours, theirs = _both(method, datasets[at], SETS[at], weights, rng)
+            (ours, idle), theirs = _both(method, datasets[at], SETS[at], weights, rng)
             refused += 0 in ours
-            assert theirs == ([0] * len(ours) if 0 in ours else ours), (method, weights)
+            expected = ([0] * len(ours), 0) if 0 in ours else (ours, idle)
+            assert theirs == expected, (method, weights)
+            uneven += idle > 0
         assert 0 < refused < 50, "both kinds of answer are compared"
+        assert (uneven > 10) == (method == "device_per_stream")
 
 
 def _both(method: str, dataset: StreamingDataset, sizes: Any, weights: list[Any], rng: Any) -> Any:
@@ -212,7 +224,8 @@ def _both(method: str, dataset: StreamingDataset, sizes: Any, weights: list[Any]
         compute_batch_shares(weights, sizes, epoch_size),
     )
     theirs = theirs_of(dataset, World(nodes, ranks, workers, 0))
-    return count_delivered(method, drawn, shares, devices), theirs
+    ours = count_delivered(method, drawn, shares, devices)
+    return (ours, count_idle_devices(method, ours, devices)), theirs
 
 
 def _set(dataset: StreamingDataset, drawn: Sequence[int], world: Machines, seed: int) -> None:
@@ -287,8 +300,14 @@ def test_steps_are_those_of_real_ranks(dataset: StreamingDataset, tmp_path: Path
         keys = {"streams": streams, "max_seq_len": 4, "shuffle": True, "batching_method": method}
         loader = {"name": "text", "dataset": keys, "drop_last": drop_last, "num_workers": 0}
         config = {"train_loader": loader, "global_train_batch_size": batch}
-        epoch = _plan(tmp_path, config, nodes=nodes, gpus=ranks).epoch
+        plan = _plan(tmp_path, config, nodes=nodes, gpus=ranks)
+        epoch = plan.epoch
         held = of_ranks[:, :steps].sum()
+        batches = (of_ranks > 0).sum(1)
+        idle = int((batches < batches.max()).sum()) if method != "stratified" else 0
+        warned = [note for note in plan.notes if "so training hangs" in note]
+        assert len(warned) == (idle > 0)
+        assert all(f" {idle} of " in note for note in warned)
         assert (epoch.steps, epoch.samples) == (steps, held), (method, nodes, drop_last)
         # What devices draw beyond the steps that all have is said to be dropped.
         assert epoch.dropped == of_ranks.sum() - held or not drop_last

@@ -13,6 +13,7 @@ from mdsmix.foundry_yaml.loader_keys import MDSMIX_LOADER, as_whole_number, is_n
 from mdsmix.messages import plural
 from mdsmix.mix.epoch.apportion import describe_redistribution
 from mdsmix.mix.epoch.draws import (
+    DEVICE_PER_STREAM,
     METHODS,
     count_loader_delivered,
     count_loader_draws,
@@ -327,9 +328,16 @@ def _measure_epoch(mix: Mix) -> list[StreamInEpoch]:
     "Streaming cannot build a batch and fails when the first epoch starts (ValueError).",
     "batching-infeasible",
 )
+@CHECKS.mix(
+    "warning",
+    "In the last step of an epoch some devices may have no batch while the others have one: "
+    "training then hangs.",
+    "batching-uneven",
+)
 def batching_method(mix: Mix) -> Findings:
-    """Find a batching method that cannot fill a batch, or that drops samples. Also report it if the
-    dropped samples cannot be counted, because the batch or the packing ratio is unknown.
+    """Find a batching method that cannot fill a batch, that drops samples, or that may give some
+    devices fewer batches than others. Also report it if the dropped samples cannot be counted,
+    because the batch or the packing ratio is unknown.
     """
     batch = mix.yaml.batch_size
     epoch = _measure_epoch(mix)
@@ -339,6 +347,16 @@ def batching_method(mix: Mix) -> Findings:
     undelivered = [stream.stream for stream in epoch if stream.samples and not stream.delivered]
     problem = f"train_loader sets batching_method: {method}"
     fix = "use batching_method: random."
+    if method == DEVICE_PER_STREAM and drawn:
+        yield Finding(
+            f"{problem}, which deals out the batches of an epoch to one device after the other. If "
+            "their number is not a multiple of the devices, the last step has a batch for only "
+            "some of them.",
+            "look whether `mdsmix plan --nodes N --gpus N` with the numbers of the run warns of "
+            "it, let the run end before the last step of an epoch (max_duration), or use "
+            "batching_method: random.",
+            id="batching-uneven",
+        )
     if drawn and count_loader_delivered(mix.train, batch) is None:
         yield Finding(
             f"{problem}, and it is unknown how many samples this drops: {mix.yaml.origin} has "

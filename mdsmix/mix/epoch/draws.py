@@ -123,7 +123,8 @@ class Machines:
 
 Weights = Sequence[Settings]
 "For each stream, the keys among repeat, proportion and choose that are set, such as {'repeat': 2}."
-METHODS = ("stratified", "per_stream", "device_per_stream")
+DEVICE_PER_STREAM = "device_per_stream"
+METHODS = ("stratified", "per_stream", DEVICE_PER_STREAM)
 "The batching methods that drop samples."
 
 
@@ -162,6 +163,24 @@ def count_delivered(
         batches = per_canonical * canonical_per_node // machines.drawn
         delivered.append(batches * machines.drawn * machines.layout_nodes)
     return delivered
+
+
+def count_idle_devices(method: str, delivered: Sequence[int], machines: Machines) -> int:
+    """Return how many devices get one batch fewer than the others in an epoch. At the last step
+    they have no batch while the others wait for them, so training hangs.
+
+    Only `device_per_stream` gives devices different numbers of batches: it deals out the batches of
+    one device in turn. The other methods deal out whole steps.
+
+    Args:
+        method: the batching method.
+        delivered: samples of each stream that reach training in an epoch (`count_delivered`).
+        machines: the nodes and devices of the run.
+    """
+    if method != DEVICE_PER_STREAM:
+        return 0
+    batches = sum(delivered) // machines.drawn
+    return -batches % machines.ranks
 
 
 def split_batch(shares: Sequence[float], batch: int) -> list[int]:

@@ -32,6 +32,7 @@ from mdsmix.mix.epoch.draws import (
     METHODS,
     Machines,
     count_delivered_on,
+    count_idle_devices,
     count_loader_draws,
     get_batching_method,
     make_run_machines,
@@ -302,6 +303,15 @@ def _notes(
         yield (
             f"{drawn - delivered:,} of {drawn:,} samples of an epoch are dropped by the batching "
             "method"
+        )
+    counts = [int(figures.delivered) for figures in streams]
+    idle = count_idle_devices(get_batching_method(loader), counts, machines)
+    if idle:
+        yield (
+            f"WARNING: in the last step of an epoch {idle:,} of {machines.ranks:,} devices have no "
+            "batch while the others have one, so training hangs there (batching_method: "
+            f"{get_batching_method(loader)}): let the run end before that step (max_duration), or "
+            "use batching_method: random"
         )
     if epoch.dropped > 0:
         yield (
