@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.encode.answer_spans import weigh_responses
-from mdsmix.encode.chat import DEFAULT_TEMPLATE, open_template, render_rows
+from mdsmix.encode.chat import DEFAULT_TEMPLATE, layout_for_roles, open_template, render_rows
 from mdsmix.record import AnswerLoss, Conversation, RecordRefused, RichConversation, Span
 from tests.styles import DEEPSEEK_R1, LLAMA_3, QWEN_3, TEMPLATES
 from tests.test_encode_chat import VARIABLES
@@ -174,3 +174,44 @@ def test_the_trained_text_is_the_text_of_the_spans(data: st.DataObject) -> None:
     first, second = re.findall(r"\[(.*?)\]", row[-1], re.DOTALL)
     assert first.strip() == f"{pieces[1]}y".strip()
     assert second.startswith(f"z{pieces[3]}".rstrip())
+
+
+STRIPPED_AT_ONE_END = ("'x' + message['content']", "message['content'] + 'x'")
+LAYOUTS = [
+    *(CHATML, LLAMA_3, TEMPLATES["llama_2"]),
+    *(changed(f"{{{{ ({joined}) | trim }}}}") for joined in STRIPPED_AT_ONE_END),
+    # A question is printed in the answer's text, an answer twice, or another one in its place.
+    changed(
+        "{{ messages[0]['content'] if message['role'] == 'assistant' }}{{ message['content'] }}"
+    ),
+    changed("{{ message['content'] }}{{ message['content'] if message['role'] == 'assistant' }}"),
+    changed("{{ messages[loop.index0 and 1]['content'] }}"),
+]
+
+
+@given(st.sampled_from(LAYOUTS), st.lists(st.lists(WORDS, min_size=5, max_size=5), max_size=3))
+def test_a_layout_tells_the_same_places_as_a_rendering(source: str, drawn: list[Any]) -> None:
+    answers = ["{}[{}]{}x[{}]{}".format(*map("".join, pieces)) for pieces in [*drawn, ["y"] * 5]]
+    conversation = make_conversation(answers)
+    template = open_template(source, VARIABLES)
+    layout = layout_for_roles(template, ("user", "assistant") * len(answers))
+    assert layout is not None
+    contents = [message["content"] for message in conversation.messages]
+    rows = layout.fill([contents])
+
+    def render(one: Conversation) -> Any:
+        return [template.turns(one)]
+
+    def refuse(_: Conversation) -> Any:
+        raise AssertionError("a layout needs no rendering")
+
+    def weigh_by(*arguments: Any) -> Any:
+        try:
+            return weigh_responses(conversation, rows, *arguments)
+        except RecordRefused as refused:
+            return refused.why
+
+    proved = weigh_by(render)
+    assert weigh_by(render, layout) == proved
+    if LAYOUTS.index(source) < 5:
+        assert weigh_by(refuse, layout) == proved

@@ -225,10 +225,19 @@ def find_plain(conversations: Sequence[Conversation]) -> PlainPart:
     return PlainPart(positions, replace(plain, trained=trained, losses=losses))
 
 
+class RenderedAlike(NamedTuple):
+    """The turns of a plain conversation that was rendered together with others."""
+
+    turns: Sequence[Turn]
+    "The turns of the answers that are trained."
+    layout: TemplateLayout
+    "The layout that all of them share, with the turns of all answers."
+
+
 def render_alike(
     template: ChatTemplate, plain: PlainPart, words: ControlWords
-) -> dict[int, Sequence[Turn]]:
-    """Return the turns of plain conversations: position in the batch -> turns. A conversation is
+) -> dict[int, RenderedAlike]:
+    """Return the turns of plain conversations by their positions in the batch. A conversation is
     left out if it has to be rendered by itself, or if a control word would be split between two
     texts of its turns.
 
@@ -242,7 +251,7 @@ def render_alike(
     """
     conversations = plain.conversations
     contents = conversations.contents
-    turns_of = dict[int, Sequence[Turn]]()
+    rendered = dict[int, RenderedAlike]()
     numbers_by_roles = defaultdict[tuple[str, ...], list[int]](list)
     for number, roles in enumerate(conversations.roles):
         numbers_by_roles[roles].append(number)
@@ -267,8 +276,8 @@ def render_alike(
                 joined = join_untrained(turns, conversations[number])
             if may_split and words.are_split([*chain.from_iterable(joined)]):
                 continue
-            turns_of[plain.positions[number]] = joined
-    return turns_of
+            rendered[plain.positions[number]] = RenderedAlike(joined, layout)
+    return rendered
 
 
 def join_untrained(turns: Sequence[Turn], conversation: Conversation) -> Sequence[Turn]:
@@ -284,7 +293,7 @@ def join_untrained(turns: Sequence[Turn], conversation: Conversation) -> Sequenc
         conversation: the conversation, with flags that say which messages are trained.
     """
     trained = {*find_trained_answers(conversation)}
-    answers = find_trained_answers(conversation._replace(trained=None))
+    answers = find_answers(conversation)
     joined = list[Turn]()
     text_before = ""
     for answer, (prompt, response) in zip(answers, turns, strict=True):
@@ -319,6 +328,15 @@ class PrintedContent(NamedTuple):
 
     message: int
     "The position of the message in the conversation."
+    strip: Callable[[str], str]
+    "Function that makes the printed text from the content, such as `str.strip`."
+
+
+class PrintedAnswer(NamedTuple):
+    """The place of an answer's content in its response, and how the template strips the content."""
+
+    start: int
+    "The number of characters before the content."
     strip: Callable[[str], str]
     "Function that makes the printed text from the content, such as `str.strip`."
 
@@ -359,6 +377,20 @@ class TemplateLayout(NamedTuple):
             for prompts, responses in zip(sides[::2], sides[1::2], strict=True)
         ]
         return [*zip(*turns, strict=True)]
+
+    def find_answers(self, answers: Sequence[int]) -> dict[int, PrintedAnswer]:
+        """Return the answers whose responses have their content once, and no other content, by
+        their positions in the conversation.
+
+        Args:
+            answers: the positions of all answers.
+        """
+        printed = dict[int, PrintedAnswer]()
+        for answer, (pieces, filling) in zip(answers, self.sides[1::2], strict=True):
+            contents = self.contents[filling]
+            if [content.message for content in contents] == [answer]:
+                printed[answer] = PrintedAnswer(len(pieces[0]), contents[0].strip)
+        return printed
 
     def may_split(self, words: ControlWords) -> bool:
         """Check whether a control word may be split between two texts of the turns: a text ends in
@@ -437,14 +469,20 @@ def joins_contents(template: ChatTemplate) -> bool:
     return False
 
 
+def find_answers(conversation: Conversation) -> list[int]:
+    """Return the positions of the assistant's messages."""
+    return [
+        position
+        for position, message in enumerate(conversation.messages)
+        if message["role"] == "assistant"
+    ]
+
+
 def find_trained_answers(conversation: Conversation) -> list[int]:
     """Return the positions of the assistant's messages that are trained. If the conversation does
     not say which messages are trained, all are.
     """
-    messages = conversation.messages
-    answers = [
-        position for position, message in enumerate(messages) if message["role"] == "assistant"
-    ]
+    answers = find_answers(conversation)
     flags = conversation.trained
     if not flags:
         return answers

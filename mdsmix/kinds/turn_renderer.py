@@ -29,6 +29,8 @@ from mdsmix.encode.backends import Backend, make_token_search
 from mdsmix.encode.chat import (
     ChatTemplate,
     PlainPart,
+    RenderedAlike,
+    TemplateLayout,
     Turn,
     add_variables,
     find_plain,
@@ -183,8 +185,8 @@ class TurnRenderer:
         else:
             has_losses = any(conversation.losses for conversation in conversations)
         has_marks = has_losses or bool(self.encoding.train_parts)
-        turns_of = self.render_together(plain)
-        rendered = self._render_rows(conversations, turns_of, with_specials, has_marks)
+        together = self.render_together(plain)
+        rendered = self._render_rows(conversations, together, with_specials, has_marks)
         unprinted = self._count_unprinted(conversations, plain, rendered.rejected)
         rendered.unread.update(unprinted)
 
@@ -281,7 +283,7 @@ class TurnRenderer:
     def _render_rows(
         self,
         conversations: Sequence[Conversation],
-        turns_of: Mapping[int, Sequence[Turn]],
+        together: Mapping[int, RenderedAlike],
         with_specials: Set[int],
         has_marks: bool,
     ) -> RenderedRows:
@@ -290,7 +292,7 @@ class TurnRenderer:
 
         Args:
             conversations: the records.
-            turns_of: the turns of those that were rendered together (`render_together`).
+            together: those that were rendered together (`render_together`).
             with_specials: positions of those that contain the string of a special token.
             has_marks: whether a part of a response may have another loss weight than the rest, so
                 that `ranges` are needed.
@@ -301,16 +303,19 @@ class TurnRenderer:
             try:
                 if position in with_specials and not allows_specials:
                     raise RecordRefused("special_token_in_text")
-                turns = turns_of.get(position)
+                alike = together.get(position)
                 rows: Sequence[Sequence[Turn]]
-                if turns:
-                    rows = [turns]
+                if alike and alike.turns:
+                    rows = [alike.turns]
                 else:
                     rows = self.rows_of(conversations[position], rendered.unread)
                     # Refuse the conversation if a text of a row ends inside a control token.
                     for row in rows:
                         self.words.refuse_split([*chain.from_iterable(row)])
-                ranges = self.mark_rows(conversations[position], rows) if has_marks else []
+                ranges = list[list[MarkedRange]]()
+                if has_marks:
+                    layout = alike.layout if alike else None
+                    ranges = self.mark_rows(conversations[position], rows, layout)
             except RecordRefused as refused:
                 rendered.rejected[position] = refused.why
             else:
@@ -319,22 +324,22 @@ class TurnRenderer:
                 rendered.positions.extend(repeat(position, len(rows)))
         return rendered
 
-    def render_together(self, plain: PlainPart) -> Mapping[int, Sequence[Turn]]:
+    def render_together(self, plain: PlainPart) -> Mapping[int, RenderedAlike]:
         """Return the turns of the conversations that can be rendered together with others like
-        them, which is faster: position in the batch -> turns. `rows_of`, which has to render all
+        them, which is faster, by their positions in the batch. `rows_of`, which has to render all
         others alone, would return one row of the same turns.
         """
         # A subclass that overrides `rows_of` makes other rows.
         if type(self).rows_of is not TurnRenderer.rows_of:
             return {}
-        turns_of = render_alike(self.chat, plain, self.words)
+        rendered = render_alike(self.chat, plain, self.words)
         if self.encoding.target_prompts == "none":
-            return turns_of
+            return rendered
         # If prompts are trained, `rows_of` refuses some conversations with untrained answers.
         for position, trained in zip(plain.positions, plain.conversations.trained, strict=True):
             if trained is not None:
-                turns_of.pop(position, None)
-        return turns_of
+                rendered.pop(position, None)
+        return rendered
 
     def rows_of(self, conversation: Conversation, unread: Counter[str]) -> list[list[Turn]]:
         """Return the rows of a conversation, each a list of turns: `[[("Hi", "Hello")]]`.
@@ -480,7 +485,10 @@ class TurnRenderer:
         return all(map(forms.prints_system_roles, templates))
 
     def mark_rows(
-        self, conversation: Conversation, rows: Sequence[Sequence[Turn]]
+        self,
+        conversation: Conversation,
+        rows: Sequence[Sequence[Turn]],
+        layout: TemplateLayout | None,
     ) -> list[list[MarkedRange]]:
         """Split each response of a conversation's rows into ranges of characters. A range has the
         number of the part of the answer that it belongs to (such as the reasoning), and its loss
@@ -500,6 +508,7 @@ class TurnRenderer:
         Args:
             conversation: the record.
             rows: its rows, each a list of turns.
+            layout: the layout of these turns; None if the conversation was rendered by itself.
 
         Returns:
             A list of ranges for each response, in the order of the rows and their turns.
@@ -512,10 +521,10 @@ class TurnRenderer:
                 raise RecordRefused("untrained_in_prompt")
             if not self.encoding.decoder_only_format:
                 raise RecordRefused("span_in_encoder")
-            # Spans are found by rendering the conversation again, with a private character in the
-            # content at each end of a span: the template may strip or move the content.
+            # Without a layout, spans are found by rendering the conversation again, with a private
+            # character in the content at each end of a span: the template may strip or move it.
             weighed = weigh_responses(
-                conversation, rows, lambda marked: self.rows_of(marked, unread=Counter())
+                conversation, rows, lambda marked: self.rows_of(marked, unread=Counter()), layout
             )
             weighed_responses = [*chain.from_iterable(weighed)]
         else:
