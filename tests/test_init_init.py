@@ -111,6 +111,7 @@ def test_without_a_file_the_recipe_goes_to_stdout(data: Path, tokenizer_folder: 
     Path("recipe.yaml").write_text(answer.out)
     recipe = open_recipe("recipe.yaml")
     assert (recipe.remote, list(recipe.streams)) == ("s3://bucket/mix", ["web"])
+    assert recipe.local == str(Path("mix").absolute())  # not Streaming's temporary folder
     assert "the first record" in answer.err
     shown = json.loads(init(tokenizer_folder, "data/faq.jsonl", "--json").out)["streams"]["faq"]
     assert shown["quarantined"] == {"missing_field": 1}

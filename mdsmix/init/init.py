@@ -43,6 +43,8 @@ CALLS_WHY = (
     "calls of tools come before the last answer, and are only trained so; by default only the last "
     "answer is, as in LLM-Foundry"
 )
+CACHE = "./mix"
+"The cache of a training node, if the streams are published in a bucket."
 TAR_NAME = "__key__"
 "The field with the name of a sample in a tar. It is not content for training."
 
@@ -120,11 +122,16 @@ def write_first_recipe(
     keys: dict[str, Any] = {
         "tokenizer": _choose_tokenizer_key(_name_from(folder, tokenizer), opened, drafts),
         "max_seq_len": length.tokens,
-        "remote" if find_store(target) else "local": target,
     }
+    why = WHY | {"max_seq_len": f"tokens of a row; {length.why}"}
+    if find_store(target):
+        # Without `local` Streaming caches in a temporary folder, and fails if it is there already.
+        keys |= {"remote": target, "local": CACHE}
+        why["local"] = "each training node caches the streams here"
+    else:
+        keys["local"] = target
     if budget:
         keys |= {"budget": budget, "absolute": True}
-    why = WHY | {"max_seq_len": f"tokens of a row; {length.why}"}
     if any(draft.guess.with_spans for draft in drafts):
         keys["target_responses"] = "all"
     elif any(draft.guess.with_earlier_calls for draft in drafts):
