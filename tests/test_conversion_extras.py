@@ -663,18 +663,28 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
     assert "score of messages" not in output
     assert "toxic of messages" not in output
     assert "turn_identifier of messages" not in output
-    assert "WARNING: the field messages.reasoning of 1 record is not read" in output
+    warning = "WARNING: the field messages.reasoning of 1 record is not read, so it is ignored in "
+    warning += "training: the chat template does not print this key: rename it to the key that it "
+    assert warning + "prints (reasoning_content or thinking), or move its text" in output
     assert "WARNING: the field rejected_response of 1 record is not read" in output
     drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer)
     assert "WARNING: a: the key keep of messages is 0 or 1" in drafted.err
     assert " as 0 or 1" not in drafted.err
     assert "the field messages.reasoning of 1 record is not read" in drafted.err
     assert "train_parts" not in drafted.out
+    # So do documents for programs.
+    shown = json.loads(run_ok("inspect", project.train, "--json").out)
+    assert shown["manifest"]["records"]["unread"]["messages.score"] == 2
+    drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer, "--json")
+    assert json.loads(drafted.out)["streams"]["a"]["unread"]["messages.score"] == 2
     named = configure_chats(project, styles["tools"], shape="openai", train_mark="keep").convert_ok(
         "--reencode"
     )
     assert "keep of messages" not in named.out
     assert project.manifest.records.filtered == {"nothing_trained": 2}
+    # Conversations without a trained answer are not tokenized: the keys of their messages are not
+    # looked into.
+    assert "messages.turn_identifier (in 1 of the records that were tokenized)" in named.out
 
 
 def test_tools_under_a_template_that_prints_none_name_the_fix(

@@ -217,6 +217,7 @@ def _to_json(begun: FirstRecipe, text: str, decoder: Decoder) -> Tree:
     Args:
         text: the recipe as it was written.
     """
+    from mdsmix.encode.forms import merge_unread_keys
     from mdsmix.report.shown_samples import make_segments, sample_json
 
     streams = {}
@@ -230,7 +231,7 @@ def _to_json(begun: FirstRecipe, text: str, decoder: Decoder) -> Tree:
             "looked_at": draft.tried.read,
             "filtered": draft.tried.filtered,
             "quarantined": draft.tried.quarantined,
-            "unread": draft.tried.unread,
+            "unread": merge_unread_keys(draft.tried.unread),
             "first": first,
         }
     return {"yaml": text, "streams": streams, "left_out": list(begun.notices)}

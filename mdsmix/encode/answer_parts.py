@@ -37,10 +37,21 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 "The keys of messages that templates print as reasoning."
 UNREAD_REASONING = tuple(f"messages.{key}" for key in REASONING_KEYS)
 "The names under which reasoning is counted that the chat template does not print."
-REASONING_HINT = (
-    "rename this field to the key that the chat template prints (reasoning_content, reasoning or "
-    "thinking), or move its text into the content"
-)
+
+
+def describe_reasoning_fix(name: str) -> str:
+    """Return what to do about reasoning that the chat template does not print.
+
+    Args:
+        name: its name in UNREAD_REASONING.
+    """
+    others = [key for key in REASONING_KEYS if f"messages.{key}" != name]
+    return (
+        "the chat template does not print this key: rename it to the key that it prints "
+        f"({' or '.join(others)}), or move its text into the content"
+    )
+
+
 THINK = "<think>"
 THINK_END = "</think>"
 "The tags around reasoning inside a content."

@@ -57,7 +57,7 @@ class AnswerEnd:
     no row contains this answer with a message after it.
     """
     subject: str = "an answer"
-    "For messages: `an answer` or `a call`."
+    "For messages: `an answer`, or a call of a tool, which the records of the stream may lack."
 
 
 @frozen(kw_only=True)
@@ -149,7 +149,7 @@ def _find_call_end(template: ChatTemplate) -> AnswerEnd | None:
         messages,
         last_word="probe_value",
         next_word="probe_result",
-        subject="a call",
+        subject="a call of a tool (if the records have any)",
         tools=tools,
     )
 
@@ -170,7 +170,7 @@ def _find_end(
         messages: a question, an answer or call, and a message after it.
         last_word: the word that ends the second message.
         next_word: the word that begins the third message.
-        subject: `an answer` or `a call`, for messages to the user.
+        subject: such as `an answer`, for messages to the user.
         tools: the tools that the template gets.
     """
     try:

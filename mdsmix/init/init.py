@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from mdsmix.encode.answer_parts import REASONING_HINT, UNREAD_REASONING
+from mdsmix.encode.answer_parts import UNREAD_REASONING, describe_reasoning_fix
 from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import describe_possible_marks, merge_unread_keys
 from mdsmix.errors import MdsmixError, RecipeError
@@ -268,7 +268,7 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
             yield (
                 f"WARNING: of {first_records}, the field {name} of "
                 f"{plural(tried.unread[name], 'record')} is not read, so it is ignored in "
-                f"training: {REASONING_HINT}"
+                f"training: {describe_reasoning_fix(name)}"
             )
     for mark in describe_possible_marks(tried.unread):
         yield f"WARNING: {draft.name}: {mark}"

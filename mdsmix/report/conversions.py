@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mdsmix.conversion.bad_records import ARRAY
 from mdsmix.conversion.run import Outcome, PartOutcome
-from mdsmix.encode.answer_parts import REASONING_HINT, UNREAD_REASONING
+from mdsmix.encode.answer_parts import UNREAD_REASONING, describe_reasoning_fix
 from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import UNPRINTED, describe_possible_marks, merge_unread_keys
 from mdsmix.estimate.budget_share import BudgetShare
@@ -51,6 +51,8 @@ IMAGES_HINT = (
 )
 MOST_UNREAD = 8
 "Unread fields to name."
+IN_CONVERSATIONS = ("messages.", f"{VARIABLES}.")
+"How names begin that are counted when a conversation is tokenized, not for every record."
 RATINGS = ("label", "kto_tag")
 "Fields that may mark bad answers. LLaMA-Factory's records for KTO have the second one."
 NO_IMAGES_HINT = "streams of prompts and of unpaired preferences have no images"
@@ -431,8 +433,12 @@ def _notes_on_unread(
     filled = merge_unread_keys(records.unread)  # field -> records in which it is not empty
     phrases = list[str]()
     for name in sorted(filled, key=lambda name: (-filled[name], name)):
-        if name != question_input:
-            phrases.append(f"{format_field(name)} ({filled[name]:,} of {records.read:,} not empty)")
+        if name == question_input:
+            continue
+        count = f"{filled[name]:,} of {records.read:,} not empty"
+        if name.startswith(IN_CONVERSATIONS) and records.written < records.read:
+            count = f"in {filled[name]:,} of the records that were tokenized"
+        phrases.append(f"{format_field(name)} ({count})")
     for name in records.unseen:
         if name not in filled:
             phrases.append(f"{format_field(name)} (not looked into)")
@@ -541,7 +547,7 @@ def _field_hint(name: str, may_have_images: bool) -> str:
     if name in RATINGS:
         return f"if it marks bad answers, set where: {name} on the source"
     if name in UNREAD_REASONING:
-        return REASONING_HINT
+        return describe_reasoning_fix(name)
     if name.startswith(f"{VARIABLES}."):
         return VARIABLE_HINT
     if name.startswith(UNPRINTED):

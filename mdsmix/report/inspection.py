@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from mdsmix.encode.forms import merge_unread_keys
 from mdsmix.errors import Unreachable
 from mdsmix.frozen import frozen
 from mdsmix.messages import choose_verb, join_names, make_printable, plural
@@ -138,10 +139,14 @@ def _describe_eos(inspection: Inspection) -> Iterator[str]:
 
 
 def inspection_to_json(inspection: Inspection) -> Tree:
-    """Return the counts of the index, the published manifest, and the samples with their
-    numbers.
+    """Return the counts of the index, the published manifest, and the samples with their numbers.
+    Fields that were not read have the names that people find in their records.
     """
     stream = inspection.stream
+    manifest = None
+    if stream.manifest:
+        manifest = asdict(stream.manifest)
+        manifest["records"]["unread"] = merge_unread_keys(stream.manifest.records.unread)
     return {
         "stream": str(stream.folder),
         "samples": stream.index.samples,
@@ -150,7 +155,7 @@ def inspection_to_json(inspection: Inspection) -> Tree:
         "index_hash": stream.index.hash,
         "columns": stream.columns,
         "is_whole": stream.trusted_manifest is not None,
-        "manifest": asdict(stream.manifest) if stream.manifest else None,
+        "manifest": manifest,
         "shown": [
             {
                 "number": chosen.number,
