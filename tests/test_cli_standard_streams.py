@@ -43,6 +43,14 @@ def test_a_full_stdout_is_one_sentence_and_exit_code_four(
         assert answer == (4, "", FULL), words
 
 
+def test_a_stdout_that_was_opened_for_reading_says_how_to_redirect_it() -> None:
+    command = f"{sys.executable} -m mdsmix --version 1</dev/null"
+    done = subprocess.run(["sh", "-c", command], text=True, capture_output=True)
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: cannot write stdout: it was opened for reading. ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_error_of_the_command_is_printed_too() -> None:
     code, _, errors = run_with_full("stdout", "check", "none.yaml", "--json")
     assert code == 4

@@ -66,9 +66,9 @@ def test_a_stream_is_listed_and_deleted_only_if_it_is_named(project: Project) ->
     assert read_files(project.out) == {n: data for n, data in before.items() if n not in old}
     assert not (project.out / "old").exists()
     assert project.run().state == "up to date"
-    assert_refused(
-        gc(project, *DELETE), 2, "--stream old is neither a stream of", "those are: none"
-    )
+    words = (f"--stream old is neither a stream of {project.recipe} (web)", "its streams (none).")
+    assert_refused(gc(project, *DELETE), 2, *words)
+    assert_refused(gc(project, "--stream", "wbe"), 2, "did you mean web?")
 
 
 def test_a_young_stream_a_running_job_and_a_link_keep_it(project: Project) -> None:

@@ -194,6 +194,24 @@ def test_every_command_refuses_an_added_holdout_alike(recipe: Path) -> None:
     assert_refused(mdsmix("check", recipe, added), 4, "not published: web-eval at")
 
 
+@pytest.mark.parametrize("order", [("web", "again"), ("again", "web")])
+def test_two_names_of_one_published_stream_are_one_finding(
+    recipe: Path, order: tuple[str, str]
+) -> None:
+    """One of them has a source, which is compared with the stream as without the other."""
+    tree = json.loads(recipe.read_text())
+    again = {"local": str(Path(tree["local"]) / "web")}
+    streams = {"web": tree["streams"]["web"], "again": again}
+    recipe.write_text(json.dumps(tree | {"streams": {name: streams[name] for name in order}}))
+    answer = mdsmix("check", recipe, "--json")
+    assert answer.code == 3
+    assert findings(answer, "recipe-changed") == {}
+    fix = "both read the same samples: remove one of the two, and set repeat: 2"
+    fixes_of_both = fixes(answer, "local-duplicate")
+    assert fixes_of_both.keys() == {*order}
+    assert all(fix in text for text in fixes_of_both.values())
+
+
 def test_after_converting_again_the_recipe_is_accepted(recipe: Path) -> None:
     for override in ("streams.web.min_tokens=9", "streams.web.source.path=web*.jsonl"):
         assert mdsmix("check", recipe, override).code == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -67,8 +68,14 @@ class _Output(io.FileIO):
 
     def report(self, error: OSError) -> None:
         """Raise Unreachable."""
+        from mdsmix.errors import Unreachable
         from mdsmix.storage.local import explained
 
+        if error.errno == errno.EBADF:  # as after `1</dev/null`
+            raise Unreachable(
+                "cannot write stdout: it was opened for reading. Redirect it with > (not <), or "
+                "close it with >&- if the output is not needed."
+            ) from error
         with explained("write", "stdout"):
             raise error
 

@@ -17,7 +17,7 @@ from mdsmix.conversion.gc import NAMES_OF_FILES
 from mdsmix.conversion.unit_files import FOLDER
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.frozen import frozen
-from mdsmix.messages import Say, join_names
+from mdsmix.messages import Say, find_nearest, join_names
 from mdsmix.recipe import Recipe
 from mdsmix.recipe.rules import is_pretrained_folder
 from mdsmix.shards.index import INDEX, find_index
@@ -255,9 +255,12 @@ def choose_streams(
     streams = {stream.name: stream for stream in unnamed}
     for name in names:
         if name not in streams and name not in named:
+            of_recipe = join_names(list(named), 10) or "none"
             there = join_names(list(streams), 10) or "none"
+            nearest = find_nearest(name, [*named, *streams])
+            suggestion = f"; did you mean {nearest}?" if nearest else "."
             raise RecipeError(
-                f"--stream {name} is neither a stream of {recipe} nor one stored next to its "
-                f"streams; those are: {there}."
+                f"--stream {name} is neither a stream of {recipe} ({of_recipe}) nor one stored "
+                f"next to its streams ({there}){suggestion}"
             )
     return [streams[name] for name in dict.fromkeys(names) if name in streams]

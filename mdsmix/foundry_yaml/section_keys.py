@@ -173,17 +173,27 @@ def split_inherited(loader: LoaderSection) -> Findings:
 )
 def local_duplicate(loader: LoaderSection) -> Findings:
     """Find two streams with the same local folder."""
-    users: dict[str, str] = {}
+    users = dict[str, StreamSection]()
     for stream in loader.stream_sections:
         if stream.cache_folder is None:
             continue
-        first = users.setdefault(stream.cache_folder, stream.name)
-        if first != stream.name:
-            yield Finding(
-                f"{first} and {stream.name} both have the local folder {stream.cache_folder}.",
-                "give each stream a local folder of its own.",
-                [first, stream.name],
+        first = users.setdefault(stream.cache_folder, stream)
+        if first.name == stream.name:
+            continue
+        fix = "give each stream a local folder of its own."
+        remotes = [
+            (each.settings.get("remote"), each.settings.get("split")) for each in (first, stream)
+        ]
+        if remotes[0] == remotes[1] or not any(remote for remote, _ in remotes):
+            fix = (
+                "both read the same samples: remove one of the two, and set repeat: 2 on the other "
+                "to draw its samples twice."
             )
+        yield Finding(
+            f"{first.name} and {stream.name} both have the local folder {stream.cache_folder}.",
+            fix,
+            [first.name, stream.name],
+        )
 
 
 @CHECKS.stream_section(

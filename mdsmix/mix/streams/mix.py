@@ -302,10 +302,14 @@ class Mix:
         """Name of a stream -> the source files that its recipe finds now, or the error that listing
         them raised. Streams are listed in parallel; no file is read.
         """
-        specs_or_none = [self.spec_of(stream) for stream in drop_repeated_folders(self.streams)]
-        specs = [spec for spec in specs_or_none if spec]
-        listings = map_threads(self._list_sources, specs)
-        return {spec.name: files for spec, files in zip(specs, listings, strict=True)}
+        # By name: another stream of the mix may have the same folder, and no source.
+        specs = dict[str, StreamSpec]()
+        for stream in self.streams:
+            spec = self.spec_of(stream)
+            if spec:
+                specs[spec.name] = spec
+        listings = map_threads(self._list_sources, [*specs.values()])
+        return dict(zip(specs, listings, strict=True))
 
     def _list_sources(self, spec: StreamSpec) -> list[SourceFile] | MdsmixError:
         """Return the source files of a stream, or the error that listing them raised."""
