@@ -172,8 +172,10 @@ def test_a_run_that_finds_nothing_to_do_imports_what_it_needs(project: Project) 
     modules = {*done.stderr.splitlines()[-1].split()}
     assert {"mdsmix.mix.render.render", "mdsmix.conversion.run"} <= modules
     needless = {"rich", "hashlib", "secrets", "importlib.abc", "omegaconf", "pyarrow"}
-    needless |= {"numpy", "random", "tempfile", "socket"}
+    needless |= {"numpy", "random", "tempfile", "socket", "concurrent.futures"}
+    needless |= {"mdsmix.conversion.gc"}  # its patterns are needed to delete
     needless |= {"mdsmix.engines.local_engine", "multiprocessing.connection"}  # no workers
     needless |= {"mdsmix.encode.template_code"}  # what a template does is in the cache
     needless |= {"tarfile", "mdsmix.sources.csv_table", "mdsmix.sources.parquet"}  # other formats
+    needless |= {"mdsmix.kinds.conversations", "mdsmix.kinds.preferences"}  # other kinds
     assert sorted(needless & modules) == []

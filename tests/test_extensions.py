@@ -23,7 +23,8 @@ from mdsmix.conversion.run import convert
 from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.engines.tasks import Attempt, Engine, OnProgress, Reporter
-from mdsmix.kinds import KINDS, Kind, open_recipe
+from mdsmix.kinds import Kind, open_recipe
+from mdsmix.kinds.kind_table import KINDS, find_kinds
 from mdsmix.ragged import Ragged
 from mdsmix.shapes import SHAPES, Shape
 from mdsmix.shapes.shape import RawRecord
@@ -81,21 +82,19 @@ def _read_length(raw: RawRecord) -> Length | str:
 
 
 @pytest.fixture
-def converted(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def converted(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The recipe of a stream of that kind, by a shape that gives what it reads."""
     decimal = Codec(decode=lambda data: Decimal(data.decode()))
     monkeypatch.setitem(CODECS, "str_decimal", lambda: decimal)
     monkeypatch.setitem(SHAPES, "length", Shape(name="length", gives=Length, parse=_read_length))
-    KINDS.append(Scored)
+    kinds = [*find_kinds("finetuning"), Scored]
+    monkeypatch.setitem(KINDS, "finetuning", lambda: kinds)
     source = {"path": str(write_jsonl(tmp_path / "a.jsonl", DATA)), "shape": "length"}
     streams = {"quiz": {"kind": "finetuning", "source": source}}
     recipe, quiz = write_recipe(tmp_path, tokenizer_folder, streams=streams), tmp_path / "out/quiz"
     for command in (("convert", recipe), ("check", recipe), ("inspect", quiz), ("verify", quiz)):
         run_ok(*command)
-    yield recipe
-    KINDS.pop()
+    return recipe
 
 
 def test_a_kind_is_one_class_and_one_line_and_so_is_a_codec(converted: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mdsmix.foundry_yaml.extra_loaders import EXTRA_LOADERS
-from mdsmix.kinds.kind_table import KINDS
+from mdsmix.kinds.kind_table import KINDS, find_kinds, list_kinds
 from mdsmix.kinds.reasons import list_bad_reasons
 from mdsmix.record import FILTERED
 
@@ -121,8 +121,13 @@ def test_the_loader_of_each_kind_is_in_the_table_of_loaders() -> None:
     """Checks, rendering and `mdsmix.load` look loaders up in this table, and import no kinds for
     it.
     """
-    own_loaders = {kind.loader.name: kind.loader for kind in KINDS if kind.loader}
+    own_loaders = {kind.loader.name: kind.loader for kind in list_kinds() if kind.loader}
     assert own_loaders == EXTRA_LOADERS
+
+
+def test_each_kind_is_in_the_table_under_its_word() -> None:
+    for word in KINDS:
+        assert {kind.word for kind in find_kinds(word)} == {word}
 
 
 def test_files_named_on_pages_exist() -> None:

@@ -17,7 +17,6 @@ from mdsmix.encode.backends import find_known_difference
 from mdsmix.frozen import frozen
 from mdsmix.kinds import Kind, ResolvedStream
 from mdsmix.kinds.encodings import resolve_stream
-from mdsmix.kinds.pictured import LINE_BYTES
 from mdsmix.kinds.read_records import open_record_reader
 from mdsmix.kinds.recipe_changes import SAMPLE
 from mdsmix.processor.card import Processor, open_processor
@@ -35,6 +34,14 @@ from mdsmix.tokenizer.card import Tokenizer
 HEAD_BYTES = 1 << 16
 """Bytes at the beginning of a file that are read to estimate how many of its records have images:
 30 to 200 records.
+"""
+LINE_BYTES = 1 << 20
+"""Bytes of a work unit (the part of a source that one task converts) of a stream with images, in
+files of lines. Their images are files of their own: 3,500 records of 300 bytes have images of 400
+KB each, which take seconds to read.
+
+Tables and archives contain the images themselves. There a work unit is as large as a unit of text:
+96 MiB of images take two seconds or more.
 """
 Dropped = Mapping[int, bytes]
 """The duplicates to drop from a work unit: number of a window (a slice of the unit's source) -> the

@@ -10,11 +10,13 @@ collator at training time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from mdsmix.frozen import frozen
 from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.ragged import Ragged
+from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import TrainedRows
 
 Lengths = NDArray["np.int64"]
@@ -79,6 +81,13 @@ class Targets:
             is_last: whether it is the last response of its sample.
         """
         return is_last or self.target_responses == "all"
+
+
+def make_targets(encoding: Encoding) -> Targets:
+    """Return the settings that decide which tokens of a published stream the model is trained on:
+    `target_prompts`, `target_responses` and what belongs to them, such as `max_seq_len`.
+    """
+    return Targets(**{field.name: getattr(encoding, field.name) for field in fields(Targets)})
 
 
 @frozen(slots=True)

@@ -25,7 +25,7 @@ from mdsmix.init.foreign_forms import (
     is_keyed_records,
     is_message_of_tree,
 )
-from mdsmix.kinds import KINDS, Kind
+from mdsmix.kinds import Kind, list_kinds
 from mdsmix.kinds.reasons import list_bad_reasons
 from mdsmix.messages import format_field, join_counts, join_names, make_printable
 from mdsmix.recipe import SourceSpec
@@ -120,7 +120,7 @@ class Guess:
     @property
     def kind(self) -> type[Kind]:
         """The kind of streams whose records have this shape."""
-        kinds = [kind for kind in KINDS if kind.reads is self.shape.gives]
+        kinds = [kind for kind in list_kinds() if kind.reads is self.shape.gives]
         has_images = self.shape.image_fields is not None
         fitting = [kind for kind in kinds if kind.has_images == has_images]
         return fitting[0] if fitting else kinds[0]

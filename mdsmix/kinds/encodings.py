@@ -13,9 +13,6 @@ from mdsmix.encode.answer_ends import find_stop_ids, is_ended_by_next
 from mdsmix.frozen import frozen
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.kind_table import find_kinds
-from mdsmix.kinds.preferences import Preferences
-from mdsmix.kinds.pretraining import Pretraining
-from mdsmix.kinds.prompts import Prompts
 from mdsmix.kinds.resolved_stream import ResolvedStream, kind_of, read_images_too
 from mdsmix.kinds.rules import list_raised_rules
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, read_share
@@ -72,11 +69,7 @@ def _record_word(stream: StreamSpec) -> str:
     assert stream.source is not None
     if stream.source.gives:
         return stream.source.gives
-    usual = {
-        Pretraining.word: "document",
-        Preferences.word: "preference",
-        Prompts.word: "prompt",
-    }
+    usual = {"pretraining": "document", "preference": "preference", "prompt": "prompt"}
     return usual.get(stream.kind or "", "pair")
 
 

@@ -8,13 +8,22 @@ template renders.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import compress
 from typing import Any, ClassVar, NamedTuple
 
 from mdsmix.encode.encoded import Encoded, lay_out_documents, lay_out_pairs, lay_out_turns
-from mdsmix.encode.labels import USABLE, Flags, Labels, Lengths, Targets, Turns, keep_first_turns
+from mdsmix.encode.labels import (
+    USABLE,
+    Flags,
+    Labels,
+    Lengths,
+    Targets,
+    Turns,
+    keep_first_turns,
+    make_targets,
+)
 from mdsmix.encode.trained_ranges import (
     SPLIT_REASONS,
     count_parts,
@@ -30,7 +39,6 @@ from mdsmix.ragged import Ragged
 from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.record import Pair
 from mdsmix.shards.counts import count_by_weight
-from mdsmix.shards.manifest import Encoding
 from mdsmix.shards.token_ids import LOSS_WEIGHTS, Tokens, TrainedRows
 from mdsmix.tokenizer.card import Tokenizer
 
@@ -310,13 +318,6 @@ def _turns(tokens: Tokens) -> Turns:
     lengths = np.stack([tokens.prompts, tokens.responses], axis=1).ravel()
     turns = Turns(Ragged.from_lengths(tokens.ids.values, lengths), np.diff(tokens.turns))
     return turns if tokens.weights is None else mark_weights(turns, tokens.weights)
-
-
-def make_targets(encoding: Encoding) -> Targets:
-    """Return the settings that decide which tokens of a published stream the model is trained on:
-    `target_prompts`, `target_responses` and what belongs to them, such as `max_seq_len`.
-    """
-    return Targets(**{field.name: getattr(encoding, field.name) for field in fields(Targets)})
 
 
 class Pairs(Finetuning):

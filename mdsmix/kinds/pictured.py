@@ -44,14 +44,6 @@ if TYPE_CHECKING:
 
 COLUMNS = {"images": "list[jpeg]", "sizes": "json", "turns": "json"}
 DEFAULTS = ImagesSpec()
-LINE_BYTES = 1 << 20
-"""Bytes of a work unit (the part of a source that one task converts) in files of lines. Their
-images are files of their own: 3,500 records of 300 bytes have images of 400 KB each, which take
-seconds to read.
-
-Tables and archives contain the images themselves. There a work unit is as large as a unit of text:
-96 MiB of images take two seconds or more.
-"""
 
 
 class ConversationsWithImages(Conversations):

@@ -25,7 +25,6 @@ from mdsmix.cache import cache_folder, keep_in_cache
 from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import Unreachable
-from mdsmix.kinds.pictured import COLUMNS, ConversationsWithImages
 from mdsmix.lazy_numpy import np
 from mdsmix.processor.loaded import StoredRow
 from mdsmix.processor.server import ask_processor
@@ -114,6 +113,7 @@ def make_rows(encoding: Encoding, tokenizer: Tokenizer) -> Iterator[StoredRow]:
         tokenizer: the tokenizer of the stream.
     """
     from mdsmix.images.reader import ImageReader  # imports http and ssl
+    from mdsmix.kinds.pictured import COLUMNS, ConversationsWithImages
 
     # Without a processor in the settings, its token counts refuse no row.
     images = {key: value for key, value in encoding.images.items() if key != "processor"}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mdsmix.kinds.kind_table import KINDS
+from mdsmix.kinds.kind_table import list_kinds
 from mdsmix.record import BAD
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.functions import FUNCTION_REASONS
@@ -21,7 +21,7 @@ def list_bad_reasons() -> dict[str, str]:
     declared += [get_format().reasons for get_format in FORMATS.values()]
     declared += [FUNCTION_REASONS]
     declared += [shape.reasons for shape in SHAPES.values()]
-    declared += [kind.reasons for kind in KINDS]
+    declared += [kind.reasons for kind in list_kinds()]
     reasons: dict[str, str] = {}
     for table in declared:
         reasons |= table

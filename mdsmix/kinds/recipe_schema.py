@@ -15,7 +15,7 @@ from typing import Any
 
 from mdsmix.foundry_yaml.extra_loaders import DATASET_KEYS_OF
 from mdsmix.json_schema import SchemaWriter, allow_interpolation, match_whole
-from mdsmix.kinds.kind_table import KINDS
+from mdsmix.kinds.kind_table import KINDS, find_kinds
 from mdsmix.recipe import Recipe, StreamSpec, WeightSpec
 from mdsmix.recipe.rules import PHASE_NAME, PRETRAINED_FOLDER, STREAM_NAME, TARGET_PROMPTS
 from mdsmix.recipe.stream_spec import SOURCED, UNSOURCED
@@ -75,7 +75,6 @@ def _added_keywords() -> dict[str, Tree]:
     Schema: `{"SourceSpec.path": {"minItems": 1}}`. The keys are classes, or fields of classes.
     `mdsmix.recipe.rules` and `mdsmix.kinds.recipes` check the same rules.
     """
-    kinds = list(dict.fromkeys(kind.word for kind in KINDS))
     keys = [field.name for field in list_fields(WeightSpec) if field.name != "max_repeat"]
     weights = [_require_set(key) for key in keys]
     text = allow_interpolation({"type": "string"})
@@ -102,7 +101,7 @@ def _added_keywords() -> dict[str, Tree]:
         },
         "StreamSpec": {"allOf": list(_stream_rules())},
         # A null comes first, since a stream without a source needs no kind.
-        "StreamSpec.kind": {"enum": [None, *kinds]},
+        "StreamSpec.kind": {"enum": [None, *KINDS]},
         "StreamSpec.split": {"pattern": match_whole(STREAM_NAME.pattern)},
         "SourceSpec.path": {"minItems": 1},
         # Other packages and functions add to these two, so the names are only proposed.
@@ -126,11 +125,10 @@ def _stream_rules() -> list[Tree]:
         },
         {"if": has_source, "else": _leave_out({UNSOURCED})},
     ]
-    for word in dict.fromkeys(kind.word for kind in KINDS):
+    for word in KINDS:
         groups = {SOURCED}
-        for kind in KINDS:
-            if kind.word == word:
-                groups.update(kind.key_groups)
+        for kind in find_kinds(word):
+            groups.update(kind.key_groups)
         is_kind = {"required": ["kind"], "properties": {"kind": {"const": word}}}
         rules.append({"if": {"allOf": [has_source, is_kind]}, "then": _leave_out(groups)})
     return rules

@@ -80,8 +80,7 @@ def _check_recipe(recipe: Recipe, path: str) -> None:
         )
     for stream in recipe.streams.values():
         if stream.kind is not None and not find_kinds(stream.kind):
-            words = list(dict.fromkeys(kind.word for kind in KINDS))
-            similar = suggest_key(stream.kind, words, "the kinds are")
+            similar = suggest_key(stream.kind, list(KINDS), "the kinds are")
             raise RecipeError(f"{path}: streams.{stream.name}: kind is {stream.kind!r}; {similar}")
     has_templates = False
     for stream in recipe.sourced:

@@ -179,7 +179,7 @@ def kind_of(encoding: Encoding) -> Kind:
     conversations), by its stored settings.
 
     Several kinds may fit a stream that `mdsmix mix` made of several streams, since it has the
-    fields of all of them. The kind that comes last in `KINDS` is then returned: conversations, not
+    fields of all of them. The last one that `find_kinds` lists is then returned: conversations, not
     pairs.
     """
     # Find the types of record that the stream may have, such as Pair.

@@ -11,11 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from mdsmix.encode.labels import Targets
+from mdsmix.encode.labels import Targets, make_targets
 from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.kinds import kind_of
-from mdsmix.kinds.finetuning import make_targets
 from mdsmix.kinds.prove_processor import FIX_UNEQUAL, find_difference, make_stored_row
 from mdsmix.messages import format_yaml_value, join_names
 from mdsmix.mix.checks.columns import find_layout

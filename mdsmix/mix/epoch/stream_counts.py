@@ -14,10 +14,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-from mdsmix.encode.labels import Labels, Turns
+from mdsmix.encode.labels import Labels, Turns, make_targets
 from mdsmix.errors import MixRefused
 from mdsmix.kinds import kind_of
-from mdsmix.kinds.finetuning import make_targets
 from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 from mdsmix.ragged import Ragged
