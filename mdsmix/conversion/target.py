@@ -18,7 +18,6 @@ from typing import NamedTuple
 from mdsmix import sources
 from mdsmix.conversion.job import Job
 from mdsmix.conversion.unit_files import EARLIER, FOLDER
-from mdsmix.conversion.unnamed_streams import find_unnamed_streams, is_for_finetuning
 from mdsmix.errors import Damaged, EarlierFormat, RecipeError, Unreachable
 from mdsmix.frozen import frozen
 from mdsmix.messages import choose_verb, join_names, plural
@@ -240,6 +239,8 @@ def _describe_gone(recipe: Recipe) -> str:
     """Return which stream of prompts and responses is published next to the recipe's streams and
     not in the recipe any more.
     """
+    from mdsmix.conversion.unnamed_streams import find_unnamed_streams, is_for_finetuning
+
     gone = list[str]()
     with suppress(Unreachable):
         for stream in find_unnamed_streams(recipe):

@@ -15,7 +15,7 @@ from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 
-import numpy as np
+import numpy as np  # at once: workers are forked later, and then share it
 
 
 @cache

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, wait
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
@@ -72,6 +71,8 @@ def validate_with_foundry(text: str, labels: Sequence[str]) -> str:
             "environment of this mdsmix: install mdsmix into Foundry's environment and run mdsmix "
             "there, or leave --validate out."
         )
+    from concurrent.futures import Future, wait  # 2 ms, and only --validate needs it
+
     # Streaming may wait for ever for a shard, so a thread draws, and is abandoned then. An alarm
     # would work only in the main thread, and would replace the alarm of a scheduler.
     drawing = Future[str]()
