@@ -94,7 +94,8 @@ def test_a_file_is_found_once_and_its_name_does_not_depend_on_the_pattern(tmp_pa
 
 
 REFUSED = {
-    "data/*.jsonl": ["matches no file: there is no file at /", "/data/*.jsonl"],
+    "data/*.jsonl": ["the source data/*.jsonl matches no file; correct source.path, which"],
+    "other/a.xls": ["the source other/a.xls matches no file; did you mean a.xlsx?"],
     "data": ["is a folder", "data/*.jsonl"],
     "data/": ["is a folder", "data/*.jsonl"],
     "other/*.xlsx": ["a.xlsx has no suffix that mdsmix reads", ".jsonl", "also with .gz"],

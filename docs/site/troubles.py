@@ -75,7 +75,7 @@ REFUSALS = (
         "Set `local: ./mix`, or `remote: s3://bucket/mix` in the recipe or on the command line.",
     ),
     Refusal(
-        " matches no file: there is no file at ",
+        " matches no file; ",
         2,
         "A path or pattern under `source.path` is wrong, or begins at another folder.",
         "Paths begin at the folder of the recipe. `mdsmix doctor RECIPE` tries every source.",

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.messages import choose_verb, join_names, plural
+from mdsmix.messages import choose_verb, find_nearest, join_names, plural
 from mdsmix.record import is_encodable
 from mdsmix.shards.index import INDEX
 from mdsmix.sources.formats import FORMATS, format_of
@@ -333,7 +333,18 @@ def _no_match_error(path: str, location: Location) -> RecipeError:
                 f"the source {path} matches no file, but {path}{packing} does: "
                 f"write {path}{packing} in the recipe"
             )
-    return RecipeError(
-        f"the source {path} matches no file: there is no file at {location.url}; "
-        "correct the path, which is relative to the recipe's folder"
-    )
+    remedy = "correct source.path, which is relative to the recipe's folder"
+    similar = "" if location.is_store else _find_similar_file(location.url)
+    if similar:
+        remedy = f"did you mean {similar}?"
+    return RecipeError(f"the source {path} matches no file; {remedy}")
+
+
+def _find_similar_file(path: str) -> str:
+    """Return the name of a file in the path's folder that is nearly the path's name; "" if there is
+    no such file.
+    """
+    folder, name = os.path.split(path)
+    with suppress(OSError):
+        return find_nearest(name, os.listdir(folder)) or ""
+    return ""
