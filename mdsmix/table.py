@@ -58,7 +58,7 @@ class Table:
     "Sentences that are shown with the table."
 
 
-def _estimated(work: Callable[[Any, Any], float]) -> Any:
+def _make_estimated(work: Callable[[Any, Any], float]) -> Any:
     """Return a method for Estimate, such as `__add__`, whose result is an Estimate.
 
     Args:
@@ -76,12 +76,12 @@ class Estimate(float):
     Estimate too. NaN is an unknown figure, shown as `?`.
     """
 
-    __add__ = __radd__ = _estimated(operator.add)
-    __mul__ = __rmul__ = _estimated(operator.mul)
-    __sub__ = _estimated(operator.sub)
-    __rsub__ = _estimated(lambda own, number: number - own)
-    __truediv__ = _estimated(operator.truediv)
-    __rtruediv__ = _estimated(lambda own, number: number / own)
+    __add__ = __radd__ = _make_estimated(operator.add)
+    __mul__ = __rmul__ = _make_estimated(operator.mul)
+    __sub__ = _make_estimated(operator.sub)
+    __rsub__ = _make_estimated(lambda own, number: number - own)
+    __truediv__ = _make_estimated(operator.truediv)
+    __rtruediv__ = _make_estimated(lambda own, number: number / own)
 
 
 UNKNOWN = Estimate("nan")

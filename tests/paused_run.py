@@ -92,8 +92,8 @@ def assert_paused_run_publishes_nothing(recipe: Path, folder: Location, publish:
                 with ThreadPoolExecutor(1) as pool:  # another run, as far as a lease can tell
                     pool.submit(publish_version, recipe, number, publish).result()
                 published_by_other.update(read_published(folder))
-                clock = lease._now
-                patch.setattr(lease, "_now", lambda: clock() + 3600)  # an hour later
+                clock = lease._read_clock
+                patch.setattr(lease, "_read_clock", lambda: clock() + 3600)  # an hour later
 
             # A run that pauses does not renew its lease, however long the other run takes.
             patch.setattr(lease.Lease, "start", lambda held: None)

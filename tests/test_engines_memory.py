@@ -48,7 +48,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """
     monkeypatch.setattr(memory, "_GROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "_MEMBER", tmp_path / "self")
-    monkeypatch.setattr(memory, "_machine_memory", lambda: 64 * GIB)
+    monkeypatch.setattr(memory, "_measure_machine_memory", lambda: 64 * GIB)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(128)), raising=False)
 
     def limits(member: str, files: dict[str, object]) -> tuple[int, int]:

@@ -316,7 +316,7 @@ def test_avif_is_read_if_pillow_reads_it() -> None:
 
 
 def test_avif_without_its_decoder_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "_formats", lambda: judge.FORMATS)
+    monkeypatch.setattr(judge, "_list_formats", lambda: judge.FORMATS)
     data = saved(noise(), "AVIF") if AVIF else b"\0\0\0 ftypavif"
     judgement = judge_as(data, FULL)
     assert judgement.reason == "not_an_image"

@@ -112,7 +112,7 @@ def test_a_slow_write_counts_from_its_beginning(
 
     with hold_lease(folder, ignore) as lease:
         monkeypatch.setattr(module.Revision, "put", slow_put)
-        monkeypatch.setattr(module, "_now", lambda: now[0])
+        monkeypatch.setattr(module, "_read_clock", lambda: now[0])
         assert lease.renew()
         write_lease_of_another(folder)
         assert not lease.is_held_recently()
@@ -136,8 +136,8 @@ def test_a_run_that_lost_the_lease_learns_so_before_publishing_and_leaves_it_to_
         write_lease_of_another(folder)
         assert lease.is_held_recently()
         lease.delete(ours)
-        real_now = module._now
-        monkeypatch.setattr(module, "_now", lambda: real_now() + 10.1)
+        real_now = module._read_clock
+        monkeypatch.setattr(module, "_read_clock", lambda: real_now() + 10.1)
         assert not lease.is_held_recently()
         lease.delete(theirs)
         for _ in range(2):

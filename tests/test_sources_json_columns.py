@@ -172,9 +172,9 @@ def test_json_is_recognised_by_parquet_s_type_if_arrow_s_schema_lacks_it(tmp_pat
             ("z", STRING),
         ]
     )
-    from mdsmix.sources.parquet import _json_leaves
+    from mdsmix.sources.parquet import _find_json_leaves
 
-    decoders = make_decoders(plain, _json_leaves(opened.schema))
+    decoders = make_decoders(plain, _find_json_leaves(opened.schema))
     assert {*decoders} == {"m", "c"}
     assert decoders["c"]([{"t": "1", "j": "1"}]) == [{"t": "1", "j": 1}]
     assert not make_decoders(pa.schema([("z", STRING), ("n", pa.list_(pa.int64()))]))

@@ -354,9 +354,9 @@ def test_an_engine_that_asks_for_the_sizes_of_many_mds_streams_reads_none_again(
         folder.mkdir()
         write_records(folder, "mds", [{"text": "a" * number}])
     units = plan_pattern(tmp_path, "*/*/index.json")
-    reads = mds._index.cache_info().misses
+    reads = mds._read_index.cache_info().misses
     assert sum(map(estimate_unit_size, units)) > 0
-    assert mds._index.cache_info().misses == reads
+    assert mds._read_index.cache_info().misses == reads
 
 
 @FUZZ

@@ -122,7 +122,7 @@ def test_a_range_is_signed() -> None:
     """Microsoft's client sends x-ms-range instead, so Azurite is the oracle here."""
     account = Account("tests", f"https://{HOST}", "here", base64.b64decode(KEY))
     headers = {"x-ms-date": "now", "Range": "bytes=1-2"}
-    text = azure_account._text_to_sign("GET", f"https://{HOST}/data/x", headers, account.name)
+    text = azure_account._make_text_to_sign("GET", f"https://{HOST}/data/x", headers, account.name)
     assert text.split("\n")[11:] == ["bytes=1-2", "x-ms-date:now", "/tests/data/x"]
 
 

@@ -115,7 +115,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             skip_instance_cache=True,
             use_listings_cache=False,
         )
-        monkeypatch.setattr(storage_hub, "_file_system", lambda: file_system)
+        monkeypatch.setattr(storage_hub, "_open_file_system", lambda: file_system)
         yield server
         server.shutdown()
 
@@ -207,7 +207,7 @@ def test_missing_files_wrong_urls_and_failures_are_one_sentence(tmp_path: Path, 
         locate("hf://datasets/org/other/a.jsonl").open()
     for error in (TimeoutError("(Request ID: 1)"), OfflineModeIsEnabled("Cannot reach the hub")):
         message = rf"the hub \({type(error).__name__}\): .*HF_ENDPOINT and HF_HUB_OFFLINE"
-        with pytest.raises(Unreachable, match=message), storage_hub._explained("hf://a"):
+        with pytest.raises(Unreachable, match=message), storage_hub._explain_errors("hf://a"):
             raise error
 
 
@@ -258,7 +258,7 @@ def test_lines_about_the_users_own_requests_are_shown(
 ) -> None:
     """The process may be a notebook. A request of mdsmix may fail, and another one go on."""
     line = logging.makeLogRecord({"msg": TIMED_OUT})
-    with pytest.raises(Unreachable), storage_hub._explained("hf://a"):
+    with pytest.raises(Unreachable), storage_hub._explain_errors("hf://a"):
         raise TimeoutError
     assert not hiding_logger.filter(line)
     monkeypatch.setattr(hub_errors, "_requests", 0)  # as outside of the fixture's block

@@ -356,8 +356,8 @@ def _suggest_field(bad: Mapping[str, Any]) -> str:
     Args:
         bad: a record of the quarantine.
     """
-    missing = _missing_field(bad)
-    fields = _field_names(bad)
+    missing = _find_missing_field(bad)
+    fields = _list_field_names(bad)
     if not missing:
         return ""
     if missing.partition(".")[0] in fields:  # only the inner field of `outer.inner` is missing
@@ -368,7 +368,7 @@ def _suggest_field(bad: Mapping[str, Any]) -> str:
     return f" The recipe names {format_field(missing)}: did you mean {format_field(similar)}?"
 
 
-def _missing_field(bad: Mapping[str, Any]) -> str:
+def _find_missing_field(bad: Mapping[str, Any]) -> str:
     """Return the name of the field that a record of the quarantine lacks; empty if the record is
     bad for another reason.
     """
@@ -376,7 +376,7 @@ def _missing_field(bad: Mapping[str, Any]) -> str:
     return str(detail.get("missing", ""))
 
 
-def _field_names(bad: Mapping[str, Any]) -> list[str]:
+def _list_field_names(bad: Mapping[str, Any]) -> list[str]:
     """Return the names of the fields that a bad record has, if they are known.
 
     Args:

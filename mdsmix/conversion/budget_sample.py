@@ -96,7 +96,7 @@ def estimate_source(job: Job, files: Sequence[SourceFile]) -> SourceEstimate | N
         reads_images="processor" in job.encoding.images,
     )
     units = survey.choose_units(files)
-    path = _cache_path(job, units)
+    path = _locate_cache_file(job, units)
     rates = _recall_rates(path)
     if rates is None:
         rates = estimate_rates(survey.read(units))
@@ -106,7 +106,7 @@ def estimate_source(job: Job, files: Sequence[SourceFile]) -> SourceEstimate | N
     return SourceEstimate.of(rates, files)
 
 
-def _cache_path(job: Job, units: Sequence[Unit]) -> Path:
+def _locate_cache_file(job: Job, units: Sequence[Unit]) -> Path:
     """Return the cache file of a survey's rates. If the job's settings or the files of the units
     change, the name of the cache file changes too.
 

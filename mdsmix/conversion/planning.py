@@ -381,7 +381,7 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Rec
         job,
         unequal=unequal.label if unequal else "",
         formats=list_raised_versions(map(format_of, draft.files), has_messages),
-        source=_source_keys(job, old),
+        source=_list_source_keys(job, old),
     )
     warnings = (
         warn_missing_sources(job, old, draft.files, options.reencode),
@@ -400,7 +400,7 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Rec
     )
 
 
-def _source_keys(job: Job, old: Manifest | None) -> dict[str, Any]:
+def _list_source_keys(job: Job, old: Manifest | None) -> dict[str, Any]:
     """Return the value of `source` in the job's manifest: the recipe's settings on which files are
     read, such as {"source.path": ["a/*.jsonl"]}.
 

@@ -38,9 +38,9 @@ def publish_pretrained(jobs: Sequence[Job]) -> None:
     """
     # A stream without images has no processor.
     job = next((job for job in jobs if job.processor), jobs[0])
-    publish_folder(_tokenizer_folder(job), Path(job.tokenizer.path).parent, job.tokenizer)
+    publish_folder(_locate_tokenizer(job), Path(job.tokenizer.path).parent, job.tokenizer)
     if job.processor:
-        folder = _processor_folder(job, job.processor)
+        folder = _locate_processor(job, job.processor)
         publish_folder(folder, Path(job.processor.path), job.processor)
 
 
@@ -53,7 +53,7 @@ def fetch_tokenizer(job: Job) -> Tokenizer:
     tokenizer = job.tokenizer
     if Path(tokenizer.path).is_file():
         return tokenizer
-    home = _tokenizer_folder(job)
+    home = _locate_tokenizer(job)
     folder = fetch_folder(home)
     if not folder:
         raise Unreachable(
@@ -66,14 +66,14 @@ def fetch_tokenizer(job: Job) -> Tokenizer:
 def fetch_processor(job: Job) -> None:
     """Fetch the job's processor into the cache of this machine, if the run began on another one."""
     if job.processor and not Path(job.processor.path).is_dir():
-        fetch_folder(_processor_folder(job, job.processor))
+        fetch_folder(_locate_processor(job, job.processor))
 
 
-def _tokenizer_folder(job: Job) -> Location:
+def _locate_tokenizer(job: Job) -> Location:
     return job.root / TokenizerCard.from_tokenizer(job.tokenizer).folder_name
 
 
-def _processor_folder(job: Job, processor: Processor) -> Location:
+def _locate_processor(job: Job, processor: Processor) -> Location:
     """Return the folder of a processor next to the streams."""
     tokenizer_card = TokenizerCard.from_tokenizer(job.tokenizer)
     return job.root / name_processor_folder(processor.hash, tokenizer_card)
@@ -86,7 +86,7 @@ def refuse_unproved_processor(job: Job, files: Sequence[SourceFile]) -> None:
     """
     if not job.processor:
         return
-    rows = _first_rows(job, files)
+    rows = _read_first_rows(job, files)
     difference = find_difference(Path(job.processor.path), job.encoding, job.tokenizer, rows)
     if difference:
         raise RecipeError(
@@ -95,7 +95,7 @@ def refuse_unproved_processor(job: Job, files: Sequence[SourceFile]) -> None:
         )
 
 
-def _first_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
+def _read_first_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
     """Yield the rows of the first records of the source."""
     backend = open_backend(job.tokenizer, "reference")
     first_units = job.units_of(files[:1])[:1]  # empty if the source has no files

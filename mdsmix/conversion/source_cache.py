@@ -367,7 +367,7 @@ def remember_image_stamps(job: Job, window: Window, stamps: Stamps) -> None:
         stamps: URL of an image -> its size and stamp.
     """
     if window.images:
-        remember(_stamps_path(job, window), {window.full_digest: stamps})
+        remember(_locate_stamps(job, window), {window.full_digest: stamps})
 
 
 def forget_changed(job: Job, cache: KnownSources) -> None:
@@ -382,7 +382,7 @@ def forget_changed(job: Job, cache: KnownSources) -> None:
     for content in cache.units.values():
         for window in content.windows:
             if window.images:
-                entry = recall(_stamps_path(job, window)) or {}
+                entry = recall(_locate_stamps(job, window)) or {}
                 stamps_by_window[window] = entry.get(window.full_digest)
     # Compare them with the current stamps.
     urls = set[str]()
@@ -405,14 +405,14 @@ def stat_images(urls: Set[str]) -> dict[str, list[Any]]:
     """
     stats = dict[str, Stat | None]()
     objects = sorted(filter(_has_cheap_listings, urls))
-    for _, bucket_urls in groupby(objects, _bucket_of):
+    for _, bucket_urls in groupby(objects, _find_bucket):
         stats |= _list_objects(list(bucket_urls))
     unlisted = [url for url in urls if url not in stats]
     stats |= zip(unlisted, map_threads(_stat_image, unlisted), strict=True)
     return {url: [stat.size, stat.stamp] if stat else MISSING for url, stat in stats.items()}
 
 
-def _bucket_of(url: str) -> str:
+def _find_bucket(url: str) -> str:
     """Return the bucket of an object: `s3://images` of `s3://images/a/b.png`."""
     location = locate(url)
     return location.scheme + location.container
@@ -461,7 +461,7 @@ def _stat_image(url: str) -> Stat | None:
         return None
 
 
-def _stamps_path(job: Job, window: Window) -> Path:
+def _locate_stamps(job: Job, window: Window) -> Path:
     """Return the cache file with the sizes and stamps of the images that a window (a slice of a
     work unit's source) names. The name of the file is a hash of the window's place, its file and
     offset, and not of its content: when the window changes, the new stamps overwrite the file.

@@ -283,7 +283,7 @@ def warn_missing_sources(
     # Leave out the files that were moved or compressed otherwise. Only files that were not
     # published before remain in `new_sizes`.
     moved_sizes = set(new_sizes.values())
-    repacked_names = set(_repacked_names(new_sizes))
+    repacked_names = set(_list_repacked_names(new_sizes))
     missing = list[SourceEntry]()
     for source in gone:
         if source.size not in moved_sizes and _file_name(source.path) not in repacked_names:
@@ -310,7 +310,7 @@ def _file_name(path: str) -> str:
     return PurePosixPath(path).name
 
 
-def _repacked_names(paths: Iterable[str]) -> Iterator[str]:
+def _list_repacked_names(paths: Iterable[str]) -> Iterator[str]:
     """Yield the file names that these files would have if they were compressed by another
     algorithm, or not at all: for `a.jsonl.gz` they are `a.jsonl`, `a.jsonl.zst` and so on.
     """

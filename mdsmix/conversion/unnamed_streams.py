@@ -181,7 +181,7 @@ def delete_unnamed_stream(stream: UnnamedStream, older_than: float, say: Say) ->
     leases = list[Lease]()
     with ExitStack() as stack:
         # No run may write to any split while the stream goes.
-        for folder in _working_folders(stream):
+        for folder in _list_working_folders(stream):
             names = folder.url.removeprefix(root.url).strip("/").split("/")
             refuse_links(root, *names)
             leases.append(stack.enter_context(hold_lease(folder, say)))
@@ -215,7 +215,7 @@ def delete_unnamed_stream(stream: UnnamedStream, older_than: float, say: Say) ->
     return current
 
 
-def _working_folders(stream: UnnamedStream) -> Iterator[Location]:
+def _list_working_folders(stream: UnnamedStream) -> Iterator[Location]:
     """Yield the folders whose leases a conversion of the stream's splits holds, each once."""
     folders = dict[str, Location]()
     for split in stream.splits:

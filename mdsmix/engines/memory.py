@@ -261,7 +261,7 @@ def choose_memory_cap() -> int:
     """
     # A group without a limit has the text `max`.
     limits = [int(text) for text in _read_limits("memory.max") if text.isdigit()]
-    return max(LEAST_BYTES, min([_machine_memory(), *limits]) // 2)
+    return max(LEAST_BYTES, min([_measure_machine_memory(), *limits]) // 2)
 
 
 def count_cpus() -> int:
@@ -278,7 +278,7 @@ def count_cpus() -> int:
     return max(1, cpus)
 
 
-def _machine_memory() -> int:
+def _measure_machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -112,7 +112,7 @@ def connect_to_cluster(address: str, workers: int | None) -> Iterator[None]:
     # Only a cluster that is started here needs a folder.
     folder_block: AbstractContextManager[str | None] = nullcontext()
     if not address:
-        folder_block = _cluster_folder()
+        folder_block = _make_cluster_folder()
     with folder_block as folder:
         try:
             if folder:
@@ -220,7 +220,7 @@ _SILENT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": Fals
 
 
 @contextmanager
-def _cluster_folder() -> Iterator[str]:
+def _make_cluster_folder() -> Iterator[str]:
     """Yield a folder for the sockets and logs of a cluster that this process starts. It is deleted
     at the end of the block.
     """

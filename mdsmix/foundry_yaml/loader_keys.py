@@ -31,7 +31,7 @@ def as_whole_number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _at_least(least: int) -> schema.Bound:
+def _make_least_bound(least: int) -> schema.Bound:
     """Return a bound of whole numbers as a pair: the words for a message, such as `a whole number
     of at least 1`, and a function that tests a value.
     """
@@ -43,7 +43,7 @@ def _at_least(least: int) -> schema.Bound:
     return f"a whole number of at least {least}", fits
 
 
-AT_LEAST_ONE = _at_least(1)
+AT_LEAST_ONE = _make_least_bound(1)
 SIZE = re.compile(r"(\d{0,18}\.?\d{1,18})\s*([a-z]*)")
 "A number and a unit: `500gb`, `1.5 tb`, `64`."
 _BYTE_SUFFIXES = ("b", "kb", "mb", "gb", "tb", "pb", "eb", "zb", "yb")

@@ -188,7 +188,7 @@ class BadImage(Exception):
 
 
 @cache
-def _formats() -> tuple[str, ...]:
+def _list_formats() -> tuple[str, ...]:
     """Return the names of the formats that Pillow may open here: FORMATS, and AVIF if this release
     of Pillow decodes it.
     """
@@ -211,7 +211,7 @@ def open_image(data: bytes) -> Iterator[Image]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            with Image.open(io.BytesIO(data), formats=_formats()) as image:
+            with Image.open(io.BytesIO(data), formats=_list_formats()) as image:
                 yield image
         except UnidentifiedImageError:
             raise BadImage("not_an_image", _describe_other_content(data)) from None

@@ -299,7 +299,7 @@ class ImageReader:
         pending = deque[Any]()  # the futures of images that were requested and not yielded yet
         unsent = iter(requests)
         most_requests = AT_ONCE if self.fetches else IN_FLIGHT
-        pool = _pool(os.getpid())
+        pool = _open_pool(os.getpid())
         while True:
             # Request as many images as fit into AHEAD_BYTES if each has `_image_bytes`.
             fitting = int(AHEAD_BYTES / self._image_bytes)
@@ -395,7 +395,7 @@ def _count_tokens(processor: str, images: Sequence[Image]) -> None:
 
 
 @cache
-def _pool(process: int) -> ThreadPoolExecutor:
+def _open_pool(process: int) -> ThreadPoolExecutor:
     """Return the threads that read images, one pool for each process: a forked worker does not
     inherit its parent's threads.
 

@@ -118,11 +118,11 @@ def _expand_name(
             f"{name} is not a file, and not a folder or pattern with files: name files of data, "
             "a folder of them, a pattern in quotes, or a URL of a bucket."
         )
-    for file in _folder_files(location, stats, base, notices):
+    for file in _list_folder_files(location, stats, base, notices):
         yield _NamedFile(file, is_named=False)
 
 
-def _folder_files(
+def _list_folder_files(
     folder: Location, stats: dict[str, Stat], base: Path, notices: Notices
 ) -> Iterator[SourceFile]:
     """Yield the files of a folder and of the folders in it, without hidden files and published

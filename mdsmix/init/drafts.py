@@ -146,7 +146,7 @@ def group_files(files: Sequence[SourceFile], notices: Notices, is_one: bool = Fa
         is_one: whether all files that are alike are one stream, whatever their folders and names.
     """
     # Group the files that can be one stream.
-    runs = _numbered_runs(files)
+    runs = _group_numbered_runs(files)
     # If no file is for training, files of other splits are used for training.
     has_train = any(_split_of(run[0].name) == "train" for run in runs)
     alike = defaultdict[_Likeness, list[_Group]](list)
@@ -171,7 +171,7 @@ def group_files(files: Sequence[SourceFile], notices: Notices, is_one: bool = Fa
     return drafts
 
 
-def _numbered_runs(files: Iterable[SourceFile]) -> list[list[SourceFile]]:
+def _group_numbered_runs(files: Iterable[SourceFile]) -> list[list[SourceFile]]:
     """Return groups of files whose names differ only in numbers, such as `part-01.jsonl` and
     `part-02.jsonl`. Files of a data set that itself lists its files in an order are one group,
     whatever their names.
@@ -239,7 +239,7 @@ def find_paths(files: Sequence[SourceFile], all_files: Sequence[SourceFile]) -> 
     """
     folders = [glob.escape(_folder(file.order)) for file in files if file.order]
     names = [file.name for file in files if not file.order]
-    beginning, end = _common_ends(names)
+    beginning, end = _find_common_ends(names)
     pattern = f"{glob.escape(beginning)}*{glob.escape(end)}"
     matched = {
         file.name for file in all_files if path_matches(file.name.split("/"), pattern.split("/"))
@@ -252,7 +252,7 @@ def find_paths(files: Sequence[SourceFile], all_files: Sequence[SourceFile]) -> 
     return [*dict.fromkeys(folders), *paths]
 
 
-def _common_ends(names: Sequence[str]) -> tuple[str, str]:
+def _find_common_ends(names: Sequence[str]) -> tuple[str, str]:
     """Return the common beginning and end of the names, without digits where they differ:
     `a/part-` and `.jsonl` of `a/part-01.jsonl` and `a/part-02.jsonl`.
     """
@@ -370,7 +370,7 @@ def format_recipe(
         why: key at the top -> the comment after it.
     """
     accepted = [draft for draft in drafts if not draft.refused]
-    lines = [HEAD, *_key_lines(keys, why)]
+    lines = [HEAD, *_format_keys(keys, why)]
     # The keys of the mix and of the loader.
     # A kind with a loader of its own, such as preferences, is never in a recipe with other kinds.
     # So all streams have the loader of the first.
@@ -394,7 +394,7 @@ def format_recipe(
         if draft.refused:
             prefix = "  # "
             lines.append(f"  # left out: {draft.refused}")
-        lines += [prefix + line for line in _stream_lines(draft)]
+        lines += [prefix + line for line in _format_stream(draft)]
     # Keys that a user may want to add.
     if accepted and not shares and not drafts[0].guess.kind.needs_own_run():
         lines.append(REPEAT_KEY.format(first=accepted[0].name))
@@ -412,16 +412,16 @@ def _share_line(draft: Draft) -> str:
     return f"{prefix}{format_value(draft.name)}: {share}"
 
 
-def _stream_lines(draft: Draft) -> Iterator[str]:
+def _format_stream(draft: Draft) -> Iterator[str]:
     """Yield the stream's lines in `streams`: its name, its notes as comments, and its keys."""
     yield f"{format_value(draft.name)}:"
     yield from (f"  # {note}" for note in draft.notes)
-    yield from (f"  {line}" for line in _key_lines(draft.keys, draft.why))
+    yield from (f"  {line}" for line in _format_keys(draft.keys, draft.why))
     yield "  source:"
-    yield from (f"    {line}" for line in _key_lines(draft.source, WHY | draft.why))
+    yield from (f"    {line}" for line in _format_keys(draft.source, WHY | draft.why))
 
 
-def _key_lines(keys: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
+def _format_keys(keys: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each key, with its comment if it has one. If `path` has several values, each
     gets a line.
 

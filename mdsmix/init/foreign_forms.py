@@ -37,7 +37,7 @@ class ForeignForm(NamedTuple):
     "Whether the record is all that is in the file."
 
 
-def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+def _list_objects(value: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the objects of a list, or the value itself if it is an object."""
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, dict):
@@ -46,7 +46,7 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
 
 def _is_gemini(record: Mapping[str, Any]) -> bool:
     """Check whether a record has the form of Gemini: `{"contents": [{"parts": ...}, ...]}`."""
-    return any("parts" in turn for turn in _objects(record.get("contents")))
+    return any("parts" in turn for turn in _list_objects(record.get("contents")))
 
 
 def _is_responses(record: Mapping[str, Any]) -> bool:
@@ -55,14 +55,14 @@ def _is_responses(record: Mapping[str, Any]) -> bool:
     type.
     """
     question = record.get("input")
-    has_question = isinstance(question, str) or bool(list(_objects(question)))
-    items = _objects(record.get("output"))
+    has_question = isinstance(question, str) or bool(list(_list_objects(question)))
+    items = _list_objects(record.get("output"))
     return has_question and any("role" in item or "type" in item for item in items)
 
 
 def _is_harmony(record: Mapping[str, Any]) -> bool:
     """Check whether a record has the form of gpt-oss: a message has a `channel`, as in CHANNELS."""
-    messages = _objects(record.get("messages"))
+    messages = _list_objects(record.get("messages"))
     return any(message.get("channel") in CHANNELS for message in messages)
 
 
@@ -70,7 +70,7 @@ def _is_olmo(record: Mapping[str, Any]) -> bool:
     """Check whether messages have calls and tools as text, as in Olmo's data (Dolci):
     `{"content": null, "function_calls": "get_weather(city=\"Rome\")"}`.
     """
-    messages = _objects(record.get("messages"))
+    messages = _list_objects(record.get("messages"))
     return any(isinstance(message.get("function_calls"), str) for message in messages)
 
 
@@ -85,7 +85,7 @@ def _is_input_of_messages(record: Mapping[str, Any]) -> bool:
     """Check whether a record has messages as its `input` and a text as its `output`, as in
     Nemotron's post-training data.
     """
-    has_messages = any("role" in message for message in _objects(record.get("input")))
+    has_messages = any("role" in message for message in _list_objects(record.get("input")))
     return has_messages and isinstance(record.get("output"), str)
 
 
@@ -115,8 +115,8 @@ def _is_stepwise(record: Mapping[str, Any]) -> bool:
 
 def _is_bedrock(record: Mapping[str, Any]) -> bool:
     """Check whether a message has the form of Amazon Bedrock: `{"content": [{"text": ...}]}`."""
-    for message in _objects(record.get("messages")):
-        parts = [*_objects(message.get("content"))]
+    for message in _list_objects(record.get("messages")):
+        parts = [*_list_objects(message.get("content"))]
         if parts and all("type" not in part for part in parts):
             return any(BEDROCK_PARTS & part.keys() for part in parts)
     return False
@@ -126,7 +126,7 @@ def _is_rated(record: Mapping[str, Any]) -> bool:
     """Check whether a record has several answers of models, each with its own scores, as in
     UltraFeedback: `{"instruction": ..., "completions": [{"response": ..., "overall_score": ...}]}`.
     """
-    answers = [*_objects(record.get("completions"))]
+    answers = [*_list_objects(record.get("completions"))]
     return bool(answers) and all("response" in answer for answer in answers)
 
 
@@ -139,7 +139,7 @@ def _is_segments(record: Mapping[str, Any]) -> bool:
     """Check whether a record has the form of axolotl's input_output: `{"segments": [{"label": true,
     "text": "..."}]}`.
     """
-    segments = [*_objects(record.get("segments"))]
+    segments = [*_list_objects(record.get("segments"))]
     return bool(segments) and all(segment.keys() >= {"label", "text"} for segment in segments)
 
 

@@ -114,7 +114,7 @@ def write_first_recipe(
         if draft.guess.shape.image_fields is None or set_images(draft, opened, folder, notices)
     ]
     if not drafts:
-        raise _nothing_found(notices)
+        raise _make_nothing_found(notices)
 
     # Choose the keys, and convert the first records with them.
     length = _RowLength(max_seq_len, "as asked") if max_seq_len else _choose_row_length(opened)
@@ -195,7 +195,7 @@ def _choose_tokenizer_key(
     return name
 
 
-def _nothing_found(notices: Notices) -> MdsmixError:
+def _make_nothing_found(notices: Notices) -> MdsmixError:
     """Return the error to raise if no stream was found: the first error of a file that could not be
     read, or, if all files could be read, one error that lists all notices.
     """

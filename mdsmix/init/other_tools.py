@@ -83,7 +83,7 @@ KEYS = {
     },
 }
 """By shape: column -> key of a source in a recipe. An entry without `columns` has fields of the
-same names as these keys (`_default_columns`).
+same names as these keys (`_list_default_columns`).
 """
 DEFAULT_COLUMNS = ("prompt", "query", "response", "messages", "chosen", "rejected")
 "The columns of an entry without `columns`."
@@ -266,7 +266,7 @@ def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
         )
     except schema.Misfit as error:
         raise RecipeError(str(error)) from None
-    columns = parsed.columns or _default_columns(parsed.shape)
+    columns = parsed.columns or _list_default_columns(parsed.shape)
     for key, why in UNSUPPORTED.items():
         if entry.get(key) or columns.get(key):
             raise RecipeError(f"{key}: skipped, since {why}.")
@@ -302,7 +302,7 @@ def _read_entry(name: str, entry: Any, folder: str, base: Path) -> Draft:
     return draft
 
 
-def _default_columns(shape: str) -> dict[str, Any]:
+def _list_default_columns(shape: str) -> dict[str, Any]:
     """Return the columns of an entry without `columns`, with their fields."""
     keys = KEYS[shape]
     columns = {column: keys[column] for column in DEFAULT_COLUMNS if column in keys}
@@ -490,7 +490,7 @@ def _match_files(
     files = defaultdict[str, list[SourceFile]](list)
     unmatched = list[str]()
     for file in find_data(names, base, notices):
-        known_words = [word for word in _words_of_path(file.name) if word in source_of]
+        known_words = [word for word in _list_words_of_path(file.name) if word in source_of]
         if known_words:
             files[source_of[known_words[0]]].append(file)  # the word nearest to the file
         elif file.location.url != locate(path).url:  # the mixture file itself is not data
@@ -501,7 +501,7 @@ def _match_files(
     return files
 
 
-def _words_of_path(path: str) -> Iterator[str]:
+def _list_words_of_path(path: str) -> Iterator[str]:
     """Yield the words that may name a source: from the name of the file, then from the names of its
     folders, the nearest first. Each name yields all its letters and digits, then only those of the
     words that name a data set: `commoncrawltrain`, `commoncrawl` for `CommonCrawl-train`.

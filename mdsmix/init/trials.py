@@ -330,11 +330,11 @@ def _find_root(records_folder: Location, paths: Sequence[str]) -> Location:
     def count_found(root: Location) -> int:
         return [_exists(path, root) for path in searched].count(True)
 
-    roots = islice(_nearby_folders(records_folder), MAX_ROOTS)
+    roots = islice(_list_nearby_folders(records_folder), MAX_ROOTS)
     return max(roots, key=count_found)  # the first of equals, so the records' folder if it has them
 
 
-def _nearby_folders(folder: Location) -> Iterator[Location]:
+def _list_nearby_folders(folder: Location) -> Iterator[Location]:
     """Yield the folder, the folders in it, the folder that contains it, and all folders in that."""
     yield folder
     try:

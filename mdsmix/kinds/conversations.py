@@ -59,7 +59,7 @@ class Conversations(TemplateKind, Finetuning):
             "date_string": stream.date_string,
             "rewritten_history": stream.rewritten_history,
             "template": template_variables(recipe, tokenizer),
-            "train_parts": _train_parts(recipe, stream, tokenizer),
+            "train_parts": _read_train_parts(recipe, stream, tokenizer),
         }
 
     @classmethod
@@ -196,7 +196,7 @@ def _find_parts_faults(recipe: Recipe, stream: StreamSpec) -> Iterator[str]:
         )
 
 
-def _train_parts(
+def _read_train_parts(
     recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer
 ) -> dict[str, bool | float]:
     """Return the recipe's `train_parts`: part of an answer -> whether it is trained, or its loss

@@ -297,7 +297,7 @@ class Preferences(JudgedAnswers):
             chosen_ids = ids[3 * number + 1]
             rejected_ids = ids[3 * number + 2]
             # The prompt ends where the tokens of the three texts first differ.
-            end = _common_length([common_start, chosen_ids, rejected_ids])
+            end = _count_common_ids([common_start, chosen_ids, rejected_ids])
             halves[position] = Halves(
                 Turn(chosen_ids[:end], self.end_answer(chosen_ids[end:])),
                 Turn(rejected_ids[:end], self.end_answer(rejected_ids[end:])),
@@ -454,7 +454,7 @@ def _transpose(preferences: Iterable[StoredIds]) -> tuple[list[Ids], list[Ids], 
     return prompts, chosen, rejected
 
 
-def _common_length(rows: Sequence[Ids]) -> int:
+def _count_common_ids(rows: Sequence[Ids]) -> int:
     """Return how many ids all rows have in common at their beginnings: 2 for [5, 6, 7] and [5, 6,
     8].
     """

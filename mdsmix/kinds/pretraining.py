@@ -56,11 +56,11 @@ class Pretraining(Kind):
         Raises RecipeError if the stream adds BOS or EOS, and the tokenizer has no such token.
         """
         if stream.add_bos and tokenizer.bos_id is None:
-            raise RecipeError(_missing_token(stream, tokenizer, "bos"))
+            raise RecipeError(_describe_missing_token(stream, tokenizer, "bos"))
         if stream.add_eos and tokenizer.eos_id is None:
-            raise RecipeError(_missing_token(stream, tokenizer, "eos"))
+            raise RecipeError(_describe_missing_token(stream, tokenizer, "eos"))
         return {
-            "columns": _columns_of(recipe, stream, tokenizer),
+            "columns": _list_columns(recipe, stream, tokenizer),
             "target_prompts": "none",
             "target_responses": "last",
             **{key: getattr(stream, key) for key in KEYS},
@@ -194,7 +194,7 @@ class Pretraining(Kind):
         return lay_out_targets(rows)
 
 
-def _missing_token(stream: StreamSpec, tokenizer: Tokenizer, name: str) -> str:
+def _describe_missing_token(stream: StreamSpec, tokenizer: Tokenizer, name: str) -> str:
     """Return the message for a stream that adds a token which its tokenizer does not have.
 
     Args:
@@ -209,7 +209,7 @@ def _missing_token(stream: StreamSpec, tokenizer: Tokenizer, name: str) -> str:
     )
 
 
-def _columns_of(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
+def _list_columns(recipe: Recipe, stream: StreamSpec, tokenizer: Tokenizer) -> dict[str, str]:
     """Return the columns of the stream: name -> MDS encoding. The encoding contains the length of
     rows if all rows have the same length, as with `layout: concat`: `ndarray:uint16:2048`.
     """

@@ -94,7 +94,7 @@ class Prompts(TemplateKind):
         answers = {ANSWER: "str"} if ANSWER in stream.source.fields else {}
         return {
             "columns": {**PROMPT_LOADER.columns, **answers},
-            "max_gen_len": _dataset_of(recipe)[MAX_GEN_LEN],
+            "max_gen_len": _read_dataset_section(recipe)[MAX_GEN_LEN],
             "target_prompts": "none",
             "target_responses": "last",
             "template": template_variables(recipe, tokenizer),
@@ -107,7 +107,7 @@ class Prompts(TemplateKind):
         """
         yield from find_decoder_faults(recipe, stream, "prompts")
         yield from super().contradictions(recipe, stream)
-        longest = _dataset_of(recipe).get(MAX_GEN_LEN)
+        longest = _read_dataset_section(recipe).get(MAX_GEN_LEN)
         key = f"train_loader.dataset.{MAX_GEN_LEN}"
         if type(longest) is not int or longest < 1:
             state = "is not set" if longest is None else f"is {longest!r}"
@@ -266,7 +266,7 @@ class Prompts(TemplateKind):
         yield decode_prompt(sample).tolist(), False
 
 
-def _dataset_of(recipe: Recipe) -> Mapping[str, Any]:
+def _read_dataset_section(recipe: Recipe) -> Mapping[str, Any]:
     """Return the section `train_loader.dataset` of the recipe; empty if it has none."""
     dataset = recipe.train_loader.get("dataset")
     return dataset if isinstance(dataset, Mapping) else {}

@@ -307,7 +307,7 @@ class RecordReader:
                 continue
             count = 0
             for record, result in zip(records, results, strict=True):
-                conversation = _conversation_of(result, key)
+                conversation = _find_conversation(result, key)
                 # A plain conversation has no nulls. Conversations with images are not checked.
                 if type(conversation) is not RichConversation or conversation.images:
                     continue
@@ -330,7 +330,7 @@ class RecordReader:
             return
         count = 0
         for value, result in zip(values, results, strict=True):
-            conversation = _conversation_of(result, "messages")
+            conversation = _find_conversation(result, "messages")
             if not value or type(value) is not str or not isinstance(conversation, Conversation):
                 continue
             first = conversation.messages[0]
@@ -395,7 +395,7 @@ def _read_column(name: str, records: Sequence[Any]) -> list[Any]:
     return [record.get(name) if type(record) is dict else None for record in records]
 
 
-def _conversation_of(result: Any, key: str) -> Any:
+def _find_conversation(result: Any, key: str) -> Any:
     """Return the conversation whose messages are in a field of the record. This is what the shape
     made of the record, except that a preference has two conversations, one for each answer, and a
     prompt or an unpaired preference contains one.

@@ -130,7 +130,7 @@ def list_recipe_keys(encoding: Encoding) -> dict[str, Any]:
             case "fields":
                 settings |= {f"source.{role}": name for role, name in value.items()}
             case "shape_options":
-                settings |= {_option_key(name): setting for name, setting in value.items()}
+                settings |= {_find_option_key(name): setting for name, setting in value.items()}
             case "shape" | "where" | "id":
                 settings[f"source.{key}"] = value
             case "images":
@@ -154,7 +154,7 @@ def list_recipe_keys(encoding: Encoding) -> dict[str, Any]:
     return settings
 
 
-def _option_key(name: str) -> str:
+def _find_option_key(name: str) -> str:
     """Return the recipe's key for an option of how records are read: `source.joined_by`, or a
     stream's own key such as `consecutive_roles`.
     """

@@ -134,7 +134,7 @@ def _find_typed_fields(condition: ast.AST) -> frozenset[str]:
         sides = [node.left, *node.comparators]
         for number, operator in enumerate(node.ops):
             pair = sides[number : number + 2]
-            names = [*filter(None, map(_plain_field, pair))]
+            names = [*filter(None, map(_find_plain_field, pair))]
             constants = [*chain.from_iterable(map(_list_constants, pair))]
             has_text = any(isinstance(constant, str) for constant in constants)
             is_order = isinstance(operator, (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
@@ -149,12 +149,12 @@ def _find_fields_only_in_exists(condition: ast.AST) -> frozenset[str]:
     """Return the names of the fields that a condition uses only in `exists`
     (`Condition.only_in_exists`).
     """
-    all_uses = Counter(filter(None, map(_plain_field, ast.walk(condition))))
+    all_uses = Counter(filter(None, map(_find_plain_field, ast.walk(condition))))
     uses_in_exists = Counter[str]()
     for node in ast.walk(condition):
         match node:
             case ast.Call(ast.Name("exists"), [field], []):
-                uses_in_exists[_plain_field(field)] += 1
+                uses_in_exists[_find_plain_field(field)] += 1
     return frozenset(
         name for name, uses in uses_in_exists.items() if name and uses == all_uses[name]
     )
@@ -176,7 +176,7 @@ def _list_constants(node: ast.AST) -> list[Any]:
     return []
 
 
-def _plain_field(node: ast.AST) -> str:
+def _find_plain_field(node: ast.AST) -> str:
     """Return the name of a field at the top of records; "" for any other part of a condition."""
     match node:
         case ast.Name(name) if name not in _CONSTANTS:

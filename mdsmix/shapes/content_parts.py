@@ -40,7 +40,7 @@ def join_parts(parts: Sequence[Any]) -> str:
 
     Raises RecordRefused (content_not_text) if a part is not text.
     """
-    return "".join(map(_text_of_part, parts))
+    return "".join(map(_read_text_of_part, parts))
 
 
 class MarkedText(NamedTuple):
@@ -74,7 +74,7 @@ def join_marked_parts(parts: Sequence[Any]) -> MarkedText:
         if isinstance(part, Mapping):
             marks = {key: part[key] for key in PART_MARKS if part.get(key) is not None}
             part = {key: part[key] for key in part if key not in PART_MARKS}
-        text = _text_of_part(part)
+        text = _read_text_of_part(part)
         texts.append(text)
         if text:
             end = position + len(text)
@@ -89,7 +89,7 @@ def has_part_marks(part: Any) -> bool:
     return isinstance(part, Mapping) and any(part.get(key) is not None for key in PART_MARKS)
 
 
-def _text_of_part(part: Any) -> str:
+def _read_text_of_part(part: Any) -> str:
     """Return the text of a part such as `{"type": "text", "text": "Hi"}`.
 
     Raises RecordRefused (content_not_text) if the part is not text, or has another key with a
@@ -98,7 +98,7 @@ def _text_of_part(part: Any) -> str:
     if isinstance(part, Mapping) and part.get("type") in TEXTS:
         key = "text" if isinstance(part.get("text"), str) else "value"
         text = part.get(key)
-        if isinstance(text, str) and not _unread_keys(part, {"type", key}):
+        if isinstance(text, str) and not _find_unread_keys(part, {"type", key}):
             return text
     raise RecordRefused("content_not_text", part=describe_part(part))
 
@@ -113,14 +113,14 @@ def describe_part(part: Any) -> str:
     if not isinstance(part_type, str):
         keys = [format_field(str(key)) for key in part]
         return f"without a type, with the keys {join_names(keys)}"
-    unread = [format_field(str(key)) for key in _unread_keys(part, PART_KEYS)]
+    unread = [format_field(str(key)) for key in _find_unread_keys(part, PART_KEYS)]
     is_known = part_type in TEXTS or part_type in ANTHROPIC
     if is_known and unread:
         return f"{part_type} with the key {min(unread)}"
     return format_field(part_type)
 
 
-def _unread_keys(part: Mapping[str, Any], read: set[str] | frozenset[str]) -> list[str]:
+def _find_unread_keys(part: Mapping[str, Any], read: set[str] | frozenset[str]) -> list[str]:
     """Return the keys of a part that would be lost. Keys with empty values and keys in WITHOUT_TEXT
     may be lost, and are not returned.
 
@@ -174,15 +174,15 @@ def convert_anthropic(message: Message) -> Iterator[Message]:
     texts = list[Any]()  # the parts since the last result
     for part in message["content"]:
         if isinstance(part, dict) and part.get("type") == "tool_result":
-            yield from _text_message(message, texts)
+            yield from _make_text_message(message, texts)
             texts = []
             yield _convert_result(part)
         else:
             texts.append(part)
-    yield from _text_message(message, texts)
+    yield from _make_text_message(message, texts)
 
 
-def _text_message(message: Message, parts: Sequence[Any]) -> Iterator[Message]:
+def _make_text_message(message: Message, parts: Sequence[Any]) -> Iterator[Message]:
     """Yield the message with the joined texts of these parts as its content. Yield nothing if there
     are no parts.
     """
@@ -197,7 +197,7 @@ def _convert_result(tool_result: Mapping[str, Any]) -> Message:
     content = tool_result.get("content")
     text = "" if content is None else result_to_text(content)
     message = {"role": "tool", "tool_call_id": tool_result.get("tool_use_id"), "content": text}
-    return message | {key: tool_result[key] for key in _unread_keys(tool_result, RESULT_KEYS)}
+    return message | {key: tool_result[key] for key in _find_unread_keys(tool_result, RESULT_KEYS)}
 
 
 def _convert_answer(message: Message) -> Message:
@@ -213,13 +213,13 @@ def _convert_answer(message: Message) -> Message:
     for part in message["content"]:
         part_type = part.get("type") if isinstance(part, dict) else None
         thought_key = THOUGHTS.get(part_type) if isinstance(part_type, str) else None
-        if part_type == "tool_use" and not _unread_keys(part, {"type", "id", "name", "input"}):
+        if part_type == "tool_use" and not _find_unread_keys(part, {"type", "id", "name", "input"}):
             calls.append(_convert_call(part))
-        elif part_type == "tool_call" and not _unread_keys(part, {"type", "value"}):
+        elif part_type == "tool_call" and not _find_unread_keys(part, {"type", "value"}):
             calls.append(part.get("value"))
         elif thought_key and not texts and not calls:
             thought = part.get(thought_key)
-            if not isinstance(thought, str) or _unread_keys(part, {"type", thought_key}):
+            if not isinstance(thought, str) or _find_unread_keys(part, {"type", thought_key}):
                 raise RecordRefused("content_not_text", part=describe_part(part))
             thoughts.append(thought)
         elif thought_key or calls:

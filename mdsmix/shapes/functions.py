@@ -223,7 +223,7 @@ def find_function(shape: str, gives: str, folder: Path) -> Function:
         hashed: list[Any] = sorted(files.items())
         name = replace(name, module=path.name)
     else:
-        hashed = _package_versions(name)
+        hashed = _find_package_versions(name)
     name = replace(name, digest=xxhash.xxh128_hexdigest(repr(hashed)))
     return Function(name, files, str(path.parent))
 
@@ -244,7 +244,7 @@ def _read_local_files(path: Path) -> dict[str, bytes]:
             tree = ast.parse(files[name])
         except (SyntaxError, ValueError) as error:
             raise RecipeError(f"{file} is not valid Python: {error}; fix it.") from None
-        for module in _imported_modules(tree, file, folder):
+        for module in _find_imported_modules(tree, file, folder):
             for candidate in (module / "__init__.py", module.with_suffix(".py")):
                 if candidate.is_file() and candidate.is_relative_to(folder):
                     name = str(candidate.relative_to(folder))
@@ -253,7 +253,7 @@ def _read_local_files(path: Path) -> dict[str, bytes]:
     return files
 
 
-def _imported_modules(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
+def _find_imported_modules(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:
     """Yield the paths, without a suffix, that the import lines of a file may refer to. For
     `from a.b import c` these are a, a/b and a/b/c.
 
@@ -280,7 +280,7 @@ def _imported_modules(tree: ast.Module, file: Path, root: Path) -> Iterator[Path
                 yield path
 
 
-def _package_versions(name: FunctionName) -> list[str]:
+def _find_package_versions(name: FunctionName) -> list[str]:
     """Return the name and version of each installed package that contains the function's module:
     `["shapes-of-mine 1.2"]`. For a module that is in no installed package, return the hashes of the
     files of its top-level package.

@@ -201,7 +201,7 @@ def _parse_preference(shape: Shape, names: Sequence[str], raw: RawRecord) -> Any
             raise RecordRefused("image_in_answer")
         images = field_images
         if has_parts:
-            own_parts = _parts_of_half(parts, key, count)
+            own_parts = _list_parts_of_half(parts, key, count)
             images = [*_read_part_images(own_parts, field_images)]
         halves.append(place_images(half, images, mark))
     chosen, rejected = halves
@@ -215,7 +215,7 @@ def _count_marks(messages: Sequence[Message], mark: str) -> int:
     return sum((message.get("content") or "").count(mark) for message in messages)
 
 
-def _parts_of_half(parts: Mapping[str, list[Any]], key: str, count: int) -> list[Any]:
+def _list_parts_of_half(parts: Mapping[str, list[Any]], key: str, count: int) -> list[Any]:
     """Return the image parts of one conversation of a preference, in order.
 
     Raises RecordRefused (image_count) if no part of the record has as many.
@@ -331,7 +331,7 @@ def read_image(value: Any) -> Image:
     is_encoded = False
     for _ in range(2):  # an image may be in an object in an object: {"image_url": {"url": ...}}
         if isinstance(source, Mapping):
-            key = _source_key(source)
+            key = _find_source_key(source)
             is_encoded = key in _ENCODED or source.get("type") == "base64"
             source = source.get(key)
     if isinstance(source, bytes):
@@ -346,7 +346,7 @@ def read_image(value: Any) -> Image:
     return source
 
 
-def _source_key(value: Mapping[str, Any]) -> str:
+def _find_source_key(value: Mapping[str, Any]) -> str:
     """Return the key of an object under which it has its image, such as `url`. Return an empty
     string if it has no image.
     """
@@ -411,11 +411,11 @@ def _read_part_images(
         field_images: the images in the record's fields.
     """
     unused = [*range(len(field_images))]  # numbers of images in the fields
-    with_own_image = [part for part in parts if _source_key(part)]
+    with_own_image = [part for part in parts if _find_source_key(part)]
     image_count = len(with_own_image) + len(field_images)
     counts = {"placeholders": len(parts), "images": image_count}
     for part in parts:
-        if _source_key(part):
+        if _find_source_key(part):
             yield read_image(part)
             continue
         number: Any = part.get("index")

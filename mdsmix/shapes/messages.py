@@ -206,7 +206,7 @@ def parse_openai_messages(raw: RawRecord, items: Sequence[Any]) -> Conversation:
     for item in items:
         messages += _parse_item(item)
     has_system = bool(messages) and messages[0]["role"] in SYSTEM_ROLES
-    leading = [] if has_system else _system_messages(raw)
+    leading = [] if has_system else _make_system_messages(raw)
     messages = [*leading, *messages]
     # Check that each result belongs to a call, or names no call (None).
     results = [message for message in messages if message["role"] == "tool"]
@@ -220,7 +220,7 @@ def parse_openai_messages(raw: RawRecord, items: Sequence[Any]) -> Conversation:
     return make_conversation(raw, messages, len(leading))
 
 
-def _system_messages(raw: RawRecord) -> list[Message]:
+def _make_system_messages(raw: RawRecord) -> list[Message]:
     """Return a list with the system message in the field `system`, which contains a string or a
     list of parts. Return an empty list if the field is empty or missing.
     """

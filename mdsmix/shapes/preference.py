@@ -91,7 +91,7 @@ def parse_preference(raw: RawRecord) -> Preference:
     if prompt is not None and not isinstance(prompt, (str, list)):
         raise RecordRefused("field_not_text")
     if isinstance(prompt, list) or all(are_messages):
-        messages = prompt if isinstance(prompt, list) else _prompt_messages(prompt)
+        messages = prompt if isinstance(prompt, list) else _make_prompt_messages(prompt)
         wholes = _join_answers(messages, *(_read_answer(raw, key) for key in ANSWERS))
         return _make_preference(raw, *(_parse_whole(raw, whole) for whole in wholes))
     texts = [raw.text(key) for key in ANSWERS]
@@ -134,7 +134,7 @@ def _is_letter(char: str) -> bool:
     return char.isalnum() and char < FIRST_WITHOUT_SPACES
 
 
-def _prompt_messages(prompt: Any) -> list[Message]:
+def _make_prompt_messages(prompt: Any) -> list[Message]:
     """Return the prompt as a list with one message of the user. Return an empty list if the prompt
     is empty or not a string.
     """
@@ -232,7 +232,7 @@ def _join_answer(prompt: list[Any], answer: list[Any], start: int | None) -> lis
     """
     if start == 0:
         return answer
-    first_role = _role_of(answer[0]) if answer else None
+    first_role = _find_role(answer[0]) if answer else None
     if start is not None and first_role != "assistant":
         return answer
     if prompt and first_role in SYSTEM_ROLES:
@@ -240,7 +240,7 @@ def _join_answer(prompt: list[Any], answer: list[Any], start: int | None) -> lis
     return [*prompt, *answer]
 
 
-def _role_of(message: Any) -> Any:
+def _find_role(message: Any) -> Any:
     """Return the role of a message; None if it has none or is not an object."""
     return message.get("role") if isinstance(message, dict) else None
 
@@ -295,10 +295,10 @@ def _read_openai_halves(raw: RawRecord) -> list[list[Any]]:
     the prompt is not found in a whole conversation.
     """
     value = raw.value("prompt")
-    prompt = _prompt_messages(value)
+    prompt = _make_prompt_messages(value)
     if not isinstance(value, str) and value is not None:
         prompt = read_messages(raw, "prompt")
-    chosen, rejected = (_openai_answer(raw, key) for key in ANSWERS)
+    chosen, rejected = (_read_openai_answer(raw, key) for key in ANSWERS)
     # ms-swift's records: the chosen answer ends a conversation; the rejected answer is a string or
     # one message, without the conversation.
     is_rejected_alone = not isinstance(raw.value("rejected"), list)
@@ -311,7 +311,7 @@ def _read_openai_halves(raw: RawRecord) -> list[list[Any]]:
     return _join_answers(prompt, chosen, rejected)
 
 
-def _openai_answer(raw: RawRecord, key: str) -> list[Any]:
+def _read_openai_answer(raw: RawRecord, key: str) -> list[Any]:
     """Return the messages of an answer, as the record has them.
 
     Raises RecordRefused if the answer is neither a string, a message nor a list of messages.
@@ -365,12 +365,12 @@ def parse_preference_sharegpt(raw: RawRecord) -> Preference:
     prompt = read_messages(raw, "conversations")
     halves = list[Conversation]()
     for key in ANSWERS:
-        messages = parse_sharegpt_items(raw, [*prompt, *_answer_items(raw, key)])
+        messages = parse_sharegpt_items(raw, [*prompt, *_read_answer_items(raw, key)])
         halves.append(_make_half(raw, messages))
     return _make_preference(raw, *halves)
 
 
-def _answer_items(raw: RawRecord, key: str) -> list[Any]:
+def _read_answer_items(raw: RawRecord, key: str) -> list[Any]:
     """Return the messages of an answer, as the record has them. The answer may be one message or a
     list of messages.
 

@@ -46,7 +46,7 @@ SKIPPED_IF_FALSE = ("input",)
 "The keys of an Alpaca question whose 0 and false are left out (`Shape.skipped_if_false`)."
 
 
-def _shape_of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...]) -> Shape:
+def _make_shape_of_texts(name: str, gives: type[Any], **also_called: tuple[str, ...]) -> Shape:
     """Return the shape of records that have a string for each field of a named tuple.
 
     Args:
@@ -102,12 +102,12 @@ def parse_alpaca_prompt(raw: RawRecord) -> list[Message]:
         raise RecordRefused("empty_question")
     return [
         *make_system_messages(raw),
-        *_history_messages(raw),
+        *_make_history_messages(raw),
         {"role": "user", "content": question},
     ]
 
 
-def _history_messages(raw: RawRecord) -> list[Message]:
+def _make_history_messages(raw: RawRecord) -> list[Message]:
     """Return the messages of a record's earlier questions and answers, from `[["q", "a"], ...]`.
 
     Raises RecordRefused (bad_history) if an entry is not a list of two strings.
@@ -123,8 +123,8 @@ def _history_messages(raw: RawRecord) -> list[Message]:
     return messages
 
 
-TEXT = _shape_of_texts("text", Document, text=("raw_content", "txt"))
-PROMPT_RESPONSE = _shape_of_texts(
+TEXT = _make_shape_of_texts("text", Document, text=("raw_content", "txt"))
+PROMPT_RESPONSE = _make_shape_of_texts(
     "prompt_response",
     Pair,
     prompt=("instruction", "input", "inputs", "input_text", "problem"),

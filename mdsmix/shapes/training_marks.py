@@ -69,7 +69,7 @@ def read_marks(raw: RawRecord, messages: Sequence[Message], leading: int = 0) ->
     keys = _TRAIN_KEYS | {raw.options[MARK]} if MARK in raw.options else _TRAIN_KEYS
     listed_marks = _read_listed_marks(raw, messages, leading)
     # Most messages have no key that concerns training: these may be used.
-    flags = _flag_keys(raw)
+    flags = _list_flag_keys(raw)
     if not listed_marks and all(map(flags.isdisjoint, messages)):
         return Marks([*repeat(True, len(messages))], None)
     losses = list[AnswerLoss]()
@@ -223,7 +223,7 @@ def _join_masks(masks: Sequence[Any], roles: Sequence[Sequence[str]]) -> list[An
 
 def remove_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
     """Return the messages without the keys that only concern training, such as `weight`."""
-    flags = _flag_keys(raw)
+    flags = _list_flag_keys(raw)
     cleaned = list[Message]()
     for message in messages:
         if not flags.isdisjoint(message):
@@ -232,7 +232,7 @@ def remove_marks(raw: RawRecord, messages: Sequence[Message]) -> list[Message]:
     return cleaned
 
 
-def _flag_keys(raw: RawRecord) -> frozenset[str]:
+def _list_flag_keys(raw: RawRecord) -> frozenset[str]:
     """Return the keys of messages that only concern training, including the key that the recipe
     names as `train_mark`.
     """

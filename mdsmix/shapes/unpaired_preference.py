@@ -61,8 +61,8 @@ def _parse_messages(raw: RawRecord) -> Conversation:
     Raises RecordRefused if the completion has no message (no_messages) or several messages
     (several_completions), or is marked as not used for training (nothing_trained).
     """
-    prompt = _messages_of(raw, "prompt", "user")
-    completion = _messages_of(raw, "completion", "assistant")
+    prompt = _read_messages_of(raw, "prompt", "user")
+    completion = _read_messages_of(raw, "completion", "assistant")
     if not completion:
         raise RecordRefused("no_messages")
     if len(completion) > 1:
@@ -74,7 +74,7 @@ def _parse_messages(raw: RawRecord) -> Conversation:
     return drop_losses(conversation)._replace(trained=None)
 
 
-def _messages_of(raw: RawRecord, key: str, role: str) -> list[Any]:
+def _read_messages_of(raw: RawRecord, key: str, role: str) -> list[Any]:
     """Return the messages in a field, which contains a list, one message or a string.
 
     Args:

@@ -76,7 +76,7 @@ class Codec:
     "Whether values are arrays of `dtype`; then the values of many samples are decoded at once."
 
 
-def _array_codec(dtype: str = "", shape: str = "") -> Codec:
+def _make_array_codec(dtype: str = "", shape: str = "") -> Codec:
     """Return the codec of `ndarray:DTYPE:SHAPE`, for example with the dtype "uint16" and the shape
     "2048" or "2,3". If a setting is empty, each stored value has its own dtype or shape.
     """
@@ -154,7 +154,7 @@ def _decode_array(dtype: str, shape: str, data: bytes) -> NDArray[Any]:
     return np.frombuffer(data, np.dtype(dtype), offset=position).reshape(sides)
 
 
-def _number_codec(dtype: str) -> Codec:
+def _make_number_codec(dtype: str) -> Codec:
     """Return the codec of a column with one number per sample, such as the MDS encoding `uint16`.
 
     Args:
@@ -187,7 +187,7 @@ def _split_images(data: bytes) -> list[bytes]:
 
 
 CODECS: dict[str, Callable[..., Codec]] = {
-    "ndarray": _array_codec,
+    "ndarray": _make_array_codec,
     "list[jpeg]": partial(Codec, decode=_split_images),
     "list[png]": partial(Codec, decode=_split_images),
     "list[pil]": partial(Codec, decode=_split_images),
@@ -195,8 +195,8 @@ CODECS: dict[str, Callable[..., Codec]] = {
     "str": partial(Codec, decode=bytes.decode),
     "str_int": partial(Codec, decode=int),
     "str_float": partial(Codec, decode=float),
-    "int": partial(_number_codec, "int64"),
-    **{name: partial(_number_codec, name) for name in _DTYPES.values()},
+    "int": partial(_make_number_codec, "int64"),
+    **{name: partial(_make_number_codec, name) for name in _DTYPES.values()},
 }
 "Name of an encoding -> function that makes a `Codec` from its settings."
 

@@ -153,7 +153,7 @@ class Lease:
         Args:
             holder: this run.
             written: the lease's file, as this run wrote it.
-            renewed_at: when the file was written, in seconds of `_now`.
+            renewed_at: when the file was written, in seconds of `_read_clock`.
         """
         self._holder = holder
         self._file = written.file
@@ -185,7 +185,7 @@ class Lease:
         """
         with _beating:  # no process is forked meanwhile
             if self._written:
-                started_at = _now()
+                started_at = _read_clock()
                 self._holder = replace(self._holder, beat=self._holder.beat + 1)
                 self._written = self._written.put(orjson.dumps(self._holder))
                 if self._written:
@@ -199,7 +199,7 @@ class Lease:
         If this run raised the counter within the last 10 s, the store is not asked: another run
         takes the lease over only after the counter was unchanged for 20 s.
         """
-        if _now() - self._renewed_at < STALE_BEATS * BEAT_SECONDS / 2:
+        if _read_clock() - self._renewed_at < STALE_BEATS * BEAT_SECONDS / 2:
             return True
         return self.renew()
 
@@ -283,7 +283,7 @@ def _take_lease(file: Location, say: Say) -> Lease:
         )
     current = Revision(file)  # usually there is no lease: try this first, which saves a request
     for _ in range(TRIES):
-        started_at = _now()
+        started_at = _read_clock()
         written = current.put(orjson.dumps(me))
         if written:
             return Lease(me, written, started_at)
@@ -326,7 +326,7 @@ def _name_holder(lease: Revision) -> str:
     return "another run" if holder is None else str(holder)
 
 
-def _now() -> float:
+def _read_clock() -> float:
     """Return seconds by a clock that keeps running while the machine sleeps, if there is one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
@@ -425,13 +425,13 @@ def _restore_manifest(folder: Location, *known_manifests: bytes | None) -> None:
     """
     manifests = dict[str, bytes]()
     for known_manifest in known_manifests:
-        manifests |= _by_index_hash(known_manifest)
+        manifests |= _map_by_index_hash(known_manifest)
     for _ in range(CONFLICTS):
         # Read the manifest before the index: if both belong together, nothing is to be restored,
         # whatever another run has written since. If `put` below fails, look again.
         manifest = Revision.read(folder / MANIFEST)
         index = Revision.read(folder / INDEX)
-        current = _by_index_hash(manifest.content)
+        current = _map_by_index_hash(manifest.content)
         index_hash = xxhash.xxh128_hexdigest(index.content or b"")
         if index_hash in current or index_hash not in manifests:
             return
@@ -439,7 +439,7 @@ def _restore_manifest(folder: Location, *known_manifests: bytes | None) -> None:
         manifest.put(manifests[index_hash])
 
 
-def _by_index_hash(manifest: bytes | None) -> dict[str, bytes]:
+def _map_by_index_hash(manifest: bytes | None) -> dict[str, bytes]:
     """Return the manifest in a mapping with one key, the hash of the index that the manifest names.
     The mapping is empty if the manifest is missing or damaged.
     """

@@ -170,7 +170,7 @@ class Encoding:
         manifest and hashed into the keys of work units, so a new setting with a default changes
         neither.
         """
-        return _non_default_fields(self)
+        return _list_non_default_fields(self)
 
     @property
     def image_ids(self) -> tuple[int, ...]:
@@ -304,7 +304,9 @@ class Manifest:
         """
         # orjson alone leaves the keys of dataclasses unsorted; `asdict` copies everything and takes
         # ten times as long.
-        tree = orjson.dumps(self, _non_default_fields, orjson.OPT_PASSTHROUGH_DATACLASS | _SORTED)
+        tree = orjson.dumps(
+            self, _list_non_default_fields, orjson.OPT_PASSTHROUGH_DATACLASS | _SORTED
+        )
         # Put the hash after the opening brace, which is the first byte.
         return b'{\n  "hash": "%s",%s' % (xxhash.xxh128_hexdigest(tree[1:]).encode(), tree[1:])
 
@@ -362,7 +364,7 @@ def read_manifest(folder: Location) -> Manifest | None:
     return None if content is None else parse_manifest(content, str(file))
 
 
-def _non_default_fields(section: Any) -> dict[str, Any]:
+def _list_non_default_fields(section: Any) -> dict[str, Any]:
     """Return name -> value of a dataclass's fields that differ from their defaults. Only these are
     written, so that a new field with a default leaves the bytes of existing manifests unchanged.
     """

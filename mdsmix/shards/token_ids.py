@@ -155,7 +155,7 @@ def decode_preference(sample: Sample) -> list[Ids]:
     return [decode_ids(sample[name], "<i8") for name in PREFERENCE_COLUMNS]
 
 
-def _preference_turns(sample: Sample, _: str) -> list[Turn]:
+def _make_preference_turns(sample: Sample, _: str) -> list[Turn]:
     """Return a preference as two turns, so that its prompt occurs once: the prompt with the chosen
     answer, and an empty prompt with the rejected answer.
     """
@@ -168,12 +168,12 @@ def decode_prompt(sample: Sample) -> Ids:
     return decode_ids(sample["prompt"], "<i8")
 
 
-def _prompt_turns(sample: Sample, _: str) -> list[Turn]:
+def _make_prompt_turns(sample: Sample, _: str) -> list[Turn]:
     """Return a prompt as one turn with an empty response."""
     return [Turn(decode_prompt(sample), _no_ids())]
 
 
-def _pair_turns(sample: Sample, dtype: str) -> list[Turn]:
+def _make_pair_turns(sample: Sample, dtype: str) -> list[Turn]:
     """Return the turn of a finetuning sample with the columns `input_ids` (prompt) and `labels`
     (response), as a list of one.
     """
@@ -181,18 +181,18 @@ def _pair_turns(sample: Sample, dtype: str) -> list[Turn]:
     return [Turn(prompt, response)]
 
 
-def _unpaired_turns(sample: Sample, dtype: str) -> list[Turn]:
+def _make_unpaired_turns(sample: Sample, dtype: str) -> list[Turn]:
     """Return an unpaired preference as one turn: the prompt and its completion."""
     prompt, completion = (decode_ids(sample[name], dtype) for name in UNPAIRED_COLUMNS)
     return [Turn(prompt, completion)]
 
 
-def _plain_turns(sample: Sample, dtype: str) -> list[Turn]:
+def _make_plain_turns(sample: Sample, dtype: str) -> list[Turn]:
     """Return a row of plain text as a list of one turn with an empty prompt."""
     return [Turn(_no_ids(), decode_ids(sample["tokens"], dtype))]
 
 
-def _packed_turns(sample: Sample, _: str) -> list[Turn]:
+def _make_packed_turns(sample: Sample, _: str) -> list[Turn]:
     """Return a turn with an empty prompt for each document of a packed row (a row of several
     documents).
     """
@@ -206,12 +206,12 @@ def _no_ids() -> Ids:
 
 LAYOUTS: dict[tuple[str, ...], Callable[[Sample, str], list[Turn]]] = {
     TURNS: _decode_stored_turns,
-    SIDES: _pair_turns,
-    PLAIN: _plain_turns,
-    PACKED_COLUMNS: _packed_turns,
-    PREFERENCE_COLUMNS: _preference_turns,
-    UNPAIRED_COLUMNS: _unpaired_turns,
-    PROMPT_COLUMNS: _prompt_turns,
+    SIDES: _make_pair_turns,
+    PLAIN: _make_plain_turns,
+    PACKED_COLUMNS: _make_packed_turns,
+    PREFERENCE_COLUMNS: _make_preference_turns,
+    UNPAIRED_COLUMNS: _make_unpaired_turns,
+    PROMPT_COLUMNS: _make_prompt_turns,
 }
 """Names of columns with token ids -> function that returns the turns of a sample. A loader looks
 for the columns in this order. Arguments of the function are the sample, and the dtype of columns

@@ -46,11 +46,11 @@ def make_decoders(schema: pa.Schema, json_leaves: Container[int] = ()) -> dict[s
         json_leaves: the numbers of the leaves (columns without inner columns) that have parquet's
             logical type JSON.
     """
-    # For each leaf of the file in order, whether it is JSON. `_decoder` takes from this iterator.
+    # For each leaf of the file in order, whether it is JSON. `_make_decoder` takes from these.
     leaves = (number in json_leaves for number in count())
     decoders = dict[str, Decode]()
     for field in schema:
-        decode = _decoder(field, leaves)
+        decode = _make_decoder(field, leaves)
         if decode:
             decoders[field.name] = decode
     return decoders
@@ -77,7 +77,7 @@ def decode_record(record: dict[str, Any], decoders: dict[str, Decode]) -> dict[s
     return decoded
 
 
-def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
+def _make_decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
     """Return the decoder of a field's values; None if the values need no decoding.
 
     Args:
@@ -89,17 +89,17 @@ def _decoder(field: pa.Field, leaves: Iterator[bool]) -> Decode | None:
     kind, types = field.type, pa.types
     if isinstance(kind, pa.BaseExtensionType):
         metadata = {_NAME_KEY: kind.extension_name.encode()}
-        return _decoder(pa.field(field.name, kind.storage_type, metadata=metadata), leaves)
+        return _make_decoder(pa.field(field.name, kind.storage_type, metadata=metadata), leaves)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
-        return _decoder(field.with_type(kind.value_type), leaves)
+        return _make_decoder(field.with_type(kind.value_type), leaves)
     if types.is_struct(kind):  # decode every member, so that its leaves are taken
-        inner = {member.name: _decoder(member, leaves) for member in kind}
-        return _struct_decoder({name: decode for name, decode in inner.items() if decode})
+        inner = {member.name: _make_decoder(member, leaves) for member in kind}
+        return _make_struct_decoder({name: decode for name, decode in inner.items() if decode})
     if types.is_map(kind):
-        _decoder(kind.key_field, leaves)  # only takes the leaves of the keys
-        return _map_decoder(kind.key_type, _decoder(kind.item_field, leaves))
+        _make_decoder(kind.key_field, leaves)  # only takes the leaves of the keys
+        return _map_decoder(kind.key_type, _make_decoder(kind.item_field, leaves))
     if hasattr(kind, "value_field"):  # a list of any sort
-        return _list_decoder(_decoder(kind.value_field, leaves))
+        return _list_decoder(_make_decoder(kind.value_field, leaves))
     if types.is_union(kind):  # a Python value does not show which of the union's types it has
         return None
     is_marked = (field.metadata or {}).get(_NAME_KEY) == JSON.encode()
@@ -122,7 +122,7 @@ def _decode_json(text: Any) -> Any:
         raise RecordRefused(reason if reason in _OWN_REASONS else "not_json") from None
 
 
-def _struct_decoder(inner: dict[str, Decode]) -> Decode | None:
+def _make_struct_decoder(inner: dict[str, Decode]) -> Decode | None:
     """Return the decoder of a struct; None if none of its members needs decoding.
 
     Args:

@@ -154,13 +154,13 @@ def _find_one(path: str, base: str | os.PathLike[str], read_as: ReadAs) -> list[
     Raises RecipeError if there are no files, or if one of them cannot be used.
     """
     # List the files. A path without a pattern may also be the folder of a data set.
-    location = _absolute(path, base)
+    location = _locate_from(path, base)
     matches = location.expand()
     in_folder: FoundFiles = []
     if not matches and not has_pattern(path):
         in_folder = list_data_files(location)
     if not matches and not in_folder:
-        raise _no_match_error(path, location)
+        raise _make_no_match_error(path, location)
 
     if has_pattern(path):
         _refuse_unlisted(path, matches)
@@ -298,7 +298,7 @@ def list_source_keys(
     return keys
 
 
-def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
+def _locate_from(path: str, base: str | os.PathLike[str]) -> Location:
     """Return the location of a path, glob or URL of the recipe.
 
     Args:
@@ -313,7 +313,7 @@ def _absolute(path: str, base: str | os.PathLike[str]) -> Location:
     return locate(os.path.join(folder, path))
 
 
-def _no_match_error(path: str, location: Location) -> RecipeError:
+def _make_no_match_error(path: str, location: Location) -> RecipeError:
     """Return the error for the user about a path that matches no file, with the likely cause.
 
     Args:

@@ -158,7 +158,7 @@ def format_by(path: str, name: str = "") -> Format:
     for key in (file_name, last_two, last_suffix):
         if key in FORMATS:
             return FORMATS[key]()
-    if added := _added_format(last_suffix):  # by another package
+    if added := _find_added_format(last_suffix):  # by another package
         return added
     plain = [suffix for suffix in FORMATS if not suffix.endswith(PACKINGS)]
     raise RecipeError(
@@ -168,7 +168,7 @@ def format_by(path: str, name: str = "") -> Format:
     )
 
 
-def _added_format(suffix: str) -> Format | None:
+def _find_added_format(suffix: str) -> Format | None:
     """Return the format that another package registers for this suffix; None if no package does."""
     if not suffix:
         return None
@@ -190,7 +190,7 @@ def _format_by_name(name: str, suffix: str) -> Format:
         key = NAMED[name]
         packed_key = key + suffix if suffix in PACKINGS else key
         return FORMATS.get(packed_key, FORMATS[key])()
-    if added := _added_format(f".{name}"):
+    if added := _find_added_format(f".{name}"):
         return added
     suggestion = suggest_key(name, list(NAMED), "the formats are")
     raise RecipeError(f"source.format is {name!r}, which is no format of mdsmix; {suggestion}")

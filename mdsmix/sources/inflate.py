@@ -164,14 +164,14 @@ def _inflate(file: BinaryIO, new_decoder: Callable[[int], Any], memory: int) -> 
         raise EOFError("it ends too early")
 
 
-def _new_zstd(memory: int) -> Any:
+def _make_zstd_decompressor(memory: int) -> Any:
     window = min(memory, 1 << 31)
     return zstandard.ZstdDecompressor(max_window_size=window).decompressobj()
 
 
 _DECODERS: dict[str, Callable[[int], Any]] = {
     ".gz": lambda memory: zlib.decompressobj(wbits=31),
-    ".zst": _new_zstd,
+    ".zst": _make_zstd_decompressor,
     ".bz2": lambda memory: bz2.BZ2Decompressor(),
     ".xz": lambda memory: lzma.LZMADecompressor(memlimit=memory),
 }

@@ -70,7 +70,9 @@ class Json(Jsonl):
             yield from super().blocks(file, span)
             return
         with opened(file, self.packing, span.memory) as stream:
-            yield from item_blocks(file, span, "json", _elements(all_bytes(stream, span), file))
+            yield from item_blocks(
+                file, span, "json", _read_elements(all_bytes(stream, span), file)
+            )
 
     def _is_array(self, file: SourceFile) -> bool:
         """Return whether the file begins with `[`, after white space."""
@@ -92,7 +94,7 @@ class _Scan(NamedTuple):
     "Whether these bytes end inside a string."
 
 
-def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
+def _read_elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
     """Yield the elements of a JSON array as items, without white space around them.
 
     Nothing is yielded for an empty element, as in `[]` or after a trailing comma.
@@ -127,19 +129,19 @@ def _elements(pieces: Pieces, file: SourceFile) -> Iterator[Item]:
             element.add(chunk)
             is_last_chunk = edge == len(complete)
             if element.length and not is_last_chunk:
-                yield _element_item(index, element)
+                yield _make_item(index, element)
                 element = BoundedBytes()
                 index += 1
             begin = edge + 1
         if depth < 0:
-            raise _incomplete_error(file, "the file closes more brackets than it opens")
+            raise _make_incomplete_error(file, "the file closes more brackets than it opens")
     if depth or in_string or backslashes:
-        raise _incomplete_error(file, "the file is cut off, or its last bracket is missing")
+        raise _make_incomplete_error(file, "the file is cut off, or its last bracket is missing")
     if element.length:
-        yield _element_item(index, element)
+        yield _make_item(index, element)
 
 
-def _incomplete_error(file: SourceFile, fault: str) -> Unreachable:
+def _make_incomplete_error(file: SourceFile, fault: str) -> Unreachable:
     """Return the error for the user about a file that is not one whole array.
 
     Args:
@@ -151,7 +153,7 @@ def _incomplete_error(file: SourceFile, fault: str) -> Unreachable:
     )
 
 
-def _element_item(index: int, element: BoundedBytes) -> Item:
+def _make_item(index: int, element: BoundedBytes) -> Item:
     """Return an element of the array as an item: decoded, and without white space at its end.
 
     Args:

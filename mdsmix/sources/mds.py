@@ -36,15 +36,15 @@ class Mds(Format):
         return _sum_bytes(file)
 
     def records(self, file: SourceFile) -> int | None:
-        return _index(file).samples
+        return _read_index(file).samples
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        shards = _index(file).shards
+        shards = _read_index(file).shards
         stretches = [Stretch(shard.samples, shard.raw_data.bytes) for shard in shards]
         return cut_splits(stretches, window_bytes)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        return item_blocks(file, span, "mds", _samples(file, span))
+        return item_blocks(file, span, "mds", _read_samples(file, span))
 
 
 @cache
@@ -52,26 +52,26 @@ def _sum_bytes(file: SourceFile) -> int:
     """Return the uncompressed bytes of a stream's shards. They are kept in memory for all files:
     an engine asks for them again when it starts units, and must not read indexes then.
     """
-    return sum(shard.raw_data.bytes for shard in _index(file).shards)
+    return sum(shard.raw_data.bytes for shard in _read_index(file).shards)
 
 
 @lru_cache(maxsize=16)
-def _index(file: SourceFile) -> Index:
+def _read_index(file: SourceFile) -> Index:
     """Return the parsed index of a stream. The indexes of the last 16 files are kept in memory."""
     with file.open() as stored:
         return parse_index(stored.read(), file.location.url)
 
 
-def _samples(file: SourceFile, span: Span) -> Iterator[Item]:
+def _read_samples(file: SourceFile, span: Span) -> Iterator[Item]:
     """Yield the samples of the shards that begin in the span (a range of the file) as items."""
     start = 0  # the number of the shard's first sample in the stream
-    for shard in _index(file).shards:
+    for shard in _read_index(file).shards:
         if span.holds(start):
-            yield from _samples_of_shard(file, shard, start)
+            yield from _read_samples_of_shard(file, shard, start)
         start += shard.samples
 
 
-def _samples_of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
+def _read_samples_of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[Item]:
     """Yield the samples of a shard as items. An item has a reason code instead of a record if one
     of the sample's values does not decode, or JSON cannot express it.
 
@@ -96,12 +96,12 @@ def _samples_of_shard(file: SourceFile, shard: Shard, start: int) -> Iterator[It
             raw = write_json_line(record)
         except Exception as error:  # a decoder may raise any exception on bytes of another encoding
             raw = b"\n".join(row.values())
-            reason = _reason_of(error)
+            reason = _find_reason(error)
         sample_place = {"shard": shard.stored.basename, "sample": number}
         yield Item(start + number, sample_place, len(raw), raw, record, reason)
 
 
-def _reason_of(error: Exception) -> str:
+def _find_reason(error: Exception) -> str:
     """Return the reason code of a sample whose value raised this error."""
     match error:
         case UnicodeDecodeError():

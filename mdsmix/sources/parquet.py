@@ -71,33 +71,33 @@ class Parquet(Format):
         return 1
 
     def splits(self, file: SourceFile, window_bytes: int, fields: tuple[str, ...]) -> Splits:
-        groups = _row_groups(_footer(file))
-        stretches = (Stretch(group.num_rows, _size(group, fields)) for group in groups)
+        groups = _list_row_groups(_read_footer(file))
+        stretches = (Stretch(group.num_rows, _count_bytes(group, fields)) for group in groups)
         return cut_splits(stretches, window_bytes)
 
     def records(self, file: SourceFile) -> int | None:
-        return int(_footer(file).num_rows)
+        return int(_read_footer(file).num_rows)
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         """Yield the rows of the row groups that begin in the span (a range of the file) as blocks.
         Only the fields that the work unit needs are read.
         """
-        reader = _open(file, _footer(file))
+        reader = _open(file, _read_footer(file))
         names = reader.schema_arrow.names
         columns = select_columns(file, names, span.unit.fields)
         table = _Table(
             reader=reader,
             columns=columns,
             names=tuple(names),
-            decoders=make_decoders(reader.schema_arrow, _json_leaves(reader.schema)),
+            decoders=make_decoders(reader.schema_arrow, _find_json_leaves(reader.schema)),
         )
-        groups = _groups_in(span, reader.metadata)
+        groups = _list_groups_in(span, reader.metadata)
 
         # Find the fields that are not read, although a row may have a value in them.
         metadata = [reader.metadata.row_group(group.number) for group in groups]
         unread = sorted(set(names) - set(columns))
         unseen = [name for name in unread if _may_have_values(metadata, name)]
-        yield from row_blocks(file, span, ROWS, _rows(table, groups), unseen)
+        yield from row_blocks(file, span, ROWS, _read_rows(table, groups), unseen)
 
 
 class _Table(NamedTuple):
@@ -113,7 +113,7 @@ class _Table(NamedTuple):
 
 
 @lru_cache(MOST_FOOTERS)
-def _footer(file: SourceFile) -> Any:
+def _read_footer(file: SourceFile) -> Any:
     """Return the file's footer (pyarrow's FileMetaData).
 
     Footers are cached, so a forked worker inherits the footers of all planned files from its
@@ -157,7 +157,7 @@ def _is_signed(file: SourceFile, stored: BinaryIO, footer: Any) -> bool:
     return bool(length == footer.serialized_size + SIGNATURE_BYTES)
 
 
-def _json_leaves(schema: Any) -> set[int]:
+def _find_json_leaves(schema: Any) -> set[int]:
     """Return the numbers of the parquet columns whose strings are JSON.
 
     Args:
@@ -176,23 +176,23 @@ class _RowGroup(NamedTuple):
     "The number of the group's first row in the file."
 
 
-def _groups_in(span: Span, footer: Any) -> list[_RowGroup]:
+def _list_groups_in(span: Span, footer: Any) -> list[_RowGroup]:
     """Return the row groups that start in the span (a range of the file)."""
     groups = list[_RowGroup]()
     first_row = 0
-    for number, group in enumerate(_row_groups(footer)):
+    for number, group in enumerate(_list_row_groups(footer)):
         if span.holds(first_row):
             groups.append(_RowGroup(number, first_row))
         first_row += group.num_rows
     return groups
 
 
-def _rows(table: _Table, groups: Iterable[_RowGroup]) -> Iterator[DecodedRows]:
+def _read_rows(table: _Table, groups: Iterable[_RowGroup]) -> Iterator[DecodedRows]:
     for group in groups:
-        yield from _rows_of_group(table, group)
+        yield from _read_rows_of_group(table, group)
 
 
-def _rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[DecodedRows]:
+def _read_rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[DecodedRows]:
     """Yield the rows of a row group.
 
     If a batch of rows cannot be decoded, this batch and all later rows of the group have the reason
@@ -202,7 +202,7 @@ def _rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[DecodedRows]
 
     number = row_group.number
     group = table.reader.metadata.row_group(number)
-    size = _size(group, table.columns or [""])  # [""]: no column, since [] would mean all
+    size = _count_bytes(group, table.columns or [""])  # [""]: no column, since [] would mean all
     count = choose_row_count(group.num_rows, size)
     row = row_group.first_row
     end = row + group.num_rows
@@ -231,20 +231,20 @@ def _rows_of_group(table: _Table, row_group: _RowGroup) -> Iterator[DecodedRows]
         row += batch.num_rows
 
 
-def _row_groups(footer: Any) -> Iterator[Any]:
+def _list_row_groups(footer: Any) -> Iterator[Any]:
     return map(footer.row_group, range(footer.num_row_groups))
 
 
-def _size(group: Any, fields: Sequence[str]) -> int:
+def _count_bytes(group: Any, fields: Sequence[str]) -> int:
     """Return the uncompressed bytes that some fields have in a row group.
 
     Args:
         fields: the names of the fields; empty: all fields.
     """
-    return sum(column.total_uncompressed_size for column in _columns(group, fields))
+    return sum(column.total_uncompressed_size for column in _list_columns(group, fields))
 
 
-def _columns(group: Any, fields: Sequence[str]) -> list[Any]:
+def _list_columns(group: Any, fields: Sequence[str]) -> list[Any]:
     """Return the columns of a row group that belong to these fields; all columns if `fields` is
     empty.
 
@@ -268,7 +268,7 @@ def _may_have_values(groups: Iterable[Any], name: str) -> bool:
     False if the footer shows that all values of the field are null or empty strings.
     """
     for group in groups:
-        for column in _columns(group, [name]):
+        for column in _list_columns(group, [name]):
             statistics = column.statistics
             if not statistics:  # the footer does not show which values the column has
                 return True

@@ -106,13 +106,13 @@ class Text(Jsonl):
             return
         with opened(file, self.packing, span.memory) as stream:
             if split_by == "file":
-                items = _whole_file(all_bytes(stream, span))
+                items = _read_whole_file(all_bytes(stream, span))
             else:
-                items = _paragraphs(stream)
+                items = _read_paragraphs(stream)
             yield from item_blocks(file, span, f"text {split_by}", items)
 
 
-def _whole_file(pieces: Pieces) -> Iterator[Item]:
+def _read_whole_file(pieces: Pieces) -> Iterator[Item]:
     """Yield the whole file as one item.
 
     Args:
@@ -124,7 +124,7 @@ def _whole_file(pieces: Pieces) -> Iterator[Item]:
     yield text.item(decode_texts, line=1)
 
 
-def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
+def _read_paragraphs(stream: BinaryIO) -> Iterator[Item]:
     """Yield the paragraphs of a file as items. A paragraph consists of consecutive lines that are
     not blank.
     """
@@ -137,7 +137,7 @@ def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
             offset = len(BYTE_ORDER_MARK)
             line = line[offset:]
         if line.isspace():
-            yield from _paragraph_item(paragraph, first_line)
+            yield from _make_paragraph_items(paragraph, first_line)
             paragraph = BoundedBytes()
         else:
             if not paragraph.length:
@@ -146,10 +146,10 @@ def _paragraphs(stream: BinaryIO) -> Iterator[Item]:
             paragraph.add(line)
         offset += len(line)
         line_number += 1
-    yield from _paragraph_item(paragraph, first_line)
+    yield from _make_paragraph_items(paragraph, first_line)
 
 
-def _paragraph_item(paragraph: BoundedBytes, first_line: int) -> Iterator[Item]:
+def _make_paragraph_items(paragraph: BoundedBytes, first_line: int) -> Iterator[Item]:
     """Yield the paragraph as one item; nothing if no line was collected.
 
     The item's text has no newline at its end, but its length always includes one. So a paragraph

@@ -311,7 +311,7 @@ def read_batches(
     """
     batch: RecordBatch | None = None
     remaining = limit
-    for block in _blocks(unit, memory, digests):
+    for block in _read_blocks(unit, memory, digests):
         if block.window in done:
             continue
         if batch is not None and not batch._has_room(block):
@@ -335,12 +335,12 @@ def read_batches(
 def compute_content(unit: Unit) -> Content:
     """Return the digests of all bytes of a work unit. The unit is read, but not decoded."""
     digests = Digests(unit)
-    for _ in _blocks(unit, 4 << 30, digests):
+    for _ in _read_blocks(unit, 4 << 30, digests):
         pass
     return digests.content()
 
 
-def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]:
+def _read_blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]:
     """Yield the blocks (about 4 MB of one file each) of all files of the unit, in order.
 
     Args:
@@ -352,7 +352,7 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
         format = format_of(file)
         span = unit.span(bytes_before, memory)
         bytes_read = 0
-        for block in _blocks_of_unchanged(file, format.blocks(file, span)):
+        for block in _read_unchanged_blocks(file, format.blocks(file, span)):
             bytes_read += block.size
             if digests:
                 digests.add(position, block)
@@ -363,7 +363,7 @@ def _blocks(unit: Unit, memory: int, digests: Digests | None) -> Iterator[Block]
         bytes_before += file.stat.size if is_stored_as_read else bytes_read
 
 
-def _blocks_of_unchanged(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
+def _read_unchanged_blocks(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
     """Yield the blocks of a file, and check that the file does not change meanwhile.
 
     A file on a disk is checked before each window (a slice of a work unit), because a window's

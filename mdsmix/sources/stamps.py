@@ -43,7 +43,7 @@ def remember_stamps(target: str, index_hash: str, files: Iterable[SourceFile]) -
     stored = bytes.fromhex(index_hash) + b"".join(sorted(map(compute_stamp, files)))
     # If the cache cannot be written, `check` does not warn of files that are edited later.
     with suppress(Unreachable):
-        keep_in_cache(_path(target), stored)
+        keep_in_cache(_locate_file(target), stored)
 
 
 def recall_stamps(target: str, index_hash: str) -> Stamps | None:
@@ -59,7 +59,7 @@ def recall_stamps(target: str, index_hash: str) -> Stamps | None:
     """
     head = bytes.fromhex(index_hash)
     try:
-        stored = _path(target).read_bytes()
+        stored = _locate_file(target).read_bytes()
     except OSError:
         return None
     if not stored.startswith(head):
@@ -68,5 +68,5 @@ def recall_stamps(target: str, index_hash: str) -> Stamps | None:
     return Counter(stored[start : start + DIGEST_BYTES] for start in starts)
 
 
-def _path(target: str) -> Path:
+def _locate_file(target: str) -> Path:
     return cache_folder() / "seen" / f"{xxhash.xxh128_hexdigest(target)}.stamps"

@@ -72,8 +72,8 @@ class Tar(Format):
         return 1
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
-        with _opened(file, self.packing, span.memory) as archive:
-            yield from item_blocks(file, span, "tar", _items(archive, span.unit))
+        with _open_archive(file, self.packing, span.memory) as archive:
+            yield from item_blocks(file, span, "tar", _read_items(archive, span.unit))
 
 
 class _BadArchive(Exception):
@@ -103,7 +103,7 @@ class _Header(tarfile.TarInfo):
 
 
 @contextmanager
-def _opened(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.TarFile]:
+def _open_archive(file: SourceFile, packing: str, memory: int) -> Iterator[tarfile.TarFile]:
     """Open the archive for reading from start to end.
 
     tarfile's errors, also those inside the `with` block, become Unreachable.
@@ -138,11 +138,11 @@ class _Member(NamedTuple):
     "The member's header."
 
 
-def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
+def _read_items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
     """Yield the records of the archive in order, as items. Consecutive members (files) whose names
     differ only in their suffix make one record: `a/0001.jpg` and `a/0001.json`.
     """
-    members = map(_member, _files(archive))
+    members = map(_read_member, _list_files(archive))
     for (key, reason), group in groupby(members, key=attrgetter("key", "reason")):
         record = _Record(key, reason, unit)
         for member in group:
@@ -150,7 +150,7 @@ def _items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
         yield record.item()
 
 
-def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _list_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yield the headers of the archive's files, without folders, links and hidden files."""
     for number, member in enumerate(archive):
         # tarfile keeps all headers in a list; empty it now and then to bound the memory.
@@ -170,7 +170,7 @@ def _is_hidden(name: str) -> bool:
     return last.startswith(".") or "__MACOSX" in folders
 
 
-def _member(info: tarfile.TarInfo) -> _Member:
+def _read_member(info: tarfile.TarInfo) -> _Member:
     """Return the member with this header. It has a reason code if its name is not valid."""
     *folders, last = info.name.split("/")
     if info.name.startswith("/") or ".." in folders:

@@ -86,14 +86,14 @@ def _plan_alike(files: list[SourceFile], template: Unit) -> Iterator[Unit]:
     Args:
         template: a unit without files, with the settings that all these units share.
     """
-    make_unit = partial(_unit, template)
+    make_unit = partial(_make_unit, template)
     window = template.window_bytes
-    weights = _weights(files)  # uncompressed bytes of each file, as far as known
+    weights = _estimate_sizes(files)  # uncompressed bytes of each file, as far as known
 
     # Group small files.
     is_small = [weight < window for weight in weights]
     small = list(compress(files, is_small))
-    yield from map(make_unit, _runs(small, list(compress(weights, is_small)), window))
+    yield from map(make_unit, _split_into_runs(small, list(compress(weights, is_small)), window))
 
     # Cut large files into splits.
     large = [file for file, weight in zip(files, weights, strict=True) if weight >= window]
@@ -109,7 +109,7 @@ def _plan_alike(files: list[SourceFile], template: Unit) -> Iterator[Unit]:
 
 def estimate_size(files: Iterable[SourceFile]) -> int:
     """Return about how many uncompressed bytes these files have together."""
-    return sum(_weights(files))
+    return sum(_estimate_sizes(files))
 
 
 def estimate_unit_size(unit: Unit) -> int:
@@ -161,7 +161,7 @@ def find_counted_key(unit: Unit) -> str:
     return format_of(unit.files[0]).counted
 
 
-def _unit(template: Unit, files: list[SourceFile], **split: Any) -> Unit:
+def _make_unit(template: Unit, files: list[SourceFile], **split: Any) -> Unit:
     """Return the work unit of these files.
 
     Args:
@@ -183,12 +183,12 @@ def _unit(template: Unit, files: list[SourceFile], **split: Any) -> Unit:
     )
 
 
-def _weights(files: Iterable[SourceFile]) -> list[int]:
+def _estimate_sizes(files: Iterable[SourceFile]) -> list[int]:
     """Return the uncompressed bytes that each file is assumed to have."""
     return [format_of(file).weight(file) for file in files]
 
 
-def _runs(
+def _split_into_runs(
     files: list[SourceFile], weights: list[int], window_bytes: int
 ) -> Iterator[list[SourceFile]]:
     """Yield the files in runs (lists of consecutive files), in order. The files of a run have at
@@ -218,11 +218,11 @@ def _runs(
         # range, because the first half would be empty. Among files of equal hash, the path decides.
         candidates = hashes[begin + 1 : end]
         highest = begin + 1 + np.flatnonzero(candidates == candidates.max())
-        cut = int(max(highest, key=lambda number: _priority(files[number].name)))
+        cut = int(max(highest, key=lambda number: _make_sort_key(files[number].name)))
         waiting += [(cut, end), (begin, cut)]
 
 
-def _priority(name: str) -> tuple[int, ...]:
+def _make_sort_key(name: str) -> tuple[int, ...]:
     """Return a sort key for file names whose last parts have equal hashes. A group of files that is
     too large is cut at the file with the highest key.
 
@@ -272,12 +272,14 @@ def choose_splits(
         settings: further arguments of `plan_units`.
     """
     filled = [file for file in files if file.stat.size]
-    chosen = sorted(filled, key=lambda file: _sampling_key(file, 0))[:MOST_SPLITS]
+    chosen = sorted(filled, key=lambda file: _make_sampling_key(file, 0))[:MOST_SPLITS]
     window = _split_bytes(estimate_size(chosen), least_window)
     units = list[Unit]()
     for file in chosen:
         units += plan_units([file], window, **settings)
-    return sorted(units, key=lambda unit: _sampling_key(unit.files[0], unit.start))[:MOST_SPLITS]
+    return sorted(units, key=lambda unit: _make_sampling_key(unit.files[0], unit.start))[
+        :MOST_SPLITS
+    ]
 
 
 def read_beginnings(units: Sequence[Unit], size: int | None) -> Iterator[Beginning]:
@@ -311,7 +313,7 @@ def _split_bytes(size: int, least: int) -> int:
     return min(WINDOW_BYTES, max(least, power_of_two))
 
 
-def _sampling_key(file: SourceFile, start: int) -> tuple[int, int, int]:
+def _make_sampling_key(file: SourceFile, start: int) -> tuple[int, int, int]:
     """Return the pseudo-random key of a split (a part of a file). For an estimate of the source,
     only the splits with the least keys are read.
 
@@ -392,11 +394,11 @@ def _share_that_was_read(unit: Unit, readers: list[BinaryIO], blocks: Sequence[B
         return sum(block.count for block in blocks) / records_of_file
     if readers:
         last_reader = readers[-1]
-        return (_position(last_reader, unit) - unit.start) / file.stat.size
+        return (_find_position(last_reader, unit) - unit.start) / file.stat.size
     return sum(block.size for block in blocks) / format.weight(file)
 
 
-def _position(reader: BinaryIO, unit: Unit) -> int:
+def _find_position(reader: BinaryIO, unit: Unit) -> int:
     """Return up to which stored byte of its file a split was read, for an estimate of the share
     that was read. A closed reader has read the split to its end.
     """

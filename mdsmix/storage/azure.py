@@ -215,7 +215,7 @@ class AzurePath(BucketPath):
                 name = _read_name(entry)[start:]
                 # An empty blob whose name ends in a slash marks a folder too.
                 if name and not name.endswith("/") and not _is_listed_folder(entry):
-                    files[name] = _listed_stat(entry)
+                    files[name] = _read_listed_stat(entry)
             marker = page.findtext("NextMarker")
             if not marker:
                 return files, folders
@@ -387,7 +387,7 @@ def _is_listed_folder(entry: ElementTree.Element) -> bool:
     return mark.lower() == "true" or entry.findtext("Properties/ResourceType") == "directory"
 
 
-def _listed_stat(entry: ElementTree.Element) -> Stat:
+def _read_listed_stat(entry: ElementTree.Element) -> Stat:
     """Return the Stat of a blob from its entry in a listing."""
     properties = {
         "ETag": entry.findtext("Properties/Etag") or "",

@@ -81,7 +81,7 @@ def find_account(name: str = "") -> Account:
     """
     for variable in (NAME_VARIABLE, KEY_VARIABLE):
         if has_line_break(variable):
-            raise _line_break_error(variable)
+            raise _make_line_break_error(variable)
     named = os.environ.get(NAME_VARIABLE, "")
     _refuse_other_account(name, named, NAME_VARIABLE)
     connection_string = os.environ.get(CONNECTION_VARIABLE)
@@ -121,7 +121,7 @@ def _parse_connection_string(text: str) -> Account:
     """
     text = text.strip()
     if len(text.splitlines()) > 1:
-        raise _line_break_error(CONNECTION_VARIABLE)
+        raise _make_line_break_error(CONNECTION_VARIABLE)
     pairs = [setting.partition("=") for setting in text.strip(";").split(";")]
     settings = {name.strip().lower(): value.strip() for name, _, value in pairs}
     endpoint = settings.get("blobendpoint", "").rstrip("/")
@@ -151,7 +151,7 @@ def _parse_connection_string(text: str) -> Account:
     return Account(name, endpoint, source, decoded_key, "" if key else sas)
 
 
-def _line_break_error(variable: str) -> Unreachable:
+def _make_line_break_error(variable: str) -> Unreachable:
     """Return the error on an environment variable whose value contains a line break."""
     return Unreachable(f"{variable} contains a line break: set it without one")
 
@@ -184,7 +184,7 @@ class Signer:
         request.headers["x-ms-date"] = formatdate(usegmt=True)
         account = self._account
         if account.key:
-            text = _text_to_sign(request.method, request.url, request.headers, account.name)
+            text = _make_text_to_sign(request.method, request.url, request.headers, account.name)
             digest = hmac.digest(account.key, text.encode(), hashlib.sha256)
             signature = base64.b64encode(digest).decode()
             request.headers["Authorization"] = f"SharedKey {account.name}:{signature}"
@@ -216,7 +216,7 @@ class Signer:
             return self._token
 
 
-def _text_to_sign(method: str, url: str, headers: Mapping[str, str], account: str) -> str:
+def _make_text_to_sign(method: str, url: str, headers: Mapping[str, str], account: str) -> str:
     """Return the text of a request that the account's key signs (Azure's "Shared Key")."""
     values = {name: headers.get(name, "") for name in _SIGNED_HEADERS}
     if values["Content-Length"] == "0":

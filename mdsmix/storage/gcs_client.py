@@ -115,7 +115,7 @@ class Session(NamedTuple):
         if answer.status_code < 400:
             return answer
         with answer:
-            reason = _reason_of(answer.status_code, answer.content)
+            reason = _find_reason(answer.status_code, answer.content)
             if answer.status_code in (401, 403) and self.access == _NO_CREDENTIALS:
                 reason = ANONYMOUS
             raise Refused(answer.status_code, reason)
@@ -247,7 +247,7 @@ def _encode_crc32c(parts: Sequence[Bytes]) -> str:
     return base64.b64encode(checksum.digest()).decode()
 
 
-def _reason_of(status: int, body: bytes) -> str:
+def _find_reason(status: int, body: bytes) -> str:
     """Return the reason in an error's JSON, such as `rateLimitExceeded`; "" if it has none.
 
     Two faults have the same reason (`invalid`), and are recognized by their messages.

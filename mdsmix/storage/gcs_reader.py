@@ -171,10 +171,10 @@ def _take_body(answer: Any, is_whole: bool) -> OpenedBody:
     except ValueError:  # no base 64, or a length that is not a number
         answer.close()
         raise NotOfGoogle from None
-    return OpenedBody(body, _header(answer, _GENERATION))
+    return OpenedBody(body, _read_header(answer, _GENERATION))
 
 
-def _header(answer: Any, name: str) -> str:
+def _read_header(answer: Any, name: str) -> str:
     """Return a header of an answer. Raises NotOfGoogle if it is missing."""
     value = answer.headers.get(name)
     if not value:

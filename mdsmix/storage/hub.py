@@ -52,9 +52,9 @@ class HubPath(Location):
 
     def stat(self) -> Stat | None:
         """Return size and stamp (a hash) of this file; None if it is missing, or is a folder."""
-        with _explained(self.url):
+        with _explain_errors(self.url):
             try:
-                info = _file_system().info(self.path)
+                info = _open_file_system().info(self.path)
             except FileNotFoundError:
                 return None
         return _make_stat(info) if info["type"] == "file" else None
@@ -89,12 +89,12 @@ class HubPath(Location):
 
         Raises Unreachable if the file has another stamp in this commit.
         """
-        with _explained(self.url):
+        with _explain_errors(self.url):
             commit = _find_commit(self.path)
-            stat = _make_stat(_file_system().info(self.path, revision=commit))
+            stat = _make_stat(_open_file_system().info(self.path, revision=commit))
             if stamp and stat.stamp != stamp:
                 raise Unreachable(CHANGED.format(url=self.url))
-            file = _file_system().open(self.path, "rb", revision=commit, block_size=ahead)
+            file = _open_file_system().open(self.path, "rb", revision=commit, block_size=ahead)
             return io.BufferedReader(_HubReader(self.url, file))
 
     def list(self, recursive: bool = False, beginning: str = "") -> Listing:
@@ -103,9 +103,9 @@ class HubPath(Location):
         not used.
         """
         depth = None if recursive else 1
-        with _explained(self.url):
+        with _explain_errors(self.url):
             try:
-                entries = _file_system().find(self.path, maxdepth=depth, detail=True)
+                entries = _open_file_system().find(self.path, maxdepth=depth, detail=True)
             except FileNotFoundError:
                 entries = {}
         for name in sorted(entries):
@@ -138,11 +138,11 @@ class _HubReader(io.RawIOBase):
         return int(self._file.seek(offset, whence))
 
     def readinto(self, buffer: Any) -> int:
-        with _explained(self._url):
+        with _explain_errors(self._url):
             return int(self._file.readinto(buffer))
 
     def readall(self) -> bytes:
-        with _explained(self._url):
+        with _explain_errors(self._url):
             return bytes(self._file.read())
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class _HubReader(io.RawIOBase):
 
 
 @cache
-def _file_system() -> Any:
+def _open_file_system() -> Any:
     """Return the hub as a file system of huggingface_hub. The file system is made once in a
     process, and does not cache listings.
     """
@@ -165,8 +165,8 @@ def _find_commit(path: str) -> str:
     """Return the id of the data set's newest commit. If the path names a revision, return the
     newest commit of this revision.
     """
-    resolved = _file_system().resolve_path(path)
-    info = _file_system()._api.repo_info(
+    resolved = _open_file_system().resolve_path(path)
+    info = _open_file_system()._api.repo_info(
         resolved.repo_id, revision=resolved.revision, repo_type=resolved.repo_type
     )
     return str(info.sha)
@@ -186,7 +186,7 @@ def _make_stat(info: Mapping[str, Any]) -> Stat:
 
 
 @contextmanager
-def _explained(url: str) -> Iterator[None]:
+def _explain_errors(url: str) -> Iterator[None]:
     """Turn errors that huggingface_hub raises in the `with` block into Unreachable, and show one
     sentence if a request waits. After a block without an error, the next wait for the hub is shown
     again.

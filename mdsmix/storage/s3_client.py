@@ -250,7 +250,7 @@ def stat_from_answer(answer: Answer) -> Stat:
     """
     modified = answer.get("LastModified")
     if not modified:
-        raise _lacking_header_error("Last-Modified")
+        raise _make_lacking_header_error("Last-Modified")
     if "Size" in answer:  # an entry of a listing
         return Stat(answer["Size"], _read_etag(answer), modified.timestamp())
     return Stat(answer["ContentLength"], require_etag(answer), modified.timestamp())
@@ -263,7 +263,7 @@ def require_etag(answer: Answer) -> str:
     """
     stamp = _read_etag(answer)
     if not stamp:
-        raise _lacking_header_error("ETag")
+        raise _make_lacking_header_error("ETag")
     return stamp
 
 
@@ -276,7 +276,7 @@ def _read_etag(answer: Answer) -> str:
     return str(answer.get("ETag", "")).removeprefix("W/").strip('"')
 
 
-def _lacking_header_error(header: str) -> Unreachable:
+def _make_lacking_header_error(header: str) -> Unreachable:
     """Return the error for the user about a store whose answer lacks this header."""
     return Unreachable(
         f"the store at {show_s3_endpoint()} answers without {header}, so mdsmix cannot see whether "

@@ -47,16 +47,16 @@ with a longer scheme (`hf://buckets/`) comes before one with a shorter (`hf://`)
 """
 
 
-def _scheme_word(store: _Store) -> str:
+def _name_scheme(store: _Store) -> str:
     return store.scheme.partition("://")[0]
 
 
-_STORE_WORDS = tuple(dict.fromkeys(map(_scheme_word, STORES)))
+_STORE_WORDS = tuple(dict.fromkeys(map(_name_scheme, STORES)))
 "The schemes of the stores, each once: `s3`, `gs`, `hf`."
 _OPENED = (*_STORE_WORDS, "file")
 "The schemes that mdsmix opens."
 _MEANT = {word: word for word in _OPENED} | {
-    alias: _scheme_word(store) for store in STORES for alias in store.other_schemes
+    alias: _name_scheme(store) for store in STORES for alias in store.other_schemes
 }
 "Scheme in lower case, as users may write it (`s3a`) -> the scheme that mdsmix opens (`s3`)."
 _READ_BY_STREAMING = ("s3", "gs", "oci", "azure", "azure-dl", "hf", "dbfs", "sftp", "alipan")

@@ -381,7 +381,7 @@ def test_a_data_set_of_a_hub_that_does_not_answer_is_one_sentence(
     """The HTTP client of huggingface_hub raises errors that are no OSError."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     file_system = HfFileSystem(endpoint="http://127.0.0.1:9", skip_instance_cache=True)
-    monkeypatch.setattr(storage_hub, "_file_system", lambda: file_system)
+    monkeypatch.setattr(storage_hub, "_open_file_system", lambda: file_system)
     with pytest.raises(Unreachable, match=r"cannot be read from the hub \(ConnectError\)"):
         locate("hf://datasets/org/name/a.jsonl").stat()
 
