@@ -181,7 +181,7 @@ def test_a_source_whose_beginning_is_bad_is_refused_early(strict: Project) -> No
         "is 10%, so the others were not converted; nothing new is published, finished units are "
         "kept. Under source, name the field as the records have it; where: exists(FIELD) leaves out "
         "records without it. "
-        "The first missing_field, of 00.jsonl: missing: text in "
+        "The first missing_field, of 00.jsonl: no field text in "
         '{"body":"text 000 of file 000, some words"}. '
         f"The bad records are in {strict.train}/quarantine (mdsmix quarantine shows them): fix "
         "the source, or raise max_bad (1.0 allows any number)."
@@ -294,14 +294,14 @@ def test_an_error_shows_the_missing_field_with_the_fields_of_the_record(project:
     for name in ("conversations", "talk"):
         project.write_source([{"id": 1, name: []}] * 3, "chat.jsonl")
         record = f'{{"id":1,"{name}":[]}}'
-        example = f"The first missing_field, of chat.jsonl: missing: messages in {record}."
+        example = f"The first missing_field, of chat.jsonl: no field messages in {record}."
         for overrides in ((), ("max_bad=1.0",)):
             answer = project.convert(*overrides)
             assert (answer.code, example in answer.err) == (5, True)
             assert f"{project.train / 'quarantine'}" in answer.err
             assert len(project.bad) == 3
     (project.folder / "it.csv").write_text(TABLE)
-    example = "The first missing_field, of it.csv: missing: text in 1, hello."
+    example = "The first missing_field, of it.csv: no field text in 1, hello."
     assert example in project.configure(documents("it.csv")).convert().err
     for source in ({"messages": "1"}, {"conversations": "1", "tags": {"role_tag": "role"}}):
         stream = {"kind": "finetuning", "source": {"path": "it.csv", **source}}

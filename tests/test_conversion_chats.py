@@ -209,7 +209,7 @@ def test_records_of_another_shape_are_refused_with_advice(project: Project) -> N
     rounds = {"messages": [{"human": "Hi", "assistant": "Hello."}]}
     for record, advice in (
         (talk("developer", "user", "assistant"), "shape: openai accepts the role developer"),
-        (alpaca, 'first missing_field, of a.jsonl: missing: messages in {"instruction":'),
+        (alpaca, 'first missing_field, of a.jsonl: no field messages in {"instruction":'),
         (
             talk("user", "user", "assistant"),
             "consecutive_roles: merge joins consecutive messages of one role",

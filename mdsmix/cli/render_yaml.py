@@ -79,18 +79,20 @@ def render_yaml(
     from mdsmix.report.rendered_yaml import RenderedYaml
     from mdsmix.report.show import print_briefly, print_findings
 
-    # With --into, only a check of the written file covers the config too.
-    checkable = [str(out or into)] if into else [recipe, *(overrides or [])]
-    rendered: RenderedYaml | RenderedPhases
+    words = [recipe, *(overrides or [])]
     # A recipe from a pipe can be read only once, so the phases of one are not looked for here.
-    is_file = os.path.isfile(recipe)
-    has_phases = is_file and find_several_phases([recipe, *(overrides or [])]) is not None
+    has_phases = os.path.isfile(recipe) and find_several_phases(words) is not None
     if has_phases and not (out or into or as_json):
         raise RecipeError(
             f"{recipe} has phases, and each gets a YAML of its own: name the files with --out, for "
             "example --out train.yaml, or choose a phase (phase=NAME)."
         )
+
+    # Render and write. `checkable` are the words of the `mdsmix check` that shows the findings in
+    # full: with --into the written file, since only its check covers the config too.
+    checkable = [str(out or into)] if into else words
     render = api.render_phases if has_phases else api.render_yaml
+    rendered: RenderedYaml | RenderedPhases
     try:
         rendered = render(
             recipe,
@@ -103,14 +105,18 @@ def render_yaml(
             callback=callback,
         )
     except MixRefused as refused:
-        # If the config of --into is the reason, no command would show the findings: print them all.
-        if refused.checked is not None and as_json:
+        if refused.checked is None:
+            raise
+        if as_json:
             echo_json(refused.checked.to_dict())
-        elif refused.checked is not None and into:
+        elif into:
+            # No command would show what is wrong with the config of --into: print all findings.
             print_findings(refused.checked, to_stderr=True)
-        elif refused.checked is not None:
+        else:
             print_briefly(refused.checked, checkable)
         raise
+
+    # Show the findings, the YAML if it was not written, and what was changed and written.
     if as_json:
         echo_json(rendered.to_dict())
         return

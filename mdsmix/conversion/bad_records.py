@@ -421,12 +421,15 @@ def advise(job: Job, records: Records) -> str:
 
 def _format_example(bad: Mapping[str, Any]) -> str:
     """Return a sentence about the first bad record with a reason: `The first missing_field, of
-    a.jsonl: missing: text in txt, url.`
+    a.jsonl: no field text in txt, url.`
 
     Args:
         bad: the record as the quarantine stores it.
     """
-    facts = [bad.get("detail"), bad.get("fields") or bad.get("raw")]
+    detail = bad.get("detail")
+    if bad["reason"] == "missing_field":
+        detail = f"no field {_find_missing_field(bad)}"
+    facts = [detail, bad.get("fields") or bad.get("raw")]
     phrases = list[str]()
     for fact in facts:
         if fact:
