@@ -269,7 +269,7 @@ def test_a_value_without_json_is_a_fault_of_the_template_as_before() -> None:
 
 def test_a_template_without_layouts_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_layouts, "MOST_FAILURES", 3)
-    monkeypatch.setattr(text_layouts, "MOST_LAYOUTS", 10)
+    monkeypatch.setattr(text_layouts, "MOST_KEYS", 10)
     template = open_template("{{ messages[-1].content | upper }}", {})
     layouts = open_layouts(template)
     for number in [*range(8), *range(8)]:
@@ -290,12 +290,30 @@ def test_a_template_without_layouts_is_left_alone(monkeypatch: pytest.MonkeyPatc
     for number in [*range(8), *range(8), *range(30)]:
         messages = [{"role": f"r{number}", "content": "a"}] * 2
         assert PrefixTexts(template, Conversation(messages)).render(2, True) == "a"
-        assert len(open_layouts(template)._layouts) <= 10
+        layouts = open_layouts(template)
+        assert max(map(len, (layouts._layouts, layouts._seen, layouts._numbers))) <= 10
+
+
+def test_a_conversation_that_began_before_the_cache_was_emptied_gets_its_own_texts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Numbers of messages are not given twice: others would be taken for its own."""
+    monkeypatch.setattr(text_layouts, "MOST_KEYS", 10)
+    template = open_template("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}", {})
+    kept = [
+        PrefixTexts(template, Conversation([{"role": f"k{number}", "content": "a"}]))
+        for number in range(8)
+    ]
+    for number in range(40):
+        texts = PrefixTexts(template, Conversation([{"role": f"r{number}", "content": "a"}]))
+        for _ in range(3):
+            assert texts.render(1, True) == f"r{number}a"
+            assert [one.render(1, True) for one in kept] == [f"k{old}a" for old in range(8)]
 
 
 def test_layouts_with_the_text_of_tools_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """They do not keep the tools, and tools made later are not taken for earlier ones."""
-    monkeypatch.setattr(text_layouts, "MOST_CHARACTERS", 1000)
+    monkeypatch.setattr(text_layouts, "MOST_SIZE", 3000)  # six layouts
     template = open_template("{{ tools[0].function.name }}{{ messages[0].content }}", {})
     cache = open_layouts(template)
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -306,8 +324,7 @@ def test_layouts_with_the_text_of_tools_are_bounded(monkeypatch: pytest.MonkeyPa
             texts = PrefixTexts(template, RichConversation(messages, None, tools))
             assert texts.render(1, True) == f"{number:0100}a"
         assert cache._layouts
-        assert (
-            sum(len("".join(layout.pieces)) for layout in cache._layouts.values() if layout) < 1200
-        )
+        characters = ["".join(layout.pieces) for layout in cache._layouts.values() if layout]
+        assert len("".join(characters)) <= 600
         del tools, texts
         assert reference() is None

@@ -38,10 +38,14 @@ arguments without entries. They are numbers, since true and false equal 1 and 0.
 """
 LITERAL_KEYS = frozenset({"role", "type"})
 "Keys whose strings are part of the structure, since templates compare them."
-MOST_LAYOUTS = 2048
-"The most structures of a template that are kept."
-MOST_CHARACTERS = 16_000_000
-"The most characters in the layouts of a template. The text of all tools can be in each layout."
+MOST_KEYS = 65_536
+"The most keys of a template that have come once, and the most of its messages' structures."
+MOST_SIZE = 32_000_000
+"""The most memory of a template's layouts, in bytes. The text of all tools can be in each layout.
+20 MB of conversations with calls in many orders need 17 MB.
+"""
+VALUE_SIZE = 200
+"The memory of a value in a layout, with the assumptions on it, in bytes."
 MOST_MESSAGES = 100
 """The longest structure that has layouts. A layout of each beginning of a conversation takes time
 and memory in proportion to the square of its length: 1,000 messages took 8 s and 150 MB.
@@ -140,40 +144,65 @@ class LayoutCache:
 
     def __init__(self, template: RenderingTemplate) -> None:
         self._with_placeholders = template.with_placeholders
-        self._seen = set[tuple[Any, ...]]()
-        "The keys that have come once: (structure, generation prompt, tools)."
+        self._numbers = dict[Any, int]()
+        "Description of a message -> its number."
+        self._next_number = count()
+        "Gives each description a new number. No number is given twice, so keys stay different."
+        self._seen = set[int]()
+        "The hashes of the keys that have come once."
         self._layouts = dict[tuple[Any, ...], TextLayout | None]()
-        "Key -> its layout; None if the template does not allow one."
-        self._characters = 0
-        "The characters in all layouts."
+        """Key (numbers of messages, generation prompt, tools) -> its layout; None if the template
+        does not allow one.
+        """
+        self._size = 0
+        "The memory of all layouts, in bytes."
         self._failures = 0
         "How many layouts in a row the template did not allow."
         self._inspects_tools = False
         "Whether the template does more with tools than print their JSON: then they are rendered."
 
+    def number(self, structure: tuple[Any, ...]) -> tuple[int, ...]:
+        """Return the number of each message's description. Equal descriptions have equal numbers,
+        so these can be in a key, of which each beginning of a conversation needs its own: to hash
+        the descriptions themselves took a seventh of a conversion with tools.
+
+        Args:
+            structure: the structure of the messages.
+        """
+        if len(self._numbers) >= MOST_KEYS:
+            self._forget()
+        for description in structure:
+            if description not in self._numbers:
+                self._numbers[description] = next(self._next_number)
+        return tuple([self._numbers[description] for description in structure])
+
     def find(
-        self, structure: tuple[Any, ...], add_generation_prompt: bool, tools: Tools | None
+        self,
+        structure: tuple[Any, ...],
+        numbers: tuple[int, ...],
+        add_generation_prompt: bool,
+        tools: Tools | None,
     ) -> TextLayout | None:
         """Return the layout of messages; None if there is none, or if they come for the first time.
 
         Args:
             structure: the structure of the messages.
+            numbers: its numbers.
             add_generation_prompt: whether the text ends with the beginning of an answer.
             tools: the tools of the conversation.
         """
         if len(structure) > MOST_MESSAGES:
             return None
-        key = (structure, add_generation_prompt, self._describe_tools(tools))
-        if key in self._layouts:
-            return self._layouts[key]
+        key = (numbers, add_generation_prompt, self._describe_tools(tools))
+        layout = self._layouts.get(key)
+        if layout or key in self._layouts:
+            return layout
         if self._with_placeholders is None or self._failures >= MOST_FAILURES:
             return None
-        if key not in self._seen:
-            if len(self._seen) >= MOST_LAYOUTS or self._characters >= MOST_CHARACTERS:
-                self._seen.clear()
-                self._layouts.clear()
-                self._characters = 0
-            self._seen.add(key)
+        if len(self._seen) >= MOST_KEYS or self._size >= MOST_SIZE:
+            self._forget()
+        if hash(key) not in self._seen:
+            self._seen.add(hash(key))
             return None
         layout = self._make(structure, add_generation_prompt, tools)
         if layout is None and tools is not None and not self._inspects_tools:
@@ -182,14 +211,21 @@ class LayoutCache:
             self._inspects_tools = True
             layout = self._make(structure, add_generation_prompt, tools)
             self._inspects_tools = layout is not None
-            key = (structure, add_generation_prompt, self._describe_tools(tools))
+            key = (numbers, add_generation_prompt, self._describe_tools(tools))
         if layout:
             self._failures = 0
-            self._characters += sum(map(len, layout.pieces))
+            self._size += sum(map(len, layout.pieces)) + VALUE_SIZE * len(layout.pieces)
         else:
             self._failures += 1
         self._layouts[key] = layout
         return layout
+
+    def _forget(self) -> None:
+        """Begin again, so that a cache does not grow without end."""
+        self._numbers.clear()
+        self._seen.clear()
+        self._layouts.clear()
+        self._size = 0
 
     def _describe_tools(self, tools: Tools | None) -> Any:
         """Return the part of a key that tools are. If the template only prints their JSON, this is
@@ -290,6 +326,7 @@ class PrefixTexts:
             self._structure = read_structure(conversation.messages)
         if self._structure:
             self._layouts = open_layouts(template)
+            self._numbers = self._layouts.number(self._structure.messages[:MOST_MESSAGES])
             self._values = [*(tools or ()), *self._structure.values]
 
     def render(self, end: int, add_generation_prompt: bool) -> str:
@@ -302,8 +339,12 @@ class PrefixTexts:
             add_generation_prompt: whether the text ends with the beginning of an answer.
         """
         if self._structure:
-            structure = self._structure.messages[:end]
-            layout = self._layouts.find(structure, add_generation_prompt, self._shared_tools)
+            layout = self._layouts.find(
+                self._structure.messages[:end],
+                self._numbers[:end],
+                add_generation_prompt,
+                self._shared_tools,
+            )
             # A value without JSON, such as a date or one of 1,000 levels: the template fails on it
             # too.
             with suppress(TypeError, ValueError, RecursionError):
