@@ -10,6 +10,7 @@ from datetime import date
 from typing import Any
 
 import pytest
+from jinja2.filters import do_indent
 
 from mdsmix.encode import text_layouts
 from mdsmix.encode.chat import ChatTemplate, open_template
@@ -243,6 +244,28 @@ def test_tools_of_equal_number_share_a_layout_unless_the_template_reads_them() -
         tools[0] = {"function": {"name": name}}
         texts = PrefixTexts(template, RichConversation(messages, None, tools))
         assert texts.render(2, True) == template.render(messages, True, tools)
+
+
+def test_a_template_that_fails_does_not_change_the_tools_of_other_conversations() -> None:
+    """jinja2's own filter adds a line break to a list before it fails on it."""
+    source = "{% if messages | length > 1 %}{{ tools | indent }}{% endif %}{{ tools | length }}"
+    template = open_template(source, {})
+    tools = Tools(deepcopy(TOOLS))
+    question = {"role": "user", "content": "a"}
+    with pytest.raises(AttributeError, match="'Tools' object has no attribute 'splitlines'"):
+        do_indent(Tools(TOOLS))  # type: ignore[arg-type]
+    for messages in ([question], [question, question], [question]) * 2:
+        texts = PrefixTexts(template, RichConversation(messages, None, tools))
+        if len(messages) == 1:
+            assert texts.render(1, False) == str(len(TOOLS))
+            continue
+        with pytest.raises(RecordRefused) as refused:
+            texts.render(2, False)
+        assert refused.value.why.detail["template"] == (
+            "'Tools' object has no attribute 'splitlines'"
+        )
+    assert tools == TOOLS
+    assert open_template("{{ 'a\nb' | indent(2, first=true) }}", {}).render([], False) == "  a\n  b"
 
 
 def test_a_value_without_json_is_a_fault_of_the_template_as_before() -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.ext import Extension
-from jinja2.filters import do_trim
+from jinja2.filters import do_indent, do_trim
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.tests import test_iterable, test_sequence
@@ -439,7 +439,7 @@ def make_template_sandbox(kind: type[_Sandbox] = _Sandbox) -> _Sandbox:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     del sandbox.globals["lipsum"], sandbox.filters["random"]
-    sandbox.filters["tojson"] = _to_json
+    sandbox.filters |= {"tojson": _to_json, "indent": _indent}
     sandbox.globals["raise_exception"] = _raise_exception
     return sandbox
 
@@ -463,6 +463,17 @@ def _to_json(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+def _indent(value: Any, *arguments: Any, **named_arguments: Any) -> Any:
+    """Indent a text as jinja2's filter `indent` does. That filter fails on a list, but adds a line
+    break to it before: other conversations with the same tools would have one more tool.
+
+    Raises AttributeError for a list, as jinja2's filter does.
+    """
+    if isinstance(value, list):
+        raise AttributeError(f"{type(value).__name__!r} object has no attribute 'splitlines'")
+    return do_indent(value, *arguments, **named_arguments)
 
 
 def _raise_exception(message: str) -> None:
