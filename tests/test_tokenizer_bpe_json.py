@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mdsmix.tokenizer.bpe_json import (
     join_merges,
     join_pairs,
     parse_bpe_json,
+    rewrite_bpe_json,
     split_merges,
 )
 from mdsmix.tokenizer.card import open_tokenizer
@@ -70,6 +72,64 @@ def test_a_skeleton_has_the_settings_and_the_ids_of_the_whole(content: str) -> N
     assert len(kept) < len(vocab)
     assert small["model"].items() <= whole.pop("model").items()
     assert {key: small[key] for key in whole} == whole
+
+
+def test_a_file_is_rewritten_as_tokenizers_writes_it(content: str) -> None:
+    tree = json.loads(content)
+    ids = [*tree["model"]["vocab"].items()]
+    tree["model"]["vocab"] = dict(reversed(ids))  # any order
+    tree["added_tokens"] += [make_added("first", len(ids)), make_added("second", len(ids) + 1)]
+    model = Model.from_str(json.dumps(tree))
+    expected = parse_bpe_json(model.to_str().encode())
+    bpe = rewrite_bpe_json(tree)
+    assert bpe is not None
+    assert expected is not None
+    assert (bpe.vocab, bpe.merges) == (expected.vocab, expected.merges)
+    small = Model.from_str(bpe.to_skeleton(dict(ids) | {"first": len(ids)}, AWKWARD)).to_str()
+    settings = parse_bpe_json(bpe.put_into(small.encode()))
+    assert settings is not None
+    assert (settings.vocab, settings.merges) == (expected.vocab, expected.merges)
+    assert settings.settings["model"] == expected.settings["model"]
+
+
+def make_added(content: str, number: int) -> dict[str, Any]:
+    switches = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return {"id": number, "content": content, **dict.fromkeys(switches, False)}
+
+
+def change_vocab(tree: dict[str, Any], **changes: Any) -> None:
+    tree["model"]["vocab"] |= changes
+
+
+REFUSED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "an id twice": lambda tree: change_vocab(tree, again=3),
+    "no number": lambda tree: change_vocab(tree, again=True),
+    "a negative id": lambda tree: change_vocab(tree, again=-1),
+    "a large id": lambda tree: change_vocab(tree, again=1 << 32),
+    "a merge twice": lambda tree: tree["model"]["merges"].append(["a", "b"]),
+    "a merge of three": lambda tree: tree["model"]["merges"].append(["a", "b", "c"]),
+    "a token that is missing": lambda tree: tree["model"]["merges"].append(["abc", "d"]),
+    "what a merge makes is missing": lambda tree: tree["model"]["merges"].append(["c", "d"]),
+    "no merges": lambda tree: tree["model"].update(merges=[]),
+    "parts of words": lambda tree: tree["model"].update(continuing_subword_prefix="##"),
+    "ends of words": lambda tree: tree["model"].update(end_of_word_suffix="</w>"),
+    "another model": lambda tree: tree["model"].update(type="WordPiece"),
+    "an added token with another id": lambda tree: tree["added_tokens"].append(make_added("e", 9)),
+    "an added token that skips an id": lambda tree: tree["added_tokens"].append(make_added("f", 8)),
+    "an added token twice": lambda tree: tree["added_tokens"].append(make_added("a", 0)),
+    "an empty added token": lambda tree: tree["added_tokens"].append(make_added("", 6)),
+    "no added tokens": lambda tree: tree.pop("added_tokens"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_that_tokenizers_may_read_in_another_way_is_not_rewritten(case: str) -> None:
+    vocab = {token: number for number, token in enumerate(["a", "b", "c", "d", "e", "ab"])}
+    model = {"type": "BPE", "vocab": vocab, "merges": [["a", "b"]]}
+    tree: dict[str, Any] = {"added_tokens": [make_added("a", 0)], "model": model}
+    assert rewrite_bpe_json(tree) is not None
+    REFUSED[case](tree)
+    assert rewrite_bpe_json(tree) is None
 
 
 def test_joined_merges_are_those_of_the_file(content: str, tmp_path: Path) -> None:

@@ -77,6 +77,93 @@ def test_a_skeleton_saves_the_files_of_the_whole(
     assert config["tokenizer_class"] == PLAIN_CLASS
 
 
+SPECIAL_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<|im_start|>") | {
+    "unk_token": "<|im_end|>"
+}
+OPENED_CONFIGS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "as it is": (True, {}),
+    "Llama": (True, {"tokenizer_class": "LlamaTokenizer", "unk_token": None} | IGNORED_BOS),
+    "Gemma": (True, {"tokenizer_class": "GemmaTokenizer"} | SPECIAL_TOKENS),
+    "Qwen 2": (True, {"tokenizer_class": "Qwen2Tokenizer"} | SPECIAL_TOKENS),
+    "GPT-2": (True, {"tokenizer_class": "GPT2Tokenizer"} | SPECIAL_TOKENS),
+    "Cohere": (True, {"tokenizer_class": "CohereTokenizer"} | SPECIAL_TOKENS),
+    "named tokens": (True, CONFIGS["named tokens"]),
+    "an unknown class": (True, {"tokenizer_class": "NobodysTokenizer"}),
+    "a class that nobody has read": (False, {"tokenizer_class": "BloomTokenizerFast"}),
+    "a new token": (False, CONFIGS["a new token"]),
+    "a token of the vocabulary": (False, {"cls_token": "and"}),
+    "another regular expression": (False, {"fix_mistral_regex": True}),
+    "a prefix": (False, {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}),
+}
+"Case -> whether the skeleton suffices under transformers 4, and the changed keys of the config."
+
+
+@pytest.mark.parametrize("case", OPENED_CONFIGS)
+def test_a_skeleton_is_described_as_the_whole(
+    case: str, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    suffices, changes = OPENED_CONFIGS[case]
+    folder = copy_with_config(tokenizer_folder, tmp_path / "tokenizer", **changes)
+    (folder / "special_tokens_map.json").unlink()
+    name = str(folder)
+    reader = describe.FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
+    expected = describe.describe_tokenizer(name, {}, of_facts(reader.wait()))
+    opened = list[Path | None]()
+    load = describe._load
+
+    def note_file(name: str, kwargs: Any, file: Path | None = None) -> Any:
+        opened.append(file)
+        return load(name, kwargs, file)
+
+    monkeypatch.setattr(describe, "_load", note_file)
+    capfd.readouterr()
+    assert describe.describe_tokenizer(name, {}, reader) == expected
+    assert capfd.readouterr().out == ""
+    was_whole_opened = reader.wait().joined in opened
+    assert was_whole_opened == (not suffices or not IS_TRANSFORMERS_4)
+
+
+@pytest.mark.skipif(not IS_TRANSFORMERS_4, reason="transformers 5 opens no skeleton")
+def test_a_skeleton_that_its_class_replaces_is_not_described(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As LlamaTokenizerFast does that reads a tokenizer.model, since add_prefix_space is set."""
+    path = tokenizer_folder / TOKENIZER_JSON
+    reader = describe.FileReader(path, tmp_path / "joined")
+    assert describe._describe_by_skeleton(str(tokenizer_folder), reader)
+    load = describe._load
+    monkeypatch.setattr(describe, "_load", lambda name, kwargs, _: load(name, kwargs, path))
+    assert describe._describe_by_skeleton(str(tokenizer_folder), reader) is None
+
+
+def test_an_example_has_the_ids_of_the_whole(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """Each text begins with two letters that are merged, and the class adds BOS."""
+    _, config = OPENED_CONFIGS["Llama"]
+    folder = copy_with_config(tokenizer_folder, tmp_path / "tokenizer", **config)
+    (folder / "special_tokens_map.json").unlink()
+    tree = json.loads((folder / TOKENIZER_JSON).read_bytes())
+    tree["normalizer"] = {"type": "Prepend", "prepend": "th"}
+    (folder / TOKENIZER_JSON).write_text(json.dumps(tree))
+    reader = describe.FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
+    expected = describe.describe_tokenizer(str(folder), {}, of_facts(reader.wait()))
+    if IS_TRANSFORMERS_4:
+        assert "'a' is [2, " in expected["class_changes"]
+    assert describe.describe_tokenizer(str(folder), {}, reader) == expected
+
+
+def test_a_skeleton_of_a_file_that_tokenizers_refuses_is_not_described(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """A merge has a token that the vocabulary lacks."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    tree = json.loads((folder / TOKENIZER_JSON).read_bytes())
+    tree["model"]["merges"].append(["no", "token"])
+    (folder / TOKENIZER_JSON).write_text(json.dumps(tree))
+    reader = describe.FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
+    with pytest.raises(Exception, match="out of vocabulary"):
+        describe.describe_tokenizer(str(folder), {}, reader)
+
+
 def test_truncation_and_padding_of_the_file_change_nothing(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -213,6 +300,11 @@ def test_ids_are_those_that_the_tokenizer_gives(tokenizer_folder: Path) -> None:
         assert ids["a new token"] == size
 
 
+def of_facts(facts: describe.FileFacts) -> Any:
+    """Return a reader that has found these facts, and no skeleton."""
+    return SimpleNamespace(wait_for_skeleton=lambda: None, wait=lambda: facts)
+
+
 def test_a_file_is_hashed_as_tokenizers_reads_it(tokenizer_folder: Path, tmp_path: Path) -> None:
     content = (tokenizer_folder / TOKENIZER_JSON).read_text()
     tree = json.loads(content)
@@ -226,17 +318,16 @@ def test_a_file_is_hashed_as_tokenizers_reads_it(tokenizer_folder: Path, tmp_pat
         describe.FileReader(path, tmp_path / f"{number}.json").wait()
         for number, path in enumerate(paths)
     ]
-    assert [answer.get("file_hash") for answer in answers[:2]] == [expected, expected]
-    assert answers[2]["file_hash"] != expected
-    assert answers[3] == {}
+    assert [answer.file_hash for answer in answers[:2]] == [expected, expected]
+    assert answers[2].file_hash != expected
+    assert answers[3] == describe.FileFacts()
     # The files that are read in place of these are the same tokenizer.
     for path, answer in zip(paths, answers[:3], strict=False):
-        written = json.loads(answer["joined"].read_text())
+        assert answer.joined
+        written = json.loads(answer.joined.read_text())
         assert written["model"]["merges"] == join(tree)
-        assert Model.from_file(str(answer["joined"])).to_str() == (
-            Model.from_file(str(path)).to_str()
-        )
-    described = describe.describe_tokenizer(str(tokenizer_folder), {}, **answers[0])
+        assert Model.from_file(str(answer.joined)).to_str() == Model.from_file(str(path)).to_str()
+    described = describe.describe_tokenizer(str(tokenizer_folder), {}, of_facts(answers[0]))
     assert described.pop("is_as_file")
     expected = describe.describe_tokenizer(str(tokenizer_folder), {})
     assert not expected.pop("is_as_file")  # nobody has hashed the file
@@ -252,9 +343,10 @@ def test_a_file_is_as_the_tokenizer_if_only_ids_around_texts_differ(
     other_normalizer = {"normalizer": {"type": "NFD"}}
     for changes, is_as_file in (({"post_processor": ADDS_EOS}, True), (other_normalizer, False)):
         path.write_text(json.dumps(tree | changes))
-        hash_of_file = describe.FileReader(path, tmp_path / "joined").wait()["file_hash"]
-        assert hash_of_file != hash_model(tree)
-        described = describe.describe_tokenizer(str(tokenizer_folder), {}, hash_of_file)
+        facts = describe.FileReader(path, tmp_path / "joined").wait()
+        assert facts.file_hash != hash_model(tree)
+        facts = facts._replace(joined=None)
+        described = describe.describe_tokenizer(str(tokenizer_folder), {}, of_facts(facts))
         assert described["is_as_file"] == is_as_file
 
 
@@ -267,16 +359,17 @@ def test_ids_around_texts_are_compared_without_opening_the_whole_model(
     tree_of_file = tree | {"post_processor": ADDS_EOS, "truncation": cuts}
     (tmp_path / TOKENIZER_JSON).write_text(json.dumps(tree_of_file))
     tokenizer, _ = describe._load(str(tokenizer_folder), {})
-    arguments = (str(tmp_path), tokenizer, hash_model(tree))
+    opened = describe._Opened(tokenizer, "", {}, {}, tree)
+    arguments = (str(tmp_path), opened, hash_model(tree))
     expected = describe._describe_class_changes(*arguments, None)
     assert expected.count("'a' is [") == 1
     hash_of_file = hash_model(tree_of_file)
-    opened = list[dict[str, Any]]()
+    written = list[dict[str, Any]]()
     dumps = orjson.dumps
-    monkeypatch.setattr(orjson, "dumps", lambda tree: opened.append(tree) or dumps(tree))
+    monkeypatch.setattr(orjson, "dumps", lambda tree: written.append(tree) or dumps(tree))
     sentence = describe._describe_class_changes(*arguments, hash_of_file)
     assert sentence == expected
-    (small_tree,) = opened
+    (small_tree,) = written
     assert small_tree["model"]["vocab"] == {}
 
 
@@ -293,7 +386,7 @@ def test_a_switch_that_a_file_lacks_is_off(tokenizer_folder: Path) -> None:
 
 
 def test_a_file_that_cuts_or_pads_texts_is_not_opened_ahead(
-    tokenizer_folder: Path, tmp_path: Path
+    tokenizer_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tree = json.loads((tokenizer_folder / TOKENIZER_JSON).read_bytes())
     cuts = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
@@ -302,12 +395,13 @@ def test_a_file_that_cuts_or_pads_texts_is_not_opened_ahead(
         path.write_text(json.dumps(tree | changes))
         reader = describe.FileReader(path, tmp_path / f"joined {number}.json")
         answer = reader.wait()
-        assert answer["file_hash"] == hash_model(tree)
-        assert reader.file_to_open == (None if changes else answer["joined"])
+        assert answer.file_hash == hash_model(tree)
+        notice = json.dumps({"file": str(answer.joined)}, separators=(",", ":")) + "\n"
+        assert capfd.readouterr().out == ("" if changes else notice)
 
 
 def test_the_notice_comes_before_the_description(
-    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     question = {"name": str(tokenizer_folder), "kwargs": {}}
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(question)))
@@ -323,13 +417,14 @@ def test_the_notice_comes_before_the_description(
         return {**json.loads(model.to_str()), "post_processor": None}
 
     def read_notice(**arguments: Any) -> dict[str, Any]:
-        notice = json.loads(capsys.readouterr().out)
+        arguments["file"].wait()
+        notice = json.loads(capfd.readouterr().out)
         models.append(read_model(Model.from_file(notice["file"])))
         return describe_tokenizer(**arguments)
 
     monkeypatch.setattr(describe, "describe_tokenizer", read_notice)
     describe.main()
-    description, error = json.loads(capsys.readouterr().out)
+    description, error = json.loads(capfd.readouterr().out)
     assert (error, description["is_as_file"]) == ("", True)
     assert models == [read_model(Model.from_str(description["files"][TOKENIZER_JSON]))]
 
@@ -344,10 +439,15 @@ def test_only_a_tokenizer_with_the_hash_of_its_file_is_not_compared(
     compared = Mock(return_value="changed")
     monkeypatch.setattr(describe, "_describe_class_changes", compared)
     reader = describe.FileReader(tokenizer_folder / TOKENIZER_JSON, tmp_path / "joined")
-    digest = reader.wait()["file_hash"]
+    facts = reader.wait()
+    assert facts.file_hash
     name = str(tokenizer_folder)
-    found = [
-        describe.describe_tokenizer(name, {}, file_hash)["class_changes"]
-        for file_hash in (digest, None, ModelHash("0" * 32, digest.added_ids))
-    ]
+    found = list[str]()
+    for file_hash in (facts.file_hash, None, ModelHash("0" * 32, facts.file_hash.added_ids)):
+        file = SimpleNamespace(
+            wait_for_skeleton=reader.wait_for_skeleton,
+            wait=lambda digest=file_hash: facts._replace(file_hash=digest),
+        )
+        found.append(describe.describe_tokenizer(name, {}, file)["class_changes"])
     assert found == ["", "changed", "changed"]
+    assert [call.args[1].is_skeleton for call in compared.call_args_list] == [False, False]

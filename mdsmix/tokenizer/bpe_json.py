@@ -8,7 +8,9 @@ like `"model":` can be searched for.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -46,30 +48,49 @@ class BpeJson:
     def to_tree(self) -> dict[str, Any]:
         """Return the JSON of the file. Its merges are text that orjson writes unchanged."""
         merges = orjson.Fragment(self.merges)
-        return self._with_model(vocab=orjson.loads(self.vocab), merges=merges)
+        return _with_model(self.settings, vocab=orjson.loads(self.vocab), merges=merges)
 
-    def to_skeleton(self, ids: dict[str, int], kept_tokens: Collection[str]) -> str:
-        """Return the text of a small tokenizer.json with the same settings. Its vocabulary has only
-        some tokens, with their ids, and it has no merges.
+    def to_skeleton(self, ids: Mapping[str, int], kept_tokens: Collection[str]) -> str:
+        """Return the skeleton of the file (`write_skeleton`)."""
+        return write_skeleton(self.settings, ids, kept_tokens)
 
-        These tokens are kept: `kept_tokens`, each single character, so that any text that the
-        vocabulary covers is encoded, and the token with the largest id.
+    def put_into(self, skeleton: bytes) -> bytes:
+        """Return the text of a tokenizer.json with this vocabulary and these merges.
 
         Args:
-            ids: token -> id of the whole vocabulary.
-            kept_tokens: tokens that the small vocabulary must have.
+            skeleton: the text of a tokenizer.json with other ones, as `tokenizers` writes it.
         """
-        largest = max(ids.values(), default=0)
-        vocab = {
-            token: number
-            for token, number in ids.items()
-            if len(token) == 1 or number == largest or token in kept_tokens
-        }
-        return orjson.dumps(self._with_model(vocab=vocab, merges=[])).decode()
+        start = skeleton.find(VOCAB, skeleton.find(MODEL))
+        return b"".join((skeleton[:start], VOCAB, self.vocab[1:-1], MERGES, self.merges[1:-1], END))
 
-    def _with_model(self, **parts: Any) -> dict[str, Any]:
-        """Return the JSON of the file with these parts of the model."""
-        return self.settings | {"model": self.settings["model"] | parts}
+
+def write_skeleton(
+    tree: dict[str, Any], ids: Mapping[str, int], kept_tokens: Collection[str]
+) -> str:
+    """Return the text of a small tokenizer.json with the same settings. Its vocabulary has only
+    some tokens, with their ids, and it has no merges.
+
+    These tokens are kept: `kept_tokens`, each single character, so that any text that the
+    vocabulary covers is encoded, and the token with the largest id.
+
+    Args:
+        tree: the JSON of a BPE tokenizer.json. Its vocabulary and merges may be missing.
+        ids: token -> id of the whole vocabulary.
+        kept_tokens: tokens that the small vocabulary must have.
+    """
+    largest = max(ids.values(), default=0)
+    kept_tokens = {*kept_tokens}
+    vocab = {
+        token: number
+        for token, number in ids.items()
+        if len(token) == 1 or number == largest or token in kept_tokens
+    }
+    return orjson.dumps(_with_model(tree, vocab=vocab, merges=[])).decode()
+
+
+def _with_model(tree: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    """Return the JSON of a tokenizer.json with these parts of the model."""
+    return tree | {"model": tree["model"] | parts}
 
 
 def parse_bpe_json(content: bytes) -> BpeJson | None:
@@ -87,6 +108,62 @@ def parse_bpe_json(content: bytes) -> BpeJson | None:
         vocab=content[vocab_start + len(VOCAB) - 1 : vocab_end + 1],
         merges=content[vocab_end + len(MERGES) - 1 : -len(END) + 1],
     )
+
+
+def rewrite_bpe_json(tree: dict[str, Any]) -> BpeJson | None:
+    """Return the parts of a tokenizer.json as `tokenizers` writes them after it has read the file,
+    which takes 1 s for Gemma 3. Return None if that is not sure: if the model is not BPE or marks
+    the parts of words, or if `tokenizers` would refuse the file, or write other ids or merges.
+
+    Args:
+        tree: the JSON of the file; its merges are pairs.
+    """
+    model = tree["model"]
+    vocab = model.get("vocab")
+    merges = model.get("merges")
+    marks_parts = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    if model.get("type") != "BPE" or marks_parts or not isinstance(vocab, dict) or not merges:
+        return None
+    ids = [*vocab.values()]
+    if len({*ids}) < len(ids) or not all(type(id) is int and 0 <= id < 1 << 32 for id in ids):
+        return None
+    if not all(len(merge) == 2 for merge in merges):
+        return None
+    # The same merge twice has the rank of the last. Sets of strings take a third of the time that
+    # sets of pairs take.
+    if len({*map(" ".join, merges)}) < len(merges):
+        return None
+    if not vocab.keys() >= {*chain.from_iterable(merges)}:
+        return None
+    if not all(map(vocab.__contains__, map("".join, merges))):
+        return None
+    if "added_tokens" not in tree or not _keep_their_ids(tree["added_tokens"], vocab):
+        return None
+    if ids != sorted(ids):
+        vocab = dict(sorted(vocab.items(), key=itemgetter(1)))
+    settings = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
+    return BpeJson(
+        settings=tree | {"model": settings},
+        vocab=orjson.dumps(vocab),
+        merges=orjson.dumps(merges),
+    )
+
+
+def _keep_their_ids(added: Sequence[Mapping[str, Any]], vocab: Mapping[str, int]) -> bool:
+    """Return whether `tokenizers` gives added tokens the ids that their file names: those of the
+    vocabulary, and for all others the next ones.
+
+    Args:
+        added: the added tokens, in the order of the file.
+        vocab: token -> id.
+    """
+    largest = -1
+    for token in added:
+        number = vocab.get(token["content"], max(len(vocab), largest + 1))
+        if token["id"] != number:
+            return False
+        largest = max(largest, number)
+    return len({token["content"] for token in added} - {""}) == len(added)
 
 
 def join_merges(content: bytes) -> bytes | None:

@@ -21,6 +21,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -31,7 +32,14 @@ from mdsmix.errors import Unusable
 from mdsmix.freed_memory import release_freed_memory
 from mdsmix.processor.loaded import read_saved_texts
 from mdsmix.processor.server import try_to_answer
-from mdsmix.tokenizer.bpe_json import join_pairs, parse_bpe_json, split_merges
+from mdsmix.tokenizer.bpe_json import (
+    BpeJson,
+    join_pairs,
+    parse_bpe_json,
+    rewrite_bpe_json,
+    split_merges,
+    write_skeleton,
+)
 from mdsmix.tokenizer.content_hash import ModelHash, hash_content, hash_model
 from mdsmix.tokenizer.lazy_transformers import read_models_late
 from mdsmix.tokenizer.transformers_five import (
@@ -51,6 +59,22 @@ BOS_CLASSES = frozenset({"Llama", "CodeLlama", "Gemma", "Cohere", "GPTNeoX"})
 """The beginnings of the names of the classes that, under transformers 4, add BOS if the folder's
 tokenizer_config.json has `add_bos_token: true`.
 """
+SKELETON_CLASSES = frozenset(
+    {
+        "PreTrainedTokenizerFast",
+        "LlamaTokenizerFast",
+        "GemmaTokenizerFast",
+        "Qwen2TokenizerFast",
+        "GPT2TokenizerFast",
+        "CohereTokenizerFast",
+    }
+)
+"""Classes of transformers 4.51 to 4.57 that open a skeleton as they open the whole tokenizer: they
+look up special tokens only, which are added tokens, and change neither the vocabulary nor the
+merges. Only the correction of REGEX_FIX depends on the number of tokens.
+"""
+REGEX_FIX = "fix_mistral_regex"
+"A key of tokenizer_config.json that changes the pre-tokenizer of a vocabulary above 100,000 ids."
 PROBES = ("a", "Hello, world!", "one two  three\n", "déjà vu, 東京", "12345")
 "Texts that show which tokens a tokenizer adds by itself."
 RARE_PROBES = (
@@ -72,10 +96,7 @@ SPACED_PROBES = ("x  y", "x for a in b:\n    c = a   +  1\n", "x one.  Two,    t
 
 
 def describe_tokenizer(
-    name: str,
-    kwargs: dict[str, Any],
-    file_hash: ModelHash | None = None,
-    joined: Path | None = None,
+    name: str, kwargs: dict[str, Any], file: FileReader | None = None
 ) -> dict[str, Any]:
     """Return a description of the tokenizer: the fields of the dataclass `card.Tokenizer` as a
     dict. Its `files` is {name: text} of the tokenizer's files, instead of a list of names. It also
@@ -88,10 +109,16 @@ def describe_tokenizer(
     Args:
         name: the tokenizer's folder, file or hub name.
         kwargs: arguments for AutoTokenizer.from_pretrained, from the recipe.
-        file_hash: the `hash_model` of the folder's tokenizer.json; None if it is not known.
-        joined: a file to read in place of the folder's tokenizer.json, or None.
+        file: reads the folder's tokenizer.json, if there are no `kwargs`; None: nothing is known of
+            it.
     """
-    tokenizer, note = _load(name, kwargs, joined)
+    if file:
+        with suppress(Exception):  # the whole tokenizer may be fine, or raises the error again
+            description = _describe_by_skeleton(name, file)
+            if description:
+                return description
+    facts = file.wait() if file else FileFacts()
+    tokenizer, note = _load(name, kwargs, facts.joined)
     release_freed_memory()  # reading Gemma 3 leaves 200 MB of it
     unread_names = _find_unread(type(tokenizer), kwargs)
     if unread_names:
@@ -107,9 +134,7 @@ def describe_tokenizer(
             "mdsmix needs; name a folder or hub name of the same model that has a tokenizer.json, "
             "or make one with transformers.convert_slow_tokenizer"
         )
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    content = tokenizer.backend_tokenizer.to_str()
+    content = _write_uncut(tokenizer)
     bpe = parse_bpe_json(content.encode())
     tree = bpe.to_tree() if bpe else orjson.loads(content)
     ids = _read_ids(tokenizer, tree)
@@ -118,7 +143,80 @@ def describe_tokenizer(
     skeleton = bpe.to_skeleton(ids, fields["added_tokens"]) if bpe else ""
     del ids
     files = _save_files(tokenizer, fields, content, skeleton)
+    return _finish(name, kwargs, _Opened(tokenizer, note, fields, files, tree), facts)
+
+
+class _Opened(NamedTuple):
+    """A tokenizer that transformers has opened, and what is known of it already."""
+
+    tokenizer: Any
+    note: str
+    "How its folder was read; empty if by the class that the folder names."
+    fields: dict[str, Any]
+    "The result of `_read_fields`."
+    files: dict[str, str]
+    "The result of `_save_files`."
+    tree: dict[str, Any]
+    "The JSON of its tokenizer.json."
+    is_skeleton: bool = False
+    "Whether `tokenizer` is only the skeleton of the tokenizer in `tree`."
+
+
+def _describe_by_skeleton(name: str, file: FileReader) -> dict[str, Any] | None:
+    """Return the description of a tokenizer that transformers opens from the skeleton of its
+    tokenizer.json, which saves 1.5 s of 2.4 s for Gemma 3. Return None if the description of the
+    whole tokenizer may be another one.
+
+    Raises an error of any class if the skeleton does not suffice.
+
+    Args:
+        name: the tokenizer's folder.
+        file: reads its tokenizer.json.
+    """
+    path = file.wait_for_skeleton()
+    if path is None:
+        return None
+    with _without_output():  # tokenizers prints the ids that the vocabulary of the skeleton skips
+        tokenizer, note = _load(name, {}, path)
+        skeleton = _write_uncut(tokenizer)
+    is_known = type(tokenizer).__module__.startswith("transformers.") and (
+        type(tokenizer).__name__ in SKELETON_CLASSES
+    )
+    if not is_known or REGEX_FIX in tokenizer.init_kwargs:
+        return None
+    small_tree = orjson.loads(skeleton)
+    model = small_tree["model"]
+    model_of_file = orjson.loads(path.read_bytes())["model"]
+    if any(model[key] != model_of_file[key] for key in ("vocab", "merges")):
+        return None  # its class has not opened the file, or changes its tokens
+    ids = _read_ids(tokenizer, small_tree)
+    _refuse_empty(tokenizer, ids)
+    fields = _read_fields(tokenizer, ids)
+    files = _save_skeleton(tokenizer, fields, skeleton)
+    # The other process has read the whole file meanwhile.
+    facts = file.wait()
+    if facts.vocabulary is None or not files:
+        return None
+    vocab, merges = facts.vocabulary.read_bytes().split(b"\n")
+    bpe = BpeJson(settings=small_tree, vocab=vocab, merges=merges)
+    files[TOKENIZER_JSON] = bpe.put_into(skeleton.encode()).decode()
+    return _finish(name, {}, _Opened(tokenizer, note, fields, files, bpe.to_tree(), True), facts)
+
+
+def _finish(name: str, kwargs: dict[str, Any], opened: _Opened, facts: FileFacts) -> dict[str, Any]:
+    """Return the description of a tokenizer.
+
+    Raises ValueError if it depends on ids that the skeleton of a tokenizer does not give.
+
+    Args:
+        name: the tokenizer's folder, file or hub name.
+        kwargs: the recipe's arguments.
+        opened: the tokenizer.
+        facts: what is known of its folder's tokenizer.json.
+    """
+    fields = opened.fields
     stop_ids = _read_stop_ids(name, kwargs)
+    files = opened.files
     if stop_ids:
         files[GENERATION_CONFIG] = json.dumps({"eos_token_id": stop_ids})
     special_ids = {key: fields[key] for key in ("bos_id", "eos_id", "pad_id")}
@@ -126,21 +224,32 @@ def describe_tokenizer(
     class_changes = ""
     is_as_file = False
     if not kwargs:
-        model_hash = hash_model(tree)
+        file_hash = facts.file_hash
+        model_hash = hash_model(opened.tree)
         is_as_file = file_hash is not None and file_hash.text_ids == model_hash.text_ids
+        if opened.is_skeleton and not is_as_file:
+            raise ValueError("the class changes more than the ids around texts")
         if file_hash != model_hash:
-            class_changes = _describe_class_changes(name, tokenizer, model_hash, file_hash)
+            class_changes = _describe_class_changes(name, opened, model_hash, file_hash)
     return fields | {
-        "hash": hash_content(tree, special_ids),
+        "hash": hash_content(opened.tree, special_ids),
         "files": files,
         "stop_ids": stop_ids,
-        "read_as": note,
+        "read_as": opened.note,
         # A folder with a note is read from its tokenizer.json only, as the note says.
-        "is_bos_ignored": not note and _is_bos_ignored(name, kwargs, fields),
+        "is_bos_ignored": not opened.note and _is_bos_ignored(name, kwargs, fields),
         "class_changes": class_changes,
-        "model_changes": _describe_model_changes(tokenizer),
+        "model_changes": _describe_model_changes(opened.tokenizer),
         "is_as_file": is_as_file,
     }
+
+
+def _write_uncut(tokenizer: Any) -> str:
+    """Return the text of a tokenizer's tokenizer.json, after it neither cuts nor pads texts."""
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    content: str = tokenizer.backend_tokenizer.to_str()
+    return content
 
 
 def _read_ids(tokenizer: Any, tree: dict[str, Any]) -> dict[str, int]:
@@ -196,17 +305,20 @@ def _is_bos_ignored(name: str, kwargs: dict[str, Any], fields: dict[str, Any]) -
 
 
 def _describe_class_changes(
-    name: str, tokenizer: Any, model_hash: ModelHash, file_hash: ModelHash | None
+    name: str, opened: _Opened, model_hash: ModelHash, file_hash: ModelHash | None
 ) -> str:
     """Return a sentence with an example if the tokenizer's class gives other ids than its
     tokenizer.json. Return "" if the ids are the same or the file is missing.
 
+    Raises ValueError if it depends on ids that the skeleton of a tokenizer does not give.
+
     Args:
         name: the tokenizer's folder, file or hub name.
-        tokenizer: the tokenizer that the class makes of the file.
+        opened: the tokenizer that the class makes of the file.
         model_hash: the `hash_model` of that tokenizer.
         file_hash: the different hash of the file; None if it is not known.
     """
+    tokenizer = opened.tokenizer
     path = _find_file(name, TOKENIZER_JSON, {})
     if path is None:
         return ""
@@ -231,6 +343,8 @@ def _describe_class_changes(
         class_ids = tokenizer.backend_tokenizer.encode(text).ids
         if differs_around:
             own = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+            if opened.is_skeleton and (len(text) > 1 or len(own.ids) > 1):
+                raise ValueError("the whole tokenizer may merge these tokens")
             file_ids = model_of_file.post_process(own).ids
         else:
             file_ids = model_of_file.encode(text).ids
@@ -392,14 +506,10 @@ def _save_files(
         skeleton: the text of a tokenizer.json with the same settings and added tokens, and few
             other tokens; empty if the model is not BPE.
     """
-    from tokenizers import Tokenizer as Model
-
     # Any error means that an attempt does not work.
     if skeleton:
-        # tokenizers prints the ids that the vocabulary of the skeleton skips.
-        with suppress(Exception), _without_output():
-            model = Model.from_str(skeleton)
-            files = _save_once(_make_plain(tokenizer, model), fields, model.to_str())
+        with suppress(Exception):
+            files = _save_skeleton(tokenizer, fields, skeleton)
             if files:
                 return files | {TOKENIZER_JSON: content}
     for convert in (_make_plain, lambda unchanged, _: unchanged):
@@ -413,6 +523,22 @@ def _save_files(
         f"{type(tokenizer).__name__}) open as another tokenizer; if the rules of its "
         "tokenizer.json alone are right, write the path of that file as `tokenizer:` in the recipe"
     )
+
+
+def _save_skeleton(tokenizer: Any, fields: dict[str, Any], skeleton: str) -> dict[str, str]:
+    """Save the skeleton of a tokenizer as a PreTrainedTokenizerFast, and return {name: text} of the
+    saved files. Return {} if these files open to another tokenizer.
+
+    Args:
+        tokenizer: the tokenizer, or its skeleton.
+        fields: the result of `_read_fields`; the saved tokenizer must have the same fields.
+        skeleton: the text of the skeleton.
+    """
+    from tokenizers import Tokenizer as Model
+
+    with _without_output():  # as in `_describe_by_skeleton`
+        model = Model.from_str(skeleton)
+        return _save_once(_make_plain(tokenizer, model), fields, model.to_str())
 
 
 @contextmanager
@@ -584,11 +710,25 @@ def _find_added_ids(tokenizer: Any) -> AddedIds:
     return first
 
 
+class FileFacts(NamedTuple):
+    """What is known of a folder's tokenizer.json."""
+
+    file_hash: ModelHash | None = None
+    "Its `hash_model`."
+    joined: Path | None = None
+    "The same file with its merges as strings, to be read in its place; None if they are no pairs."
+    vocabulary: Path | None = None
+    """Its vocabulary and its merges, as `tokenizers` writes them: two lines of JSON. None if that
+    is not sure (`rewrite_bpe_json`).
+    """
+
+
 class FileReader:
     """Reads a folder's tokenizer.json in a forked process while this one imports transformers: both
     take half a second for Gemma 3.
 
-    The other process computes the hash of the file, and writes it with its merges as strings:
+    The other process first writes a skeleton of the file, for transformers 4. Then it computes the
+    hash of the file, and writes its vocabulary. It also writes the file with its merges as strings:
     transformers needs 180 MB less to read that file for Gemma 3.
     """
 
@@ -598,39 +738,83 @@ class FileReader:
         Args:
             path: the tokenizer.json.
             joined: the file with joined merges; written only if the merges of `path` are pairs.
+                The other files are next to it.
         """
         self._path = path
         self._joined = joined
-        self.file_to_open: Path | None = None
-        "Set by `wait`: a file of the same tokenizer; None if its tokenizer.json cuts or pads text."
-        self._pipe, writing_end = os.pipe()
+        self._skeleton = Path(f"{joined}.skeleton")
+        self._vocabulary = Path(f"{joined}.vocabulary")
+        self._makes_skeleton = version("transformers").startswith("4.")
+        self._facts: FileFacts | None = None
+        pipe, writing_end = os.pipe()
         self._pid = os.fork()
         if not self._pid:
             try:
-                tree = split_merges(orjson.loads(path.read_bytes()))
-                digest = hash_model(tree)
-                cuts_texts = bool(tree.get("truncation") or tree.get("padding"))
-                if join_pairs(tree):
-                    joined.write_bytes(orjson.dumps(tree))
-                os.write(writing_end, orjson.dumps([*digest, cuts_texts]))
+                self._read(writing_end)
             finally:
                 os._exit(0)  # without the exit handlers of its parent
         os.close(writing_end)
+        self._answers = os.fdopen(pipe)
 
-    def wait(self) -> dict[str, Any]:
-        """Return the arguments `file_hash` and `joined` of `describe_tokenizer`; {} if the file is
-        not a tokenizer.json.
+    def _read(self, pipe: int) -> None:
+        """Write the files. Write a line into the pipe as soon as there is a skeleton, or will be
+        none, and then the hash as JSON. At the end print {"file": PATH} for the parent process,
+        unless the file cuts or pads text.
         """
-        with os.fdopen(self._pipe) as pipe:
-            answer = pipe.read()
+        tree = split_merges(orjson.loads(self._path.read_bytes()))
+        if self._makes_skeleton:
+            with suppress(Exception):  # the whole file may be fine
+                self._skeleton.write_text(_make_skeleton(tree))
+        os.write(pipe, b"\n")
+        digest = hash_model(tree)
+        with suppress(Exception):
+            bpe = rewrite_bpe_json(tree) if self._skeleton.exists() else None
+            if bpe:
+                self._vocabulary.write_bytes(bpe.vocab + b"\n" + bpe.merges)
+        file = self._path
+        if join_pairs(tree):
+            self._joined.write_bytes(orjson.dumps(tree))
+            file = self._joined
+        os.write(pipe, orjson.dumps([*digest]))
+        if not (tree.get("truncation") or tree.get("padding")):
+            os.write(1, orjson.dumps({"file": str(file)}) + b"\n")
+
+    def wait_for_skeleton(self) -> Path | None:
+        """Return the skeleton of the file; None if it has none."""
+        if not self._facts:
+            self._answers.readline()
+        return self._skeleton if self._skeleton.exists() else None
+
+    def wait(self) -> FileFacts:
+        """Return what is known of the file, which is nothing if it is not a tokenizer.json."""
+        if self._facts:
+            return self._facts
+        with self._answers:
+            answer = self._answers.read()
         os.waitpid(self._pid, 0)
-        if not answer:
-            return {}
-        text_ids, added_ids, cuts_texts = orjson.loads(answer)
-        joined = self._joined if self._joined.exists() else None
-        if not cuts_texts:
-            self.file_to_open = joined or self._path
-        return {"file_hash": ModelHash(text_ids, added_ids), "joined": joined}
+        self._facts = FileFacts()
+        if answer.strip():
+            self._facts = FileFacts(
+                file_hash=ModelHash(*orjson.loads(answer)),
+                joined=self._joined if self._joined.exists() else None,
+                vocabulary=self._vocabulary if self._vocabulary.exists() else None,
+            )
+        return self._facts
+
+
+def _make_skeleton(tree: dict[str, Any]) -> str:
+    """Return the skeleton of a tokenizer.json.
+
+    Raises an error of any class if the file has no BPE model.
+    """
+    added = {token["content"]: token["id"] for token in tree["added_tokens"]}
+    vocab = tree["model"]["vocab"]
+    if tree["model"]["type"] != "BPE":
+        raise ValueError("only a BPE model has merges that can be left out")
+    # A character that is in no token becomes the tokens of its bytes, or the unknown token.
+    of_bytes = (token for token in vocab if token.startswith("<0x"))
+    kept_tokens = [*added, *of_bytes, tree["model"].get("unk_token")]
+    return write_skeleton(tree, vocab | added, kept_tokens)
 
 
 def main() -> None:
@@ -642,18 +826,13 @@ def main() -> None:
     if not question["kwargs"].get("trust_remote_code"):
         hide_torch()
         read_models_late()
-    output = sys.stdout
     # transformers asks on stdout whether to run a tokenizer's own code.
     with redirect_stdout(sys.stderr), TemporaryDirectory() as folder:
         path = Path(question["name"]) / TOKENIZER_JSON
         if path.is_file() and not question["kwargs"]:
-            reader = FileReader(path, Path(folder) / TOKENIZER_JSON)
+            question["file"] = FileReader(path, Path(folder) / TOKENIZER_JSON)
             with suppress(Exception):  # `describe_tokenizer` reports it
                 from transformers import AutoTokenizer  # noqa: F401
-            # The memory of the other process is free again before the tokenizer is opened.
-            question |= reader.wait()
-            if reader.file_to_open:
-                print(json.dumps({"file": str(reader.file_to_open)}), file=output, flush=True)
         answer = try_to_answer(lambda arguments: describe_tokenizer(**arguments), question)
     print(json.dumps(answer))
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from mdsmix.errors import MdsmixError
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.record import Conversation
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
+from mdsmix.tokenizer.describe import FileReader, _describe_by_skeleton, describe_tokenizer
+from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 from tests.converting import chats, run_ok, tokens, write_jsonl, write_recipe
 from tests.converting import read_samples as samples_of
 from tests.styles import GPT_OSS, open_chats, to_lists
@@ -156,6 +159,16 @@ def test_word_forms_give_the_references_ids(
     for match in (True, False):
         texts = ["".join(draw.choices(PIECES, k=draw.randrange(1, 30))) for _ in range(3000)]
         assert to_lists(fast.encode(texts, match)) == to_lists(reference.encode(texts, match))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_skeleton_is_described_as_the_whole(name: str, tmp_path: Path) -> None:
+    folder = FOLDERS[name]
+    reader = FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
+    by_skeleton = _describe_by_skeleton(str(folder), reader)
+    assert by_skeleton is not None
+    whole = SimpleNamespace(wait_for_skeleton=lambda: None, wait=reader.wait)
+    assert by_skeleton == describe_tokenizer(str(folder), {}, whole)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
