@@ -7,6 +7,7 @@ others, and `check` names it for streams made before.
 from __future__ import annotations
 
 import re
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -268,6 +269,8 @@ def test_only_streams_with_refused_marks_are_converted_again(
 
     with monkeypatch.context() as patch:
         patch.setattr("mdsmix.shapes.conversation_rules.read_marks", refuse_marks)
+        # Each record is then read alone, by `refuse_marks`.
+        patch.setattr("mdsmix.shapes.conversation_rules.add_marks", lambda *arguments: None)
         run_recipe(recipe)
     (line,) = [line for line in run_ok("check", recipe).out.splitlines() if "rows-outdated" in line]
     assert "the rule record.marks was version 1" in line
@@ -359,6 +362,40 @@ def test_only_tables_with_texts_or_messages_are_converted_again(
     for name in ("questions", "archive", "lines"):
         assert read_published(recipe, name) == before[name]
     assert "rows-outdated" not in mdsmix("check", recipe).out
+    assert not any(outcome.done for outcome in run_recipe(recipe))
+
+
+def test_only_archives_with_links_are_converted_again(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions before 4 of tar skipped links without counting them."""
+    for name in ("plain", "linked"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for number in range(20):
+            (folder / f"{number}.text").write_text(f"some text {number}")
+        if name == "linked":
+            (folder / "20.text").hardlink_to(folder / "0.text")
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as archive:
+            archive.add(folder, "data")
+    streams = {name: documents(f"{name}.tar") for name in ("plain", "linked")}
+    recipe = write_recipe(tmp_path, tokenizer_folder, max_seq_len=8, streams=streams)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tar, "version", 3)
+        patch.setattr(Tar, "version_without_messages", 2)
+        # As if the only link were skipped.
+        patch.setattr("mdsmix.sources.tar._is_hidden", lambda name: name == "data/20.text")
+        run_recipe(recipe)
+    before = {name: read_published(recipe, name) for name in streams}
+    (line,) = [line for line in run_ok("check", recipe).out.splitlines() if "rows-outdated" in line]
+    assert "the rule format.tar was version 2" in line
+    converted = {outcome.stream: outcome.done for outcome in run_recipe(recipe)}
+    assert converted == {"plain": 0, "linked": 1}
+    records = manifest_of(tmp_path / "out/linked/train").records
+    assert (records.read, records.quarantined) == (21, {"not_a_file": 1})
+    assert read_published(recipe, "plain")["index.json"] == before["plain"]["index.json"]
+    assert "rows-outdated" not in run_ok("check", recipe).out
     assert not any(outcome.done for outcome in run_recipe(recipe))
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 import base64
 import bz2
 import gzip
+import io
 import lzma
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,38 @@ def test_hidden_members_that_a_mac_adds_are_skipped(tmp_path: Path) -> None:
     batches = read_file(tmp_path, "a.tar", make_tar(MAC))
     assert all_records(batches) == plain
     assert not bad_items(batches)
+
+
+def test_links_in_an_archive_are_bad_records(tmp_path: Path) -> None:
+    """GNU tar stores a file with two names once, and a link for the other name. Whether a link may
+    be followed depends on the archive around it, so a field that is a link makes its record bad.
+    """
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, type in (
+            ("1.txt", tarfile.REGTYPE),
+            ("2.txt", tarfile.LNKTYPE),
+            ("3.txt", tarfile.SYMTYPE),
+            ("4.cls", tarfile.LNKTYPE),
+            ("4.txt", tarfile.REGTYPE),
+            ("5.txt", tarfile.FIFOTYPE),
+            ("folder", tarfile.DIRTYPE),
+            ("._6.txt", tarfile.SYMTYPE),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type = type
+            if type in (tarfile.LNKTYPE, tarfile.SYMTYPE):
+                member.linkname = "1.txt"
+            archive.addfile(member)
+    (tmp_path / "a.tar").write_bytes(buffer.getvalue())
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        assert archive.extractfile("2.txt")  # it has a content
+    batches = read_file(tmp_path, "a.tar", fields=("txt",))
+    assert [record["__key__"] for record in all_records(batches)] == ["1", "4"]
+    bad = [(reason, item.place["member"]) for reason, item in bad_items(batches)]
+    assert bad == [("not_a_file", "2"), ("not_a_file", "3"), ("not_a_file", "5")]
+    # A link as a field that is not read changes nothing, but counts as one with a value.
+    assert all_records(batches)[1]["cls"]
 
 
 BAD_SAMPLES = {

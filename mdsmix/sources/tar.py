@@ -47,14 +47,18 @@ class Tar(Format):
     which its first member begins.
     """
 
-    version = 3  # hidden members are skipped; of texts or messages, only JSON lists are decoded
-    version_without_messages = 2
+    version = 4  # hidden members are skipped; only JSON lists are messages; links are bad
+    version_without_messages = 3
     size_factor = 2  # 1 would mean that all stored bytes are read, but unused members are not
     reads_fields = True
     is_never_empty = True
     cells_are_texts = True
     reasons: ClassVar[Mapping[str, str]] = {
         "duplicate_member": "Two members of an archive are the same field of one record.",
+        "not_a_file": (
+            "A member of an archive is a link or a device, so its content is elsewhere; GNU tar "
+            "stores contents in place of links with --dereference --hard-dereference."
+        ),
         "no_suffix": "The name of an archive's member has no dot, so it names no field.",
         "unsafe_name": "The name of an archive's member leads out of the archive.",
         **CELL_REASONS,
@@ -62,12 +66,13 @@ class Tar(Format):
 
     def version_for(self, file: SourceFile, fields: tuple[str, ...]) -> int:
         """Return 1 as the version of this format that is hashed into the file's digests, although
-        `version` is 3. If a digest changes, its records are converted again.
+        `version` is 4. If a digest changes, its records are converted again.
 
-        Version 2 neither reads nor hashes hidden members. So an archive with such members has new
-        digests anyway. Version 3 decodes other texts only in fields with texts or messages, and
-        `Digests` names these fields in the digests. Any other archive has the same records as under
-        version 1: with a 3 in its digests it would be converted again for nothing.
+        Version 2 neither reads nor hashes hidden members, and version 4 hashes links. So an archive
+        with such members has new digests anyway. Version 3 decodes other texts only in fields with
+        texts or messages, and `Digests` names these fields in the digests. Any other archive has
+        the same records as under version 1: with a 4 in its digests it would be converted again for
+        nothing.
         """
         return 1
 
@@ -142,7 +147,7 @@ def _read_items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
     """Yield the records of the archive in order, as items. Consecutive members (files) whose names
     differ only in their suffix make one record: `a/0001.jpg` and `a/0001.json`.
     """
-    members = map(_read_member, _list_files(archive))
+    members = map(_read_member, _list_members(archive))
     for (key, reason), group in groupby(members, key=attrgetter("key", "reason")):
         record = _Record(key, reason, unit)
         for member in group:
@@ -150,13 +155,13 @@ def _read_items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
         yield record.item()
 
 
-def _list_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the headers of the archive's files, without folders, links and hidden files."""
+def _list_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the headers of the archive's members, without folders and hidden members."""
     for number, member in enumerate(archive):
         # tarfile keeps all headers in a list; empty it now and then to bound the memory.
         if number % _MOST_MEMBERS == 0:
             archive.members = []  # type: ignore[attr-defined]
-        if member.isfile() and not _is_hidden(member.name):
+        if not member.isdir() and not _is_hidden(member.name):
             yield member
 
 
@@ -220,7 +225,11 @@ class _Record:
         if field in self._cells or field in self._unread_sizes:
             self._set_reason("duplicate_member")
         elif self._unit.fields and field not in self._unit.fields:
-            self._unread_sizes[field] = member.info.size
+            self._unread_sizes[field] = member.info.size or len(member.info.linkname)
+        elif not member.info.isfile():
+            # The record is bad. The line makes its bytes unlike those of a record without a link.
+            self._set_reason("not_a_file")
+            self._raws.append(b"%b is a link\n" % field.encode(errors="replace"))
         elif self._bytes_read + member.info.size > format.LONGEST:
             self._reason = TOO_LONG  # counts more than an earlier reason
         elif content := archive.extractfile(member.info):
