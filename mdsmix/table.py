@@ -99,13 +99,15 @@ def mark_estimate(figure: float, is_exact: bool) -> float:
 
 def format_grouped(value: Any) -> str:
     """Return a value as text: a number as `1,234,567`, a list as `1, 2`, a mapping as `web: 1,
-    chat: 2`.
+    chat: 2`, a truth value as `true`, and None as `none`.
     """
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {format_grouped(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(format_grouped, value))
-    if isinstance(value, int) and not isinstance(value, bool):
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
         return f"{value:,}"
     return str(value)
 
