@@ -652,8 +652,8 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
     project.write_source([*keep, thought, scored, rejected])
     output = configure_chats(project, styles["tools"], shape="openai").convert_ok().out
     assert (
-        "WARNING: the key keep of messages is 0 or 1, or false or true, in all 4 records that have "
-        "this key" in output
+        "WARNING: the key keep of messages is 0 or 1, or false or true, wherever it occurs "
+        "(4 records), and is not read" in output
     )
     assert "name it in the recipe by source.train_mark: keep" in output
     # Keys as the records have them: `score` is 1 in one record and 0.5 in another.

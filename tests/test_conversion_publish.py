@@ -72,7 +72,14 @@ def test_a_stream_without_a_sample_is_refused_and_nothing_is_published(project: 
         (
             ["short"],
             "concat",
-            r"its source gives no sample \(1 record: \d tokens, less than a row\)",
+            r"its source gives no sample \(1 record: \d tokens, less than a row\).* or set layout: "
+            "document",
+        ),
+        ([{"text": ["x"]}], "document", r"Run mdsmix init SOURCE, which shows which shape"),
+        (
+            [""],
+            "document",
+            r"published\. empty: The document has no tokens\. Check the source, and",
         ),
         (["", {"x": 1}], "document", r"\(2 records: 1 empty, 1 missing_field\)"),
     ):

@@ -302,6 +302,8 @@ ADVICE = {
         "with the records."
     ),
     "tools_not_printed": f"To train on tools, {OTHER_TEMPLATE}.",
+    "not_json": "Each record needs a line of its own, as `jq -c .` writes it.",
+    "field_not_text": SHAPE,
     "bad_message_keys": SHAPE,
     "content_not_text": SHAPE,
     "messages_not_a_list": SHAPE,

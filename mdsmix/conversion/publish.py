@@ -23,6 +23,7 @@ from mdsmix.errors import MdsmixError, TooManyBadRecords, Unreachable
 from mdsmix.kinds.assemble import JoinedRows
 from mdsmix.messages import plural
 from mdsmix.ragged import Ragged
+from mdsmix.record import FILTERED
 from mdsmix.shards.counts import Records, Totals
 from mdsmix.shards.index import INDEX, Index, Shard, make_index
 from mdsmix.shards.lease import (
@@ -196,6 +197,27 @@ def _join_leftovers(job: Job, units: Sequence[UnitRecord]) -> UnitRecord | None:
     )
 
 
+def _explain_no_sample(records: Records, totals: Totals) -> str:
+    """Return why a stream without bad records has no sample, and what the user can do.
+
+    Args:
+        records: the counts of all its records.
+        totals: the counts of all its samples and tokens.
+    """
+    if totals.lost_tokens:
+        return (
+            "All its text fills less than a row of max_seq_len tokens: add text, or set layout: "
+            "document, which gives each document rows of its own."
+        )
+    # The most frequent reason is explained.
+    reason = max(records.filtered, key=records.filtered.__getitem__, default="")
+    explanation = f"{reason}: {FILTERED[reason]} " if reason in FILTERED else ""
+    return (
+        f"{explanation}Check the source, and the settings that leave records out: max_seq_len, "
+        "where, sample, budget, holdout and --limit."
+    )
+
+
 def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
     """Refuse a stream that may not be published.
 
@@ -218,19 +240,16 @@ def _refuse_losses(job: Job, records: Records, totals: Totals) -> None:
     # The stream must have a sample.
     if not totals.samples:
         reasons = {**records.filtered, **records.quarantined}
-        losses = [f"{count} {reason}" for reason, count in reasons.items()]
+        losses = [f"{count:,} {reason}" for reason, count in reasons.items()]
         if totals.lost_tokens:
-            losses.append(f"{totals.lost_tokens} tokens, less than a row")
+            losses.append(f"{totals.lost_tokens:,} tokens, less than a row")
         if records.bad:
             hint = (
                 f"{advise(job, records)} The bad records are in {job.target}/quarantine (mdsmix "
                 "quarantine shows them)."
             )
         else:
-            hint = (
-                "Check the source, and the settings that leave records out: max_seq_len, where, "
-                "sample, budget, holdout and --limit."
-            )
+            hint = _explain_no_sample(records, totals)
         raise TooManyBadRecords(
             f"stream {job.name}: its source gives no sample ({plural(records.read, 'record')}: "
             f"{', '.join(losses) or 'none'}), and Streaming rejects an empty stream; nothing is "

@@ -389,9 +389,9 @@ def describe_possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
         # If `unread` also has the plain key, some records have values other than 0 and 1.
         if key != name and key not in unread and field not in NO_MARKS:
             yield (
-                f"the key {field} of messages is 0 or 1, or false or true, in all "
-                f"{plural(count, 'record')} that have this key, and is not read: if it says which "
-                f"answers are trained, name it in the recipe by source.train_mark: {field}"
+                f"the key {field} of messages is 0 or 1, or false or true, wherever it occurs "
+                f"({plural(count, 'record')}), and is not read: if it says which answers are "
+                f"trained, name it in the recipe by source.train_mark: {field}"
             )
 
 

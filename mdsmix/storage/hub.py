@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.messages import flatten_error
-from mdsmix.storage.hub_errors import HUB_ERRORS, find_endpoint, hide_retry_lines
+from mdsmix.storage.hub_errors import HUB_ERRORS, NO_ANSWERS, find_endpoint, hide_retry_lines
 from mdsmix.storage.location import CHANGED, NO_LIMIT, Listing, Location, Stat, refuse_dots
 from mdsmix.storage.retries import note_answer
 
@@ -203,9 +203,14 @@ def _explain_errors(url: str) -> Iterator[None]:
     except (Unreachable, FileNotFoundError):
         raise
     except HUB_ERRORS.classes() as error:
+        # The client's own text names only its retries if the hub did not answer.
+        reason = NO_ANSWERS.get(HUB_ERRORS.find_code(error))
+        if not reason:
+            reason = (
+                f"{flatten_error(error)[:300]}; check the file's name, the login (HF_TOKEN), the "
+                "network, HF_ENDPOINT and HF_HUB_OFFLINE"
+            )
         raise Unreachable(
-            f"{url} cannot be read from the hub ({type(error).__name__}): "
-            f"{flatten_error(error)[:300]}; check the file's name, the login (HF_TOKEN), the "
-            "network, HF_ENDPOINT and HF_HUB_OFFLINE, or copy the files to this machine and name "
-            "the copies in the recipe"
+            f"{url} cannot be read from the hub ({type(error).__name__}): {reason}, or copy the "
+            "files to this machine and name the copies in the recipe"
         ) from None

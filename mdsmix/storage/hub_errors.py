@@ -38,6 +38,8 @@ _SENTENCES: Mapping[str, str] = {
 """Status, or what happened instead of an answer -> the cause, a semicolon, and what to do. Table of
 docs/troubles.md.
 """
+NO_ANSWERS: Mapping[str, str] = {code: _SENTENCES[code] for code in (_SILENT, _OFFLINE)}
+"The sentences that fit data sets too."
 _XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 "Matches the status in the text of an error of hf_xet."
 _CLOSED = "client has been closed"
