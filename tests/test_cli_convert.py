@@ -177,5 +177,5 @@ def test_a_run_that_finds_nothing_to_do_imports_what_it_needs(project: Project) 
     needless |= {"mdsmix.engines.local_engine", "multiprocessing.connection"}  # no workers
     needless |= {"mdsmix.encode.template_code"}  # what a template does is in the cache
     needless |= {"tarfile", "mdsmix.sources.csv_table", "mdsmix.sources.parquet"}  # other formats
-    needless |= {"mdsmix.kinds.conversations", "mdsmix.kinds.preferences"}  # other kinds
+    needless |= {"mdsmix.kinds.turn_renderer", "mdsmix.kinds.preferences"}  # other kinds
     assert sorted(needless & modules) == []

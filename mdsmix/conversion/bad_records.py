@@ -26,11 +26,11 @@ import orjson
 
 from mdsmix.conversion.job import Job
 from mdsmix.conversion.unit_files import make_lost_error
+from mdsmix.encode.chat import OTHER_TEMPLATE
 from mdsmix.encode.encoded import Encoded
 from mdsmix.engines.tasks import CRASHED
 from mdsmix.errors import TooManyBadRecords
 from mdsmix.kinds.membership import Membership
-from mdsmix.kinds.turn_renderer import OTHER_TEMPLATE
 from mdsmix.messages import find_nearest, format_field, join_counts, make_printable
 from mdsmix.recipe import MAX_BAD, read_share
 from mdsmix.record import FILTERED, detail_of

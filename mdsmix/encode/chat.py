@@ -55,6 +55,11 @@ NO_TEMPLATE = (
     "chat_template"
 )
 "The warning for a tokenizer without a chat template."
+OTHER_TEMPLATE = (
+    "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 "
+    "and Llama 3.1 do"
+)
+"What the user can do about `tools_not_printed`; the end of a sentence."
 
 NO_DEFAULT = (
     "the tokenizer has the chat templates {names}, and none is named default, but conversations "

@@ -21,6 +21,7 @@ import orjson
 
 from mdsmix.encode.answer_parts import PARTS, UNREAD_REASONING
 from mdsmix.encode.backends import open_backend
+from mdsmix.encode.chat import OTHER_TEMPLATE
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import MdsmixError
 from mdsmix.images.fetching import is_http, locate_image
@@ -34,7 +35,6 @@ from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.pictured import choose_image_token
 from mdsmix.kinds.printed_texts import is_printed_by_template
 from mdsmix.kinds.read_records import open_record_encoder
-from mdsmix.kinds.turn_renderer import OTHER_TEMPLATE
 from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import format_field, join_counts, make_printable, plural
 from mdsmix.recipe import ImagesSpec, Recipe

@@ -86,11 +86,6 @@ TEMPLATE_REASONS = {
     **PARTS_REASONS,
 }
 """Reason codes of conversations that the chat template cannot render -> their explanations."""
-OTHER_TEMPLATE = (
-    "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 "
-    "and Llama 3.1 do"
-)
-"What the user can do about `tools_not_printed`; the end of a sentence."
 
 
 class RenderedRows(NamedTuple):
