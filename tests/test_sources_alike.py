@@ -410,10 +410,69 @@ def test_rows_of_a_table_are_those_of_a_reader_that_gets_line_after_line(
             assert stretch.line == data.count(b"\n", 0, offset) + 1
             assert stretch.lengths == [*map(len, stretch.raws)]
             assert {*stretch.faults.values()} <= {"not_csv"}
-            cells = [None if i in stretch.faults else row for i, row in enumerate(stretch.cells)]
-            found += zip(stretch.raws, cells, strict=True)
+            assert sum(stretch.widths) == len(stretch.cells)
+            for index, raw in enumerate(stretch.raws):
+                cells = None if index in stretch.faults else stretch.cells_of(index)
+                found.append((raw, cells))
             offset += sum(stretch.lengths)
     assert found == [*read_line_by_line(data, delimiter)]
+
+
+def test_rows_without_faults_are_cut_without_the_csv_reader(tmp_path: Path) -> None:
+    """It takes several times as long."""
+    lines = [b'"x","y"', b'5" disk,"a ""b"""', b'"""c"",\n",d"e"', b'"",""""', b"", b'f,",""\r,"']
+    rows = [['5" disk', 'a "b"'], ['"c",\n', 'd"e"'], ["", '"'], ["f", ',"\r,']]
+    with patch.object(csv, "reader", side_effect=AssertionError):
+        for end in (b"\n", b"\r\n"):
+            data = b"".join(line + end for line in lines)
+            records = all_records(read_file(tmp_path, "a.csv", data))
+            assert records == [{"x": x, "y": y} for x, y in rows]
+
+
+FAULTY_LINES = {
+    b"": None,
+    b'5" a,b': None,
+    b'"a"b,c': "not_csv",
+    b"a\0,b": "nul_byte",
+    b"\xff,b": "invalid_utf8",
+    b"a": "too_few_fields",
+    b"a,,": "too_many_fields",
+}
+"A line of a table with two fields -> the reason code if the line is not a record."
+CELLS_OF_FILES = st.lists(st.lists(CELL, min_size=2, max_size=2), max_size=8)
+
+
+@FUZZ
+@given(CELLS_OF_FILES, st.sampled_from([*FAULTY_LINES]), CELLS_OF_FILES, st.integers(1, 30), *ENDS)
+def test_a_table_has_the_records_of_the_same_json_lines(
+    tmp_path: Path,
+    rows: list[list[str]],
+    line: bytes,
+    later: list[list[str]],
+    piece: int,
+    delimiter: str,
+    quoted: bool,
+    end: str,
+) -> None:
+    """Between the rows is a blank line, one with a quote that is text, or one with a fault."""
+    style = csv.QUOTE_ALL if quoted or end == "\n" else csv.QUOTE_MINIMAL
+    tables = [io.StringIO(newline=""), io.StringIO(newline="")]
+    for table, part in zip(tables, [[["x", "y"], *rows], later], strict=True):
+        writer = csv.writer(table, delimiter=delimiter, lineterminator=end, quoting=style)
+        writer.writerows(part)
+    before, after = (table.getvalue().encode() for table in tables)
+    middle = line.replace(b",", delimiter.encode()) + end.encode()
+    name = "a.csv" if delimiter == "," else "a.tsv"
+    batches = read_in_pieces(piece, tmp_path, name, before + middle + after, window=40)
+
+    records = [*rows, *([['5" a', "b"]] if line.startswith(b"5") else []), *later]
+    lines = [json.dumps(dict(zip("xy", row, strict=True))).encode() for row in records]
+    assert all_records(batches) == all_records(
+        read_file(tmp_path, "a.jsonl", b"\n".join(lines), window=1 << 20)
+    )
+    reason = FAULTY_LINES[line]
+    found = [(why, origin.raw, origin.place["offset"]) for why, origin in bad_items(batches)]
+    assert found == ([(reason, middle, len(before))] if reason else [])
 
 
 TABLES: list[tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = [

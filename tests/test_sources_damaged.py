@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import os
+import tracemalloc
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -150,6 +151,11 @@ LONG: list[tuple[str, dict[str, str], bytes, bytes, bytes, list[Any], str]] = [
         ("a.csv", {}, b"x,y\n1,a\n", b'1,"%s"\n' % words, b"2,b\n", XY, "record_too_long")
         for words in (*WORDS, b'","'.join([b"word " * 10] * 2))
     ),
+    # A quote that stays open: of a cell that is too long, and of a row with two shorter cells.
+    *(
+        ("a.csv", {}, b"x,y\n1,a\n2,b\n", b'1,"%s' % words, b"", XY, "record_too_long")
+        for words in (b'say ""no""\n' * 20, b'word\n"",\n' * 20, b'","'.join([b"word\n" * 9] * 3))
+    ),
     *(
         ("a.txt", {"split_by": split_by}, b"", words, b"", [], "record_too_long")
         for split_by in ("file", "paragraph")
@@ -172,6 +178,24 @@ def test_a_record_that_is_too_long_is_skipped_and_its_place_and_length_are_kept(
             [(why, origin)] = bad_items(batches)
             assert (why, origin.raw, origin.place["offset"]) == (reason, b"", len(before))
             assert abs(origin.length - len(long)) <= (name == "a.txt")
+
+
+def test_a_quote_that_stays_open_takes_little_memory(tmp_path: Path) -> None:
+    """Python's csv reader takes four bytes for each character of a cell, and a list of lines about
+    fifty for each line.
+    """
+    content = b'text\n"' + b"words of a line\n" * 3_000_000
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        batches = read_file(tmp_path, "a.csv", content)
+        [(reason, origin)] = bad_items(batches)
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    place_and_length = (origin.place["offset"], origin.length)
+    assert (reason, *place_and_length) == ("record_too_long", 5, len(content) - 5)
+    assert peak < 150 << 20
 
 
 def test_bad_rows_and_damaged_row_groups_are_set_aside(tmp_path: Path) -> None:

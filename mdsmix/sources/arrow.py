@@ -342,7 +342,7 @@ def _read_rows(rows: pa.RecordBatch) -> list[Any]:
             columns.append(column.to_pylist())
     if not columns:
         return [{} for _ in range(rows.num_rows)]
-    return make_records(rows.schema.names, zip(*columns, strict=True))
+    return make_records(rows.schema.names, columns)
 
 
 def _read_row(rows: pa.RecordBatch, index: int, reasons: dict[int, str]) -> Any:

@@ -1,11 +1,9 @@
 """Cuts a csv file into rows, and each row into cells, with the bytes and the place of each row.
 
-Python's csv reader decides where a row ends. It gets one string after the other until a row is
-complete. If a string were one line, a text of 4 KB would be a hundred strings. So about 4 MB are
-cut at once, at the line ends that have an even number of quotes before them: in valid csv these are
-the ends of the rows. Between two of them, all line ends must be in quotes, as any other gives an
-error of the reader. After an error, the strings of the row are cut into lines and read again. So
-the rows are those of a reader that gets line after line.
+Python's csv reader in strict mode decides where rows and cells end. It looks at one character after
+the other. So about 4 MB are cut at once by `csv_cells.py`, which finds the same rows and cells in
+bytes without faults. If they have a fault (a wrong quote, a NUL byte, invalid UTF-8, a cell that is
+too long), the csv reader reads them line by line.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from io import BytesIO
 from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
-from mdsmix.lazy_numpy import np
 from mdsmix.sources import jsonl
-from mdsmix.sources.format import TOO_LONG
+from mdsmix.sources.csv_cells import CellRows, count_line_ends, find_rows
+from mdsmix.sources.format import BYTE_ORDER_MARK, TOO_LONG
 from mdsmix.sources.jsonl import is_utf8
 
 LONGEST_FIELD = 16 << 20
@@ -41,35 +39,45 @@ class Stretch:
     'The bytes of each row with its line end; b"" for a row that is too long.'
     lengths: list[int]
     "The number of bytes of each row."
-    cells: list[list[str]]
-    "The cells of each row; without meaning if the row has a fault. A blank line has none."
+    cells: list[str]
+    "The cells of all rows; those of a row with a fault have no meaning."
+    widths: list[int]
+    "The number of cells of each row; 0 for a blank line."
     faults: dict[int, str]
     "Index of a row that cannot be read -> reason code, ascending."
+
+    def cells_of(self, index: int) -> list[str]:
+        """Return the cells of a row."""
+        first = sum(self.widths[:index])
+        return self.cells[first : first + self.widths[index]]
 
     def part(self, start: int, stop: int) -> Stretch:
         """Return the rows `start` to `stop` (exclusive)."""
         earlier = self.raws[:start]
+        first_cell = sum(self.widths[:start])
+        widths = self.widths[start:stop]
         return Stretch(
             offset=self.offset + sum(self.lengths[:start]),
             line=self.line + sum(raw.count(b"\n") for raw in earlier),
             raws=self.raws[start:stop],
             lengths=self.lengths[start:stop],
-            cells=self.cells[start:stop],
+            cells=self.cells[first_cell : first_cell + sum(widths)],
+            widths=widths,
             faults={i - start: why for i, why in self.faults.items() if start <= i < stop},
         )
 
     def is_blank(self, index: int) -> bool:
         """Return whether a row is a blank line."""
-        return not self.cells[index] and index not in self.faults
+        return not self.widths[index] and index not in self.faults
 
     def count_filled(self) -> int:
         """Return the number of rows that are not blank lines."""
-        faults_without_cells = sum(not self.cells[index] for index in self.faults)
-        return len(self.cells) - self.cells.count([]) + faults_without_cells
+        faults_without_cells = sum(not self.widths[index] for index in self.faults)
+        return len(self.widths) - self.widths.count(0) + faults_without_cells
 
     def find_filled(self) -> int | None:
         """Return the index of the first row that is not a blank line; None if all are."""
-        for index in range(len(self.cells)):
+        for index in range(len(self.widths)):
             if not self.is_blank(index):
                 return index
         return None
@@ -80,8 +88,10 @@ class _ParsedRows(NamedTuple):
 
     raws: list[bytes]
     "The bytes of each row with its line end."
-    cells: list[list[str]]
-    "The cells of each row; [] if the row is not valid csv."
+    cells: list[str]
+    "The cells of all rows."
+    widths: list[int]
+    "The number of cells of each row; 0 if the row is not valid csv."
     faults: dict[int, str]
     "Index of a row that cannot be read -> reason code, ascending."
     read_of_long_row: int
@@ -113,20 +123,20 @@ class RowReader:
         csv.field_size_limit(LONGEST_FIELD)
         is_at_end = False
         while not is_at_end:
-            lines = self._read_lines()
-            is_at_end = not lines
-            self._unread += lines
+            is_at_end = not self._read_lines()
             yield from self._take_rows(is_at_end)
 
-    def _read_lines(self) -> bytes:
-        """Return the next lines of the file, about 4 MB; b"" at the end of the file. Of a line that
-        is too long, more than LONGEST_ROW bytes are returned, but not its end.
+    def _read_lines(self) -> bool:
+        """Add the next lines of the file to `_unread`, about 4 MB. Return False at the end of the
+        file. Of a line that is too long, more than LONGEST_ROW bytes are read, but not its end.
         """
         # Read as much again as an unfinished row has, which is parsed from its beginning each time.
-        lines = self._stream.read(max(jsonl.PIECE_BYTES, len(self._unread)))
-        if lines and not lines.endswith(b"\n"):
-            lines += self._stream.readline(LONGEST_ROW + 1)
-        return lines
+        piece = self._stream.read(max(jsonl.PIECE_BYTES, len(self._unread)))
+        rest_of_line = b""
+        if piece and not piece.endswith(b"\n"):
+            rest_of_line = self._stream.readline(LONGEST_ROW + 1)
+        self._unread = b"".join([self._unread, piece, rest_of_line])
+        return bool(piece)
 
     def _take_rows(self, is_at_end: bool) -> Iterator[Stretch]:
         """Yield the rows at the beginning of `_unread`, and remove them from there. The last row
@@ -149,17 +159,19 @@ class RowReader:
                 line=self._line,
                 raws=rows.raws[:count],
                 lengths=lengths[:count],
-                cells=rows.cells[:count],
+                cells=rows.cells[: sum(rows.widths[:count])],
+                widths=rows.widths[:count],
                 faults={index: why for index, why in rows.faults.items() if index < count},
             )
             size = sum(stretch.lengths)
             self._offset += size
-            self._line += self._unread.count(b"\n", 0, size)
+            self._line += count_line_ends(self._unread[:size])
             self._unread = self._unread[size:]
             yield stretch
-            if not read_of_long_row:
+            if read_of_long_row:
+                yield self._skip_row(read_of_long_row)
+            elif not is_at_end:
                 return
-            yield self._skip_row(read_of_long_row)
 
     def _parse(self, is_at_end: bool) -> _ParsedRows:
         """Return the rows at the beginning of `_unread`, without the last one if it may continue in
@@ -168,24 +180,45 @@ class RowReader:
         Args:
             is_at_end: whether the file has no more lines.
         """
-        # Decode the parts. The csv reader gets no NUL bytes, since old releases of it fail on them.
-        parts = _cut_after_rows(self._unread)
-        has_faults = b"\0" in self._unread
-        texts = list[str]()
-        try:
-            texts += map(bytes.decode, parts)
-        except UnicodeDecodeError:
-            has_faults = True
-        if has_faults:
-            texts = [*map(_decode_faulty, parts)]
-        mark = "\ufeff" if self._offset == 0 else ""
-        texts[0] = texts[0].removeprefix(mark)
+        text = self._unread
+        mark = b""
+        if self._offset == 0 and text.startswith(BYTE_ORDER_MARK):
+            mark = BYTE_ORDER_MARK
+            text = text[len(mark) :]
+        rows = find_rows(text, self._delimiter, is_at_end)
+        if rows is None or (is_at_end and not rows.raws) or _has_long_cell(rows):
+            return self._parse_lines(is_at_end)
+        if rows.raws:
+            rows.raws[0] = mark + rows.raws[0]
+            return _ParsedRows(rows.raws, rows.cells, rows.widths, {}, 0)
 
-        waiting = deque[str | None](texts)  # the parts that the csv reader has not read
+        # All of the text is the beginning of one row.
+        read_of_long_row = 0
+        if rows.open_cell is not None:
+            read_of_long_row = _find_long_cell(text, rows.open_cell)
+        if not read_of_long_row and len(text) > LONGEST_ROW:
+            read_of_long_row = len(text)
+        if read_of_long_row:
+            read_of_long_row += len(mark)
+        return _ParsedRows([], [], [], {}, read_of_long_row)
+
+    def _parse_lines(self, is_at_end: bool) -> _ParsedRows:
+        """Return what `_parse` returns, as the csv reader reads one line after the other.
+
+        Args:
+            is_at_end: whether the file has no more lines.
+        """
+        lines = BytesIO(self._unread).readlines()
+        # The csv reader gets no NUL bytes, since old releases of it fail on them.
+        texts = [*map(_decode_faulty, lines)]
+        if self._offset == 0:
+            texts[0] = texts[0].removeprefix("\ufeff")
+        waiting = deque[str | None](texts)  # the lines that the csv reader has not read
         waiting.append(None)  # the end
-        cells = list[list[str]]()
+        cells = list[str]()
+        widths = list[int]()
         faults = dict[int, str]()
-        ends = [0]  # the number of parts up to the end of each row
+        ends = [0]  # the number of lines up to the end of each row
         read_of_long_row = 0
         while True:
             # Read rows up to the end or to a fault.
@@ -193,46 +226,32 @@ class RowReader:
             reader = csv.reader(iter(waiting.popleft, None), delimiter=self._delimiter, strict=True)
             try:
                 for row in reader:
-                    cells.append(row)
+                    cells += row
+                    widths.append(len(row))
                     ends.append(first + reader.line_num)
                 break
             except csv.Error as error:
                 message = str(error)
-            start = ends[-1]
             stop = first + reader.line_num
-            if stop == len(parts) and not is_at_end:
+            if stop == len(lines) and not is_at_end:
                 break  # perhaps the row continues in the next lines of the file
-
-            # Read the row again line by line, or note its fault.
-            lines = [line for part in parts[start:stop] for line in BytesIO(part).readlines()]
-            again = [*map(_decode_faulty, lines)]
-            if len(lines) > stop - start:
-                parts[start:stop] = lines
-                if start == 0:
-                    again[0] = again[0].removeprefix(mark)
-            elif "limit" in message:  # the reader's own words if a cell is too long
-                read_of_long_row = sum(map(len, lines))
+            start = ends[-1]
+            if "limit" in message:  # the reader's own words if a cell is too long
+                read_of_long_row = sum(map(len, lines[start:stop]))
                 break
-            else:
-                # The bad row is the first line. The lines after it are read again as new rows.
-                faults[len(cells)] = "not_csv"
-                cells.append([])
-                ends.append(start + 1)
-                del again[0]
+            # The bad row is its first line. The lines after it are read again as new rows.
+            faults[len(widths)] = "not_csv"
+            widths.append(0)
+            ends.append(start + 1)
             if not waiting:
                 waiting.append(None)
-            waiting.extendleft(reversed(again))
+            waiting.extendleft(reversed(texts[start + 1 : stop]))
 
-        # Join the parts of each row, and find the faults that the csv reader does not see.
-        if ends[-1] == len(cells):  # each row is one part
-            raws = parts[: len(cells)]
-        else:
-            raws = [b"".join(parts[start:stop]) for start, stop in pairwise(ends)]
-        if has_faults:
-            unseen = {index: _find_unseen_fault(raw) for index, raw in enumerate(raws)}
-            found = {index: why for index, why in unseen.items() if why} | faults
-            faults = dict(sorted(found.items()))
-        return _ParsedRows(raws, cells, faults, read_of_long_row)
+        # Join the lines of each row, and find the faults that the csv reader does not see.
+        raws = [b"".join(lines[start:stop]) for start, stop in pairwise(ends)]
+        unseen = {index: _find_unseen_fault(raw) for index, raw in enumerate(raws)}
+        found = {index: why for index, why in unseen.items() if why} | faults
+        return _ParsedRows(raws, cells, widths, dict(sorted(found.items())), read_of_long_row)
 
     def _skip_row(self, read: int) -> Stretch:
         """Skip a row that is too long, and return it without its bytes. The row ends at the first
@@ -258,7 +277,8 @@ class RowReader:
             line=self._line,
             raws=[b""],
             lengths=[length],
-            cells=[[]],
+            cells=[],
+            widths=[0],
             faults={0: TOO_LONG},
         )
         self._offset += length
@@ -267,18 +287,31 @@ class RowReader:
         return stretch
 
 
-def _cut_after_rows(text: bytes) -> list[bytes]:
-    """Return the text in parts that end at the line ends with an even number of quotes before them,
-    which are the ends of rows in valid csv. Lines after the last such end are parts of their own.
+def _has_long_cell(rows: CellRows) -> bool:
+    """Return whether a cell has more characters than LONGEST_FIELD."""
+    if max(map(len, rows.raws), default=0) <= LONGEST_FIELD:
+        return False  # most often; there are fewer rows than cells
+    return max(map(len, rows.cells), default=0) > LONGEST_FIELD
+
+
+def _find_long_cell(text: bytes, opening: int) -> int:
+    """Return the end of the line in which a quoted cell has more characters than LONGEST_FIELD; 0
+    if there is no such line.
+
+    Args:
+        text: lines up to which the cell does not end.
+        opening: the index of the quote that opens the cell.
     """
-    array = np.frombuffer(text, np.uint8)
-    line_ends = np.flatnonzero(array == ord("\n"))
-    quotes = np.flatnonzero(array == ord('"'))
-    is_after_row = np.searchsorted(quotes, line_ends) % 2 == 0
-    stops = (line_ends[is_after_row] + 1).tolist()
-    parts = [text[start:stop] for start, stop in pairwise([0, *stops])]
-    last_stop = stops[-1] if stops else 0
-    return parts + BytesIO(text[last_stop:]).readlines()
+    if len(text) - opening <= LONGEST_FIELD:
+        return 0
+    characters = 0
+    end = opening + 1
+    for line in BytesIO(text[end:]):
+        characters += len(_decode_faulty(line)) - line.count(b'""')
+        end += len(line)
+        if characters > LONGEST_FIELD:
+            return end
+    return 0
 
 
 def _decode_faulty(raw: bytes) -> str:

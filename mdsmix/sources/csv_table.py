@@ -1,9 +1,9 @@
 """Tables of delimited text, csv and tsv. Every cell is a string and may contain line ends; a row
 with a fault is a bad record.
 
-Python's csv reader decides where a row ends (`csv_rows.py`). Arrow's reader is faster. But it
-returns no place, fails on a field larger than its block, and turns "NA" into null and "007" into 7
-unless configured otherwise.
+Rows and cells end where they do for Python's csv reader (`csv_rows.py`, `csv_cells.py`). Arrow's
+reader returns no place, fails on a field larger than its block, and turns "NA" into null and "007"
+into 7 unless configured otherwise.
 
 In countries with a decimal comma, spreadsheets separate cells by semicolons. So if the first line
 has semicolons but not the delimiter, the delimiter is `;`.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Any, ClassVar, NamedTuple
 
 from mdsmix.errors import Unreachable
@@ -108,7 +108,7 @@ def _refuse_repeated_header(
         index = stretch.find_filled()
         if index is not None and not is_checked:
             is_checked = True
-            cells = stretch.cells[index]
+            cells = stretch.cells_of(index)
             if cells and _names_fields(cells, header):
                 hint = "remove source.header from the recipe"
                 if cells != header:
@@ -155,7 +155,7 @@ def _read_header(file: SourceFile, stretches: Iterator[Stretch]) -> _Table:
         index = stretch.find_filled()
         if index is None:
             continue
-        names = stretch.cells[index]
+        names = stretch.cells_of(index)
         repeated = {name for name in names if names.count(name) > 1}
         fault = stretch.faults.get(index, "")
         if repeated:
@@ -244,17 +244,20 @@ class TableRows(Rows):
 
     def decode(self) -> Decoded:
         cells = self.stretch.cells
+        widths = self.stretch.widths
         reasons = dict(self.stretch.faults)
         width = len(self.header)
-        widths = [*map(len, cells)]
-        if widths.count(width) < len(cells):
+        if widths.count(width) < len(widths):
             for index, count in enumerate(widths):
                 if count != width and index not in reasons:
                     reasons[index] = _misfit(count, width)
             reasons = dict(sorted(reasons.items()))
         if reasons:
-            cells = [row for index, row in enumerate(cells) if index not in reasons]
-        records = make_records(self.header, cells)
+            rows = pairwise(accumulate(widths, initial=0))
+            good = (slice(*row) for index, row in enumerate(rows) if index not in reasons)
+            cells = [*chain.from_iterable(map(cells.__getitem__, good))]
+        columns = [cells[number::width] for number in range(width)]
+        records = make_records(self.header, columns)
         if self.unit.parsed or self.unit.text_or_messages:
             return self._parse_cells(records, reasons)
         return records, reasons

@@ -114,16 +114,17 @@ def row_blocks(
             position = int(ends[stop - 1])
 
 
-def make_records(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Any]:
+def make_records(names: Sequence[str], columns: Sequence[list[Any]]) -> list[Any]:
     """Return a record of each row: the name of each column -> its value.
 
     Args:
-        names: the names of the columns.
-        rows: the values of each row, as many as there are names.
+        names: the names of the columns, one or more.
+        columns: the values of each column, in the same order.
     """
     if len(names) == 1:
         # In half of the time: 3 % of the CPU time for documents of 100 bytes.
         [name] = names
-        return [{name: value} for [value] in rows]
+        [values] = columns
+        return [{name: value} for value in values]
     # A loop in C: a third of the time of a list comprehension.
-    return [*map(dict, map(zip, repeat(names), rows))]
+    return [*map(dict, map(zip, repeat(names), zip(*columns, strict=True)))]
