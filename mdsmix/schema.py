@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import orjson
 
-from mdsmix.messages import suggest_key
+from mdsmix.messages import find_nearest
 
 T = TypeVar("T")
 
@@ -58,6 +58,22 @@ class Misfit(Exception):
     """
 
 
+class UnknownKey(Misfit):
+    """Raised for an unknown key that resembles no key of its section, or of the sections in it."""
+
+    def __init__(self, message: str, path: str, key: str) -> None:
+        """Keep the message for the case that no other section has the key either.
+
+        Args:
+            message: the sentence, with the section's keys.
+            path: the key with those that lead to it, such as `mix.web.layout`.
+            key: the key itself.
+        """
+        super().__init__(message)
+        self.path = path
+        self.key = key
+
+
 def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
     """Return an instance of a dataclass from a mapping of field name -> value.
 
@@ -76,8 +92,12 @@ def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
     for key, value in values.items():
         reader = schema.readers.get(key)
         if reader is None:
+            path = _join_keys(where, key)
             remedy = _suggest_field(cls, where, str(key))
-            raise Misfit(f"{_join_keys(where, key)} is not a known key; {remedy}")
+            if remedy:
+                raise Misfit(f"{path} is not a known key; {remedy}")
+            keys = ", ".join(schema.readers)
+            raise UnknownKey(f"{path} is not a known key; the keys are {keys}.", path, str(key))
         # The usual case first: a value of a plain class is taken unchanged.
         is_plain = type(value) in reader.plain
         fields[key] = value if is_plain else reader.read(value, _join_keys(where, key))
@@ -179,6 +199,7 @@ def _as_tree(value: Any) -> Any:
 
 def _suggest_field(cls: Any, where: str, key: str) -> str:
     """Return the end of a sentence on an unknown key: `write source.path.` or `did you mean path?`
+    Return an empty string if no key fits.
 
     The first form names the field that has the key among its synonyms (metadata `also called`), or
     the field of this name in a section inside this mapping. If there is none, the second form names
@@ -197,7 +218,28 @@ def _suggest_field(cls: Any, where: str, key: str) -> str:
     for field in fields:
         if readers[field.name].reads_section_with(key):
             return f"write {_join_keys(where, field.name)}.{key}."
-    return suggest_key(key, [field.name for field in fields])
+    similar = find_nearest(key, [field.name for field in fields])
+    return f"did you mean {similar}?" if similar else ""
+
+
+def find_place(cls: Any, key: str) -> str | None:
+    """Return the path of a field in a dataclass or in the sections of it, the least deep one:
+    `streams.NAME.pack` for `pack` in a recipe. Return None if there is no such field.
+
+    Args:
+        cls: the dataclass of the whole tree.
+        key: the name of the field.
+    """
+    sections = [(cls, "")]
+    for section, where in sections:  # the list grows meanwhile
+        for field in list_fields(section):
+            path = _join_keys(where, field.name)
+            if field.name == key:
+                return path
+            reader = _make_schema(section).readers[field.name]
+            sections += [(inner, path) for inner in reader.sections]
+            sections += [(inner, f"{path}.NAME") for inner in reader.named_sections]
+    return None
 
 
 class Reader:
@@ -255,10 +297,20 @@ class Reader:
                     return parse_mapping(typing.cast(Any, outer), {short_form.key: value}, where)
         raise Misfit(f"{where} is {shorten_value(value)}; it must be {_describe_type(self.hint)}.")
 
+    @property
+    def sections(self) -> list[Any]:
+        """The dataclasses that the value may be."""
+        return [outer for outer, _ in self._containers if dataclasses.is_dataclass(outer)]
+
+    @property
+    def named_sections(self) -> list[Any]:
+        """The dataclasses that the values of a mapping may be: `Stream` for `dict[str, Stream]`."""
+        mappings = [args[-1] for outer, args in self._containers if len(args) == 2]
+        return [inner for inner in mappings if dataclasses.is_dataclass(inner)]
+
     def reads_section_with(self, key: str) -> bool:
         """Return whether the value may be a dataclass that has a field of this name."""
-        sections = [outer for outer, _ in self._containers if dataclasses.is_dataclass(outer)]
-        return any(field.name == key for section in sections for field in list_fields(section))
+        return any(field.name == key for section in self.sections for field in list_fields(section))
 
 
 _reader = functools.cache(Reader)
