@@ -17,7 +17,7 @@ from mdsmix.encode.chat import ChatTemplate, open_template
 from mdsmix.encode.text_layouts import PrefixTexts, open_layouts, read_structure
 from mdsmix.record import Conversation, RecordRefused, RichConversation, Tools
 from mdsmix.shapes import SHAPES
-from tests import styles, tool_styles
+from tests import pictures, styles, tool_styles
 from tests.test_encode_chat import CAPTURES, LOOKS, PRINTS, SAID, VARIABLES
 from tests.tool_styles import TOOLS, decode_arguments, draw_conversations
 
@@ -50,6 +50,20 @@ CALL_LOOKS = [
     "c.function.name.make_text_placeholder is defined",
     *("c.function.name.strip(characters=' ')", "c.function.name.split(separator='q')"),
 ]
+PART_LOOKS = [
+    *("p.text", "p['text'] | trim", "p.text | upper", "p.type", "p.type == 'text'", "'text' in p"),
+    *("p | tojson", "p is mapping", "p.keys() | list", "p == m.content[0]", "p in m.content", "p"),
+    *("m.content | length", "m.content is string", "m.content is iterable", "m.content"),
+    *("m.content | tojson", "m.content | first", "m.content | last | string", "m.content | join"),
+    *("m.content | map(attribute='text') | join", "m.content[0].text", "'a' in m.content"),
+    *("m.content == []", "m.content == messages[0].content", "m.content | reverse | list"),
+    *("m.content + m.content", "m.content | unique | list | length", "m.content | batch(2) | list"),
+    *("m.content | selectattr('type', 'equalto', 'text') | list | length", "p.text is defined"),
+    *("m.content | selectattr('text') | map(attribute='text') | first", "p.text in m.content"),
+    *("m.content | sort(attribute='text') | map(attribute='type') | join", "p.text.split('q')[0]"),
+    *("m.content | groupby('type') | length", "p.text == m.content[0].text", "p.image is defined"),
+    "m.content | rejectattr('type', 'equalto', 'image') | map(attribute='text') | join('|')",
+]
 
 
 def draw_records(count: int, seed: int) -> Iterator[Conversation]:
@@ -73,6 +87,30 @@ def draw_records(count: int, seed: int) -> Iterator[Conversation]:
 
 RECORDS = [*draw_records(4, seed=3)]
 FEW = RECORDS[:6]
+
+
+def draw_parts(count: int, seed: int) -> Iterator[Conversation]:
+    """Yield conversations whose contents are texts, or lists of texts and images; each comes four
+    times with other texts.
+    """
+    rng = random.Random(seed)
+    for _ in range(count):
+        kinds = [rng.choices(("image", "text", "blank"), k=rng.randrange(4)) for _ in range(4)]
+        for _ in range(4):
+            messages = list[dict[str, Any]]()
+            for number, kinds_of_one in enumerate(kinds):
+                texts = {kind: f"{rng.random()}{rng.choice(ENDINGS)}" for kind in kinds_of_one}
+                texts["blank"] = " "
+                parts = [
+                    {"type": "image"} if kind == "image" else {"type": "text", "text": texts[kind]}
+                    for kind in kinds_of_one
+                ]
+                role = "assistant" if number % 2 else "user"
+                messages.append({"role": role, "content": parts or f"{rng.random()}"})
+            yield RichConversation(messages)
+
+
+PARTS = [*draw_parts(3, seed=4)]
 
 
 def text_or_reason(render: Any, *arguments: Any) -> str:
@@ -112,12 +150,15 @@ def test_texts_of_templates_are_made_from_layouts(monkeypatch: pytest.MonkeyPatc
     templates = tool_styles.TEMPLATES_WITH_TOOLS | styles.TEMPLATES | styles.REWRITING | PRINTS
     templates |= {"harmony": tool_styles.GPT_OSS, "gemma_4": tool_styles.GEMMA_4}
     templates |= {"kimi": tool_styles.KIMI_K3, "items": tool_styles.ITEMS}
+    in_parts = {"qwen_vl": pictures.QWEN, "llava": pictures.LLAVA}
     without = set[str]()
     for name, source in templates.items():
         template = open_template(source, VARIABLES, "2026-01-01")
         if not count_filled(template, RECORDS, monkeypatch):
             without.add(name)
     assert without == {"generation"}
+    for name, source in in_parts.items():
+        assert count_filled(open_template(source, {}), PARTS, monkeypatch), name
 
 
 def test_a_template_may_do_anything_with_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,12 +167,17 @@ def test_a_template_may_do_anything_with_a_value(monkeypatch: pytest.MonkeyPatch
     calls = f"{{% for c in m.tool_calls or [] %}}{asked}{{% endfor %}}"
     looks = [SAID.replace("{{ m.content }}", asked).replace("LOOK", look) for look in LOOKS]
     looks += [SAID.replace("{{ m.content }}", calls).replace("LOOK", look) for look in CALL_LOOKS]
-    filled = {
-        source: count_filled(open_template(source, VARIABLES), FEW, monkeypatch)
-        for source in (*looks, *CAPTURES)
-    }
-    assert min(filled.values()) == 0, "some looks are not allowed"
-    assert sum(count > 0 for count in filled.values()) > 40
+    parts = f"{{% for p in m.content if m.content is not string %}}{asked}{{% endfor %}}"
+    part_looks = [
+        SAID.replace("{{ m.content }}", parts).replace("LOOK", look) for look in PART_LOOKS
+    ]
+    for sources, records, least in (((*looks, *CAPTURES), FEW, 40), (part_looks, PARTS, 15)):
+        filled = [
+            count_filled(open_template(source, VARIABLES), records, monkeypatch)
+            for source in sources
+        ]
+        assert min(filled) == 0, "some looks are not allowed"
+        assert sum(count > 0 for count in filled) > least
 
 
 WORDS = ("'a'", "'</think>'", "'\\n'", "''", "' '", "m.role", "bos_token", "none", "1", "missing")
@@ -140,6 +186,7 @@ WORDS = ("'a'", "'</think>'", "'\\n'", "''", "' '", "m.role", "bos_token", "none
 def draw_text(rng: random.Random, depth: int) -> str:
     """Return a random expression whose value is mostly a text of a message."""
     values = ("m.content", "messages[0].content", "c.function.name", "m.role", "said(m)", "' '")
+    values += ("p.text", "p.type")
     if depth == 0 or rng.random() < 0.2:
         return rng.choice(values)
     text = draw_text(rng, depth - 1)
@@ -183,6 +230,7 @@ def draw_template(rng: random.Random) -> str:
     )
     said = "{% macro said(m) %} {{ m.content }}{{ m.name }}{% endmacro %}"
     calls = "{% set c = (m.tool_calls or [{}])[0] %}"
+    calls += "{% set p = {} if m.content is string or not m.content else m.content[-1] %}"
     asked = f"{calls}{printed}{{% if {question} %}}yes{{% endif %}}{{{{ {question} }}}}"
     return said + SAID.replace("{{ m.content }}", asked)
 
@@ -192,8 +240,9 @@ def test_random_templates_print_the_same_texts_from_layouts(
 ) -> None:
     rng = random.Random(5)
     templates = [open_template(draw_template(rng), VARIABLES) for _ in range(60)]
-    filled = [count_filled(template, FEW, monkeypatch) for template in templates]
-    assert sum(count > 0 for count in filled) > 5
+    for records in (FEW, PARTS):
+        filled = [count_filled(template, records, monkeypatch) for template in templates]
+        assert sum(count > 0 for count in filled) > 5
 
 
 def test_a_structure_has_keys_in_order_and_sorts_of_values() -> None:

@@ -38,6 +38,8 @@ arguments without entries. They are numbers, since true and false equal 1 and 0.
 """
 LITERAL_KEYS = frozenset({"role", "type"})
 "Keys whose strings are part of the structure, since templates compare them."
+LISTS = frozenset({"tool_calls", "content"})
+"Keys whose lists are part of the structure: of calls, and of texts and images."
 MOST_KEYS = 65_536
 "The most keys of a template that have come once, and the most of its messages' structures."
 MOST_SIZE = 32_000_000
@@ -85,7 +87,7 @@ class Structure(NamedTuple):
 
 def read_structure(messages: Sequence[Message]) -> Structure | None:
     """Return the structure of messages. Return None if a message has a value that is not a string,
-    a call of a tool, null, true or false.
+    a call of a tool, a part of a content, null, true or false.
     """
     values = list[Any]()
     try:
@@ -121,7 +123,7 @@ def _describe(key: str, value: Any, values: list[Any]) -> Any:
             return EMPTY_OBJECT
         values.append(value)
         return OBJECT
-    if type(value) is list and key == "tool_calls":
+    if type(value) is list and key in LISTS:
         return ("list", *[_describe("", call, values) for call in value])
     raise Unsupported
 
