@@ -5,6 +5,7 @@ condition, or leaves the stream out.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,33 @@ def test_tools_that_are_not_read_are_named(tmp_path: Path, tokenizer_folder: Pat
         record = {"messages": turns, "tools": tools}
         answer = run_init(tmp_path, tokenizer_folder, record)
         assert ("the tools in the field tools are not read" in answer.err) == is_named
+
+
+def test_variables_of_the_chat_template_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """verl's records have `enable_thinking` at the top. The template prints it as soon as it is
+    moved to where the message says.
+    """
+    thinker = tmp_path / "thinker"
+    shutil.copytree(tokenizer_folder, thinker)
+    (thinker / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% if enable_thinking is false %}/no{% endif %}"
+        "<|im_end|>{% endfor %}{% if add_generation_prompt and tools %}?{% endif %}"
+    )
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    said = "a: the chat template reads a variable enable_thinking, but the field enable_thinking"
+    for tokenizer, value, is_named in (
+        (thinker, False, True),
+        (thinker, None, False),
+        (tokenizer_folder, False, False),
+    ):
+        record = {"messages": turns, "enable_thinking": value, "add_generation_prompt": True}
+        err = run_init(tmp_path, tokenizer, record).err
+        assert (said in err) == is_named
+        assert "a variable add_generation_prompt" not in err
+    moved = {"messages": turns, "chat_template_kwargs": {"enable_thinking": False}}
+    assert "a variable" not in run_init(tmp_path, thinker, moved).err
+    printed = run_ok("init", tmp_path / "a.jsonl", "--tokenizer", thinker)
+    assert "b/no" in printed.out + printed.err
 
 
 def test_numbers_of_classes_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -4,7 +4,7 @@ answer, the choices of a question, or a mark of bad answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from statistics import median
 from typing import Any
 
@@ -12,6 +12,7 @@ from mdsmix.init.recognise import Guess, usual_names
 from mdsmix.messages import format_field, join_names, make_printable, plural
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
+from mdsmix.shapes.extras import ARGUMENTS, OWN_VARIABLES, VARIABLES
 from mdsmix.shapes.fields import find_value
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.sources.class_labels import read_class_names
@@ -112,6 +113,26 @@ def describe_doubts(guess: Guess) -> Iterator[str]:
             f"the field {NEMO_MASK} is {role} in some records: NeMo does not train the answers of "
             "these, and the condition `where` leaves them out"
         )
+
+
+def describe_unread_variables(guess: Guess, variables: Set[str]) -> Iterator[str]:
+    """Yield a sentence on each field of the records, such as verl's `enable_thinking`, that has the
+    name of a variable of the chat template. The template gets only the variables of
+    `chat_template_kwargs`.
+
+    Args:
+        guess: the guess at the shape of the records.
+        variables: names of the variables that the chat template reads.
+    """
+    if VARIABLES not in guess.shape.extras:
+        return
+    for name in sorted(guess.unread & variables - OWN_VARIABLES - ARGUMENTS):
+        if any(value is not None for value in _list_values(guess, name)):
+            yield (
+                f"the chat template reads a variable {name}, but the field {name} of the records "
+                f"is not passed to it: if it is that variable, move it into the records' "
+                f'{VARIABLES}, as in {{"{VARIABLES}": {{"{name}": ...}}}}'
+            )
 
 
 def _describe_reasoning(guess: Guess) -> Iterator[str]:

@@ -12,13 +12,17 @@ from typing import Any, NamedTuple
 import orjson
 
 from mdsmix.encode.answer_parts import UNREAD_REASONING, describe_reasoning_fix
-from mdsmix.encode.chat import NO_TEMPLATE
+from mdsmix.encode.chat import NO_TEMPLATE, open_tokenizer_template
 from mdsmix.encode.forms import describe_possible_marks, merge_unread_keys
 from mdsmix.errors import MdsmixError, RecipeError
 from mdsmix.frozen import frozen
 from mdsmix.init.data_files import DATASET_INFO, Notices, find_data
 from mdsmix.init.drafts import WHY, Draft, format_recipe, group_files, make_names_unique
-from mdsmix.init.field_doubts import describe_classes, describe_doubts
+from mdsmix.init.field_doubts import (
+    describe_classes,
+    describe_doubts,
+    describe_unread_variables,
+)
 from mdsmix.init.other_tools import match_mixture, read_dataset_info
 from mdsmix.init.recognise import join_printable
 from mdsmix.init.trials import set_images, try_all
@@ -142,6 +146,10 @@ def write_first_recipe(
     # Collect the messages and write the text.
     for draft in drafts:
         notices += _describe_trial(draft)
+        if draft.guess.kind.has_template and not draft.refused:
+            variables = open_tokenizer_template(opened, {}).reads
+            for doubt in describe_unread_variables(draft.guess, variables):
+                notices.append(f"WARNING: {draft.name}: {doubt}")
     has_template = opened.chat_template is not None or opened.named_templates
     if not has_template and any(draft.guess.kind.has_template for draft in drafts):
         notices.append(f"WARNING: {NO_TEMPLATE}")
