@@ -21,7 +21,7 @@ from tokenizers.models import Unigram
 
 from mdsmix.tokenizer import describe
 from mdsmix.tokenizer.bpe_json import BpeJson
-from mdsmix.tokenizer.content_hash import ModelHash, hash_model
+from mdsmix.tokenizer.content_hash import hash_model
 from mdsmix.tokenizer.transformers_five import PLAIN_CLASS, TOKENIZER_JSON
 from tests.styles import IGNORED_BOS, copy_with_config
 from tests.versions import IS_TRANSFORMERS_4
@@ -35,6 +35,7 @@ ADDS_EOS = {
 }
 "A post-processor that adds EOS, whose id is 0, after a text."
 
+SWITCHES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
 CONFIGS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "a class with a post-processor": {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True},
@@ -123,14 +124,14 @@ def test_a_skeleton_is_described_as_the_whole(
     assert was_whole_opened == (not suffices or not IS_TRANSFORMERS_4)
 
 
-@pytest.mark.skipif(not IS_TRANSFORMERS_4, reason="transformers 5 opens no skeleton")
 def test_a_skeleton_that_its_class_replaces_is_not_described(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As LlamaTokenizerFast does that reads a tokenizer.model, since add_prefix_space is set."""
     path = tokenizer_folder / TOKENIZER_JSON
     reader = describe.FileReader(path, tmp_path / "joined")
-    assert describe._describe_by_skeleton(str(tokenizer_folder), reader)
+    description = describe._describe_by_skeleton(str(tokenizer_folder), reader)
+    assert (description is not None) == IS_TRANSFORMERS_4  # 5 opens no skeleton
     load = describe._load
     monkeypatch.setattr(describe, "_load", lambda name, kwargs, _: load(name, kwargs, path))
     assert describe._describe_by_skeleton(str(tokenizer_folder), reader) is None
@@ -361,16 +362,48 @@ def test_ids_around_texts_are_compared_without_opening_the_whole_model(
     tokenizer, _ = describe._load(str(tokenizer_folder), {})
     opened = describe._Opened(tokenizer, "", {}, {}, tree)
     arguments = (str(tmp_path), opened, hash_model(tree))
-    expected = describe._describe_class_changes(*arguments, None)
+    expected = describe._describe_class_changes(*arguments, describe.FileFacts())
     assert expected.count("'a' is [") == 1
     hash_of_file = hash_model(tree_of_file)
     written = list[dict[str, Any]]()
     dumps = orjson.dumps
     monkeypatch.setattr(orjson, "dumps", lambda tree: written.append(tree) or dumps(tree))
-    sentence = describe._describe_class_changes(*arguments, hash_of_file)
+    facts = describe.FileFacts(hash_of_file)
+    sentence = describe._describe_class_changes(*arguments, facts)
     assert sentence == expected
     (small_tree,) = written
     assert small_tree["model"]["vocab"] == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "Prepend", "prepend": "e"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}},
+        {"added_tokens": [{"content": "lo, w", "id": 2000} | SWITCHES]},
+        {"normalizer": {"type": "Lowercase"}, "post_processor": ADDS_EOS},
+    ],
+)
+def test_a_file_with_the_same_model_is_not_opened(
+    changes: dict[str, Any],
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its settings are those of its skeleton. The sentence is the same."""
+    tree = json.loads((tokenizer_folder / TOKENIZER_JSON).read_bytes())
+    path = tmp_path / TOKENIZER_JSON
+    added = tree["added_tokens"] + changes.get("added_tokens", [])
+    path.write_text(json.dumps(tree | changes | {"added_tokens": added}))
+    facts = describe.FileReader(path, tmp_path / "joined").wait()
+    assert facts.skeleton
+    tokenizer, _ = describe._load(str(tokenizer_folder), {})
+    opened = describe._Opened(tokenizer, "", {}, {}, tree)
+    arguments = (str(tmp_path), opened, hash_model(tree))
+    expected = describe._describe_class_changes(*arguments, describe.FileFacts())
+    assert "by the class and" in expected
+    path.write_text("{}")  # nobody opens it
+    assert describe._describe_class_changes(*arguments, facts) == expected
 
 
 def test_a_switch_that_a_file_lacks_is_off(tokenizer_folder: Path) -> None:
@@ -443,7 +476,7 @@ def test_only_a_tokenizer_with_the_hash_of_its_file_is_not_compared(
     assert facts.file_hash
     name = str(tokenizer_folder)
     found = list[str]()
-    for file_hash in (facts.file_hash, None, ModelHash("0" * 32, facts.file_hash.added_ids)):
+    for file_hash in (facts.file_hash, None, facts.file_hash._replace(text_ids="0" * 32)):
         file = SimpleNamespace(
             wait_for_skeleton=reader.wait_for_skeleton,
             wait=lambda digest=file_hash: facts._replace(file_hash=digest),

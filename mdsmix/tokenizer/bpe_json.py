@@ -137,7 +137,7 @@ def rewrite_bpe_json(tree: dict[str, Any]) -> BpeJson | None:
         return None
     if not all(map(vocab.__contains__, map("".join, merges))):
         return None
-    if "added_tokens" not in tree or not _keep_their_ids(tree["added_tokens"], vocab):
+    if "added_tokens" not in tree or not keep_their_ids(tree["added_tokens"], vocab):
         return None
     if ids != sorted(ids):
         vocab = dict(sorted(vocab.items(), key=itemgetter(1)))
@@ -149,7 +149,7 @@ def rewrite_bpe_json(tree: dict[str, Any]) -> BpeJson | None:
     )
 
 
-def _keep_their_ids(added: Sequence[Mapping[str, Any]], vocab: Mapping[str, int]) -> bool:
+def keep_their_ids(added: Sequence[Mapping[str, Any]], vocab: Mapping[str, int]) -> bool:
     """Return whether `tokenizers` gives added tokens the ids that their file names: those of the
     vocabulary, and for all others the next ones.
 

@@ -48,12 +48,14 @@ def hash_bytes(tree: Json, ids: Ids) -> str:
 
 
 class ModelHash(NamedTuple):
-    """Two hashes of the settings of a tokenizer.json that decide ids, 32 hex digits each."""
+    """Hashes of the settings of a tokenizer.json that decide ids, 32 hex digits each."""
 
     text_ids: str
     "The hash of the settings that decide the ids of a text itself."
     added_ids: str
     "The hash of the settings that add ids before and after a text."
+    model: str
+    "The hash of the model: its vocabulary, merges and switches. It is a part of `text_ids`."
 
 
 def hash_model(tree: Json) -> ModelHash:
@@ -65,8 +67,9 @@ def hash_model(tree: Json) -> ModelHash:
     # Without switches that are off, such as `ignore_merges`: older files lack them. `hash_content`
     # keeps them, since manifests contain its hash.
     model = settings["model"]
-    settings["model"] = {key: value for key, value in model.items() if value is not False}
-    return ModelHash(_hash(settings), _hash(added_ids))
+    model_hash = _hash({key: value for key, value in model.items() if value is not False})
+    settings["model"] = model_hash
+    return ModelHash(_hash(settings), _hash(added_ids), model_hash)
 
 
 def _hash(tree: Any) -> str:
