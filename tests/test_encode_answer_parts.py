@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from mdsmix.encode.answer_parts import PARTS, find_parts, require_findable_parts
-from mdsmix.encode.chat import open_template, render_rows
 from mdsmix.encode.forms import fit_tools
+from mdsmix.encode.open_template import open_template
+from mdsmix.encode.rewritten_history import render_rows
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from tests import styles

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdsmix.encode.answer_spans import weigh_responses
-from mdsmix.encode.chat import DEFAULT_TEMPLATE, layout_for_roles, open_template, render_rows
+from mdsmix.encode.chat import layout_for_roles
+from mdsmix.encode.open_template import DEFAULT_TEMPLATE, open_template
+from mdsmix.encode.rewritten_history import render_rows
 from mdsmix.record import AnswerLoss, Conversation, RecordRefused, RichConversation, Span
 from tests.styles import DEEPSEEK_R1, LLAMA_3, QWEN_3, TEMPLATES
 from tests.test_encode_chat import VARIABLES

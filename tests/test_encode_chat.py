@@ -16,17 +16,15 @@ from jinja2 import TemplateError, Undefined, UndefinedError
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from mdsmix.encode.chat import (
-    NO_WORDS,
     ChatTemplate,
     find_plain,
     find_trained_answers,
-    format_today,
     layout_for_roles,
-    open_template,
-    parse_day,
     render_alike,
 )
 from mdsmix.encode.control_words import ControlWords
+from mdsmix.encode.open_template import format_today, open_template, parse_day
+from mdsmix.encode.rewritten_history import NO_WORDS
 from mdsmix.encode.template_code import KEY, PLACEHOLDER_PATTERN, make_template_sandbox
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, RecordRefused, RichConversation

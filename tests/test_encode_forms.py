@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import ChatTemplate, open_template, render_rows
+from mdsmix.encode.chat import ChatTemplate
 from mdsmix.encode.forms import (
     find_forms,
     find_image_form,
@@ -20,6 +20,8 @@ from mdsmix.encode.forms import (
     prints_null,
     prints_role,
 )
+from mdsmix.encode.open_template import open_template
+from mdsmix.encode.rewritten_history import render_rows
 from mdsmix.encode.template_rules import raised_template_rules
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import OPENAI

@@ -13,7 +13,8 @@ import pytest
 from jinja2.filters import do_indent
 
 from mdsmix.encode import text_layouts
-from mdsmix.encode.chat import ChatTemplate, open_template
+from mdsmix.encode.chat import ChatTemplate
+from mdsmix.encode.open_template import open_template
 from mdsmix.encode.text_layouts import PrefixTexts, open_layouts, read_structure
 from mdsmix.record import Conversation, RecordRefused, RichConversation, Tools
 from mdsmix.shapes import SHAPES

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import open_template, render_rows
 from mdsmix.encode.forms import fit_tools
+from mdsmix.encode.open_template import open_template
+from mdsmix.encode.rewritten_history import render_rows
 from mdsmix.record import Conversation, RichConversation, detail_of
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.image_parts import with_images

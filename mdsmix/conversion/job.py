@@ -333,6 +333,6 @@ def with_date(job: Job, published: str | None) -> Job:
     prints_date = job.kind.prints_date(job.tokenizer)
     if not prints_date or job.encoding.date_string:
         return job
-    from mdsmix.encode.chat import format_today
+    from mdsmix.encode.open_template import format_today
 
     return job.with_settings(date_string=published or format_today())

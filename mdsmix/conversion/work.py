@@ -28,8 +28,8 @@ from mdsmix.conversion.target import rebuild_reason
 from mdsmix.conversion.unit import ReadTask, UnitTask, open_tokenizer_backend
 from mdsmix.conversion.unit_files import KEY_DIGITS, BlobRef, read_blobs
 from mdsmix.encode.backends import Unequal, store_difference
-from mdsmix.encode.chat import open_stream_template
 from mdsmix.encode.fast_model import wait_for_openings
+from mdsmix.encode.open_template import open_stream_template
 from mdsmix.engines.tasks import Engine, Task, TaskResults
 from mdsmix.frozen import frozen
 from mdsmix.kinds.rules import compare_rules

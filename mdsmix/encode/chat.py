@@ -2,71 +2,37 @@
 turns that are trained.
 
 The text is the same as from `apply_chat_template(tokenize=False)` of transformers 4.51 to 4.57,
-without the seconds that importing transformers takes. Some templates print the date. It is fixed
-when a template is opened and not read from the clock again, so the same input gives the same bytes.
+without the seconds that importing transformers takes.
 
-Some templates print earlier messages differently once later ones follow. Templates of reasoning
-models drop the reasoning of earlier answers (DeepSeek-R1, Qwen3, gpt-oss), others move the system
-prompt or the tools to the last question (Mistral v3) or end every text with EOS (Phi-3). Then no
-single row can contain every turn as the model sees it at inference, and LLM-Foundry refuses the
-conversation. But mdsmix can make a separate row for one answer: the row's prompt is the text that
-the template prints for all messages before the answer, and ends where the model begins to write.
+`open_template.py` compiles a template. `rewritten_history.py` makes rows if a template prints
+earlier messages differently once later ones follow.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import lru_cache
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mdsmix.encode.control_words import ControlWords
 from mdsmix.encode.text_layouts import PrefixTexts
-from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, Message, PlainConversations, RecordRefused
-from mdsmix.schema import shorten_value
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from mdsmix.shards.manifest import Encoding
-    from mdsmix.tokenizer.card import Tokenizer
 
-FOUNDRY_DATE = "%d %b %Y"
-"The format of the day that Foundry passes to templates as `date_string`: `01 Jan 2026`."
-
-DEFAULT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"ChatML, Foundry's template for a tokenizer that has none."
-NO_TEMPLATE = (
-    "the tokenizer has no chat template, so conversations are rendered as ChatML, as LLM-Foundry "
-    "does; <|im_start|> and <|im_end|> are ordinary text unless they are special tokens of this "
-    "tokenizer: write the model's chat template into the tokenizer's tokenizer_config.json, as "
-    "chat_template"
-)
-"The warning for a tokenizer without a chat template."
 OTHER_TEMPLATE = (
     "name a tokenizer whose chat template prints tools, calls and results, as those of Qwen2.5 "
     "and Llama 3.1 do"
 )
 "What the user can do about `tools_not_printed`; the end of a sentence."
 
-NO_DEFAULT = (
-    "the tokenizer has the chat templates {names}, and none is named default, but conversations "
-    "without tools need the template default: rename one of them to default in the tokenizer's "
-    "files, or give its text in the recipe as tokenizer.kwargs.chat_template"
-)
-"The error for a tokenizer whose chat templates have other names than `default`."
 
 SHOWN_ERROR = 240
 "Characters of an error message in a bad record's detail."
@@ -525,328 +491,3 @@ def find_common_start(texts: Sequence[str]) -> str:
         key=lambda last: smallest[: last + 1] != largest[: last + 1],
     )
     return smallest[:end]
-
-
-def open_stream_template(encoding: Encoding, tokenizer: Tokenizer) -> ChatTemplate:
-    """Compile the chat template of a stream, with the stream's template variables and date.
-
-    Raises RecipeError if the template is not valid, or if the tokenizer has only named templates
-    that mdsmix does not use (`open_tokenizer_template`).
-    """
-    variables = tokenizer.template_variables | encoding.template
-    return open_tokenizer_template(tokenizer, variables, encoding.date_string)
-
-
-def open_tokenizer_template(
-    tokenizer: Tokenizer, variables: Mapping[str, Any], date_string: str | None = None
-) -> ChatTemplate:
-    """Compile a tokenizer's chat template, and its template for tools if it has one.
-
-    If the tokenizer has a template named `tool_use` but none named `default`, the returned template
-    raises NO_DEFAULT for every conversation without tools.
-    Raises RecipeError if the tokenizer has named templates and none of them is `default` or
-    `tool_use`, if the template is not valid, or if `date_string` is not a day.
-
-    Args:
-        tokenizer: the tokenizer.
-        variables: the variables that the template gets.
-        date_string: the day that the template prints, such as `2026-01-01`; None: today.
-    """
-    source = tokenizer.chat_template
-    if source is None and tokenizer.named_templates:
-        names = ", ".join(sorted(tokenizer.named_templates))
-        reason = NO_DEFAULT.format(names=names)
-        if tokenizer.tool_template is None:
-            raise RecipeError(f"{tokenizer.name}: {reason}.")
-        # A template that only raises the error: {{ raise_exception("...") }}
-        source = f"{{{{ raise_exception({json.dumps(reason)}) }}}}"
-    return open_template(source, variables, date_string, tokenizer.tool_template)
-
-
-def open_template(
-    source: str | None,
-    variables: Mapping[str, Any],
-    date_string: str | None = None,
-    tool_source: str | None = None,
-) -> ChatTemplate:
-    """Compile a tokenizer's chat template. The same template is compiled only once in a process.
-
-    Args:
-        source: the text of the template; None: ChatML.
-        variables: the variables that transformers passes to the template: bos_token, eos_token ...
-        date_string: the day that the template prints, as `2026-01-01` or `01 Jan 2026`; None:
-            today, as in Foundry. A run that must give the same bytes after midnight calls
-            `format_today()` once and always passes that day.
-        tool_source: the tokenizer's template named `tool_use`.
-
-    Raises:
-        RecipeError: the template is not valid Jinja or uses a function that mdsmix does not have,
-            or `date_string` is not a day.
-    """
-    day = parse_day(date_string or format_today())
-    text = DEFAULT_TEMPLATE if source is None else source
-    return _compile(text, json.dumps(dict(variables)), day, tool_source)
-
-
-@lru_cache(maxsize=16)
-def _compile(
-    source: str, json_variables: str, day: datetime, tool_source: str | None = None
-) -> ChatTemplate:
-    """Compile a template as `open_template` describes.
-
-    Args:
-        source: the template.
-        json_variables: the variables of the template as JSON, since a dict cannot be an argument
-            of a cached function.
-        day: the day that the template prints.
-        tool_source: the template named `tool_use`.
-    """
-    from jinja2 import meta
-
-    from mdsmix.encode import template_code as code
-
-    environment = code.make_template_sandbox()
-    dates = {"date_string": day.strftime(FOUNDRY_DATE), "strftime_now": day.strftime}
-    variables = json.loads(json_variables) | dates
-    try:
-        template = code.compile_template(environment, source)
-        placeholder_template = code.compile_placeholder_template(source)
-        reads = meta.find_undeclared_variables(environment.parse(source))
-    # Not only jinja2's errors: Python's compiler has limits of depth and digits.
-    except Exception as error:
-        raise RecipeError(
-            f"The chat template of the tokenizer cannot be compiled ({shorten_value(str(error))}), "
-            "so no conversation can be rendered: correct the template in the tokenizer's files."
-        ) from error
-    tool_use = None
-    if tool_source is not None:
-        tool_use = _compile(tool_source, json_variables, day)
-        reads |= tool_use.reads
-    return ChatTemplate(template, placeholder_template, variables, source, reads, tool_use)
-
-
-def add_variables(template: ChatTemplate, variables: Mapping[str, Any] | None) -> ChatTemplate:
-    """Return the template with a record's own variables added. They override the recipe's variables
-    of the same name, as in transformers.
-    """
-    if not variables:
-        return template
-    return _add_json_variables(template, json.dumps(variables, default=str))
-
-
-@lru_cache(maxsize=64)
-def _add_json_variables(template: ChatTemplate, json_variables: str) -> ChatTemplate:
-    """Return the template with more variables. The same variables give the same object, since
-    `layout_for_roles` caches its layouts by template object.
-    """
-    return replace(template, variables={**template.variables, **json.loads(json_variables)})
-
-
-def format_today() -> str:
-    """Return today's date as Foundry passes it to templates: `01 Jan 2026`."""
-    return datetime.now().strftime(FOUNDRY_DATE)
-
-
-def parse_day(date_string: str) -> datetime:
-    """Return the day of `2026-01-01` or `01 Jan 2026`. Raises RecipeError for any other text."""
-    for form in ("%Y-%m-%d", FOUNDRY_DATE):
-        with contextlib.suppress(ValueError):
-            return datetime.strptime(date_string, form)
-    raise RecipeError(
-        f"date_string is {date_string!r}, which is not a day, so chat templates cannot print it: "
-        "write a day as 2026-01-01."
-    )
-
-
-_OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
-"""Pattern of an unfinished control word at the end of a text, such as `<`: both `<think>` and
-`</think>` begin like this. A control word is one token, so it must not be split.
-"""
-RewrittenHistory = Literal["reject", "last", "each"]
-"""The recipe's `rewritten_history`: what happens to a conversation if the template prints earlier
-messages differently once later ones follow. reject: the conversation goes to the quarantine; last:
-it gives one row, for its last answer; each: it gives a row for each answer.
-"""
-
-
-NO_WORDS = ControlWords(())
-"The control words of a tokenizer without control tokens."
-
-
-def render_rows(
-    template: ChatTemplate,
-    conversation: Conversation,
-    rule: RewrittenHistory,
-    words: ControlWords = NO_WORDS,
-) -> list[list[Turn]]:
-    """Return the rows of a conversation; a row is a list of turns. There is one row if the template
-    prints earlier messages the same once later ones follow. Otherwise `rule` decides.
-
-    Args:
-        template: the template.
-        conversation: the conversation.
-        rule: what to do if the text of earlier messages changes.
-        words: the tokenizer's control words. A prompt never ends inside one of them.
-
-    Raises:
-        RecordRefused: template_error: the template fails on the conversation.
-        RecordRefused: not_prefix_stable: the text of earlier messages changes, and the rule is
-            `reject`, or `_render_turn` finds no place to separate a prompt from its answer.
-    """
-    try:
-        return [template.turns(conversation)]
-    except RecordRefused as fault:
-        if rule == "reject" or fault.why != "not_prefix_stable":
-            raise
-    answers = find_trained_answers(conversation)
-    if rule == "last":
-        answers = answers[-1:]
-    texts = PrefixTexts(template, conversation)
-    return [[_render_turn(template, conversation, texts, answer, words)] for answer in answers]
-
-
-def _render_turn(
-    template: ChatTemplate,
-    conversation: Conversation,
-    texts: PrefixTexts,
-    answer: int,
-    words: ControlWords,
-) -> Turn:
-    """Return the turn of one answer: the prompt as the model sees it at inference, and the answer's
-    text.
-
-    The prompt at inference is the text of all messages before the answer, with the generation
-    prompt. If the text with the answer does not begin with that prompt, the turn's prompt ends
-    where the two texts first differ, but never inside a control word or inside the answer. Even the
-    text that comes before every answer may end inside a control word: in GLM-4.7's template it ends
-    in `<`, the beginning of both `</think>` and `<think>`.
-
-    Args:
-        template: the template.
-        conversation: the conversation.
-        texts: the texts of its first messages.
-        answer: the position of the answer in the messages.
-        words: the control words of the tokenizer.
-    """
-    messages = conversation.messages
-    prompt = texts.render(answer, add_generation_prompt=True)
-    full = texts.render(answer + 1, add_generation_prompt=False)
-    if full.startswith(prompt):
-        return prompt, full[len(prompt) :]
-
-    # The text with the answer differs only after the earlier messages: cut at the difference.
-    history = texts.render(answer, add_generation_prompt=False)
-    before_answer = _render_before_answer(template, conversation, answer)
-    common = find_common_start([prompt, full, before_answer])
-    start = cut_open_word(common, [prompt, full], words)
-    if start.startswith(history):
-        return start, full[len(start) :]
-
-    # The answer changes how earlier messages are printed: gpt-oss drops the reasoning before a call
-    # when a final answer follows. Then the prompt is the prompt at inference, and the answer begins
-    # after the generation prompt in the changed text.
-    generation_prompt = prompt.removeprefix(history)
-    # Text such as an opening tag may come between the generation prompt and every answer. The first
-    # answer of the conversation shows it.
-    roles = [message["role"] for message in messages]
-    first = roles.index("assistant")
-    first_prompt = texts.render(first, add_generation_prompt=True)
-    before_first = _render_before_answer(template, conversation, first)
-    between = before_first.removeprefix(first_prompt)
-    # `end`: the offset in `before_answer` at which the answer begins.
-    if generation_prompt:
-        is_found = before_answer.endswith(generation_prompt + between)
-        end = len(before_answer) - len(between)
-    else:
-        # Without a generation prompt the answer begins after the message before it. Mistral-Nemo's
-        # template prints no generation prompt, and the system prompt only before the last message.
-        end = _find_end_of_last(messages[answer - 1], prompt, before_answer)
-        is_found = end > 0
-    if is_found and full.startswith(before_answer[:end]):
-        return prompt, full[end:]
-    raise RecordRefused("not_prefix_stable", **show_difference(history, full))
-
-
-def cut_open_word(start: str, texts: Sequence[str], words: ControlWords) -> str:
-    """Remove an unfinished control word from the end of `start`, such as the `<` of `<think>`.
-
-    A word is unfinished if it continues in one of the texts, or if `start` ends in an open tag.
-
-    Args:
-        start: the common beginning of the texts.
-        texts: texts that begin with `start`.
-        words: the control words.
-    """
-    start = _OPEN_TAG.sub("", start)
-    splits = [words.start_of_split(start, text[len(start) :]) for text in texts]
-    return start[: min(splits)]
-
-
-def prints_system_last(template: ChatTemplate) -> bool:
-    """Return whether the template prints the system prompt only before the last message, and prints
-    no generation prompt. Mistral-Nemo's template does both.
-    """
-    question = [{"role": "system", "content": "system"}, {"role": "user", "content": "question"}]
-    try:
-        prompt = template.render(question, add_generation_prompt=True)
-        history = template.render(question, add_generation_prompt=False)
-        answer = {"role": "assistant", "content": "answer"}
-        full = template.render([*question, answer], add_generation_prompt=False)
-    except RecordRefused:
-        return False
-    return prompt == history and not full.startswith(prompt)
-
-
-def _find_end_of_last(last: Message, prompt: str, before_answer: str) -> int:
-    """Return the offset in `before_answer` at which the text of the last message ends, including
-    what the template prints after that message. Return 0 if the message is not found.
-
-    Args:
-        last: the message before the answer.
-        prompt: a text that ends with the text of this message.
-        before_answer: the text that the template prints before any answer.
-    """
-    content = last.get("content")
-    text = content.strip() if isinstance(content, str) else ""
-    if not text or text not in prompt or text not in before_answer:
-        return 0
-    message_with_ending = prompt[prompt.rindex(text) :]
-    start = before_answer.rindex(text)
-    if not before_answer.startswith(message_with_ending, start):
-        return 0
-    return start + len(message_with_ending)
-
-
-def opens_control_word(template: ChatTemplate) -> bool:
-    """Return whether the text that the template prints before every answer ends inside a control
-    word. In GLM-4.7's template it ends in `<`, since an answer begins with `<think>` or `</think>`.
-    """
-    roles = ("user", "assistant")
-    for content in ("x", [{"type": "text", "text": "x"}]):
-        probe = Conversation([{"role": role, "content": content} for role in roles])
-        # Some templates take content only as a list of parts.
-        with contextlib.suppress(RecordRefused):
-            return _OPEN_TAG.search(_render_before_answer(template, probe, 1)) is not None
-    return False
-
-
-def _render_before_answer(template: ChatTemplate, conversation: Conversation, answer: int) -> str:
-    """Return the text that the template prints before any answer at this position.
-
-    Three different answers are tried, one of them with reasoning. Their texts are the same up to
-    the answer, so the result is the beginning that all three share.
-
-    Args:
-        template: the template.
-        conversation: the conversation.
-        answer: the position of the answer in the messages.
-    """
-    before = conversation.messages[:answer]
-    in_parts = isinstance(conversation.messages[answer].get("content"), list)
-    texts = list[str]()
-    for probe in ("x", "y", "x</think>y"):
-        content: Any = [{"type": "text", "text": probe}] if in_parts else probe
-        messages = [*before, {"role": "assistant", "content": content}]
-        text = template.render(messages, add_generation_prompt=False, tools=conversation.tools)
-        texts.append(text)
-    return find_common_start(texts)

@@ -8,6 +8,7 @@ it sees at inference.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -16,6 +17,10 @@ from mdsmix.record import RecordRefused
 
 EXCERPT = 60
 "Characters of each text in a bad record's detail."
+OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
+"""Pattern of an unfinished control word at the end of a text, such as `<`: both `<think>` and
+`</think>` begin like this. A control word is one token, so it must not be split.
+"""
 
 
 class ControlWords:
@@ -100,3 +105,18 @@ def open_control_words(tokens: tuple[str, ...]) -> ControlWords:
     of added tokens, such as `</think>`.
     """
     return ControlWords(tokens)
+
+
+def cut_open_word(start: str, texts: Sequence[str], words: ControlWords) -> str:
+    """Remove an unfinished control word from the end of `start`, such as the `<` of `<think>`.
+
+    A word is unfinished if it continues in one of the texts, or if `start` ends in an open tag.
+
+    Args:
+        start: the common beginning of the texts.
+        texts: texts that begin with `start`.
+        words: the control words.
+    """
+    start = OPEN_TAG.sub("", start)
+    splits = [words.start_of_split(start, text[len(start) :]) for text in texts]
+    return start[: min(splits)]

@@ -19,8 +19,9 @@ import xxhash
 
 from mdsmix import schema
 from mdsmix.cache import cache_folder, keep_in_cache
-from mdsmix.encode.chat import ChatTemplate, joins_contents, open_stream_template
+from mdsmix.encode.chat import ChatTemplate, joins_contents
 from mdsmix.encode.forms import make_call_probe, make_tool_probe
+from mdsmix.encode.open_template import open_stream_template
 from mdsmix.errors import Unreachable
 from mdsmix.frozen import frozen
 from mdsmix.record import Message, RecordRefused
@@ -39,8 +40,8 @@ def _as_parts(text: str) -> list[dict[str, str]]:
 PROBES: tuple[Any, ...] = (str, _as_parts)
 "Functions that make the content of a probe message from a string. They are tried in this order."
 CODE = (
-    *("template_facts.py", "chat.py", "control_words.py", "forms.py", "template_code.py"),
-    "text_layouts.py",
+    *("template_facts.py", "chat.py", "control_words.py", "forms.py", "open_template.py"),
+    *("template_code.py", "text_layouts.py"),
 )
 "The files of this package on whose code the facts depend. Another content makes new facts."
 

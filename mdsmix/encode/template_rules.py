@@ -11,12 +11,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mdsmix.encode.answer_ends import STOP_RULE, ends_by_next_role, trains_earlier_answers
-from mdsmix.encode.chat import (
-    open_stream_template,
-    opens_control_word,
-    prints_system_last,
-)
 from mdsmix.encode.forms import find_forms
+from mdsmix.encode.open_template import open_stream_template
+from mdsmix.encode.rewritten_history import opens_control_word, prints_system_last
 from mdsmix.encode.template_facts import find_template_facts
 from mdsmix.errors import RecipeError
 from mdsmix.shards.manifest import Encoding

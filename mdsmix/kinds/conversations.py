@@ -13,9 +13,9 @@ from mdsmix.encode.answer_ends import (
     is_ended_by_next,
 )
 from mdsmix.encode.answer_parts import require_findable_parts
-from mdsmix.encode.chat import open_tokenizer_template
 from mdsmix.encode.encoded import Encoded
 from mdsmix.encode.labels import Turns, move_stop_tokens
+from mdsmix.encode.open_template import open_tokenizer_template
 from mdsmix.encode.template_facts import find_template_facts
 from mdsmix.encode.trained_ranges import SPLIT_REASONS
 from mdsmix.errors import RecipeError

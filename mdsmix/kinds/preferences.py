@@ -13,7 +13,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from mdsmix.encode import chat
+from mdsmix.encode.chat import find_common_start, slice_around_difference
+from mdsmix.encode.control_words import cut_open_word
 from mdsmix.encode.encoded import Encoded, make_encoded
 from mdsmix.encode.labels import Lengths
 from mdsmix.foundry_yaml.loader_keys import ExtraLoader
@@ -94,12 +95,12 @@ class PreferenceRenderer(LastAnswerRenderer):
             wholes.append(prompt + answer)
             histories.append(self.render_history(half))
         # The common beginning of the prompts must not end inside a control token.
-        start = chat.cut_open_word(chat.find_common_start(prompts), wholes, self.words)
+        start = cut_open_word(find_common_start(prompts), wholes, self.words)
         if all(start.startswith(history) for history in histories):
             return [start, *wholes]
         if _has_several_messages(preference.chosen, preference.rejected):
             raise RecordRefused("several_messages")
-        around = chat.slice_around_difference(prompts)
+        around = slice_around_difference(prompts)
         chosen_prompt, rejected_prompt = prompts
         raise RecordRefused(
             "prompts_differ",

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from mdsmix.encode.answer_ends import EndNote, describe_doubled_eos, make_end_notes
-from mdsmix.encode.chat import open_tokenizer_template
+from mdsmix.encode.open_template import open_tokenizer_template
 from mdsmix.encode.template_facts import find_template_facts
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind

@@ -32,15 +32,14 @@ from mdsmix.encode.chat import (
     RenderedAlike,
     TemplateLayout,
     Turn,
-    add_variables,
     find_plain,
     find_trained_answers,
-    open_stream_template,
     render_alike,
-    render_rows,
 )
 from mdsmix.encode.control_words import ControlWords, open_control_words
 from mdsmix.encode.labels import Turns
+from mdsmix.encode.open_template import add_variables, open_stream_template
+from mdsmix.encode.rewritten_history import render_rows
 from mdsmix.encode.trained_ranges import MarkedRange, mark_tokens, multiply_weights
 from mdsmix.kinds.row_faults import (
     find_faultless,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from mdsmix.conversion.bad_records import ARRAY
 from mdsmix.conversion.run import Outcome, PartOutcome
 from mdsmix.encode.answer_parts import UNREAD_REASONING, describe_reasoning_fix
-from mdsmix.encode.chat import NO_TEMPLATE
 from mdsmix.encode.forms import UNPRINTED, describe_possible_marks, merge_unread_keys
+from mdsmix.encode.open_template import NO_TEMPLATE
 from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.frozen import frozen
 from mdsmix.kinds import kind_of

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.encode.chat import open_template
+from mdsmix.encode.open_template import open_template
 from mdsmix.errors import RecipeError
 from mdsmix.recipe import load_recipe
 from mdsmix.record import Conversation, RecordRefused

@@ -18,8 +18,8 @@ import orjson
 import pytest
 
 from mdsmix.encode.backends import open_backend
-from mdsmix.encode.chat import format_today
 from mdsmix.encode.encoded import Encoded
+from mdsmix.encode.open_template import format_today
 from mdsmix.kinds.conversations import Conversations
 from mdsmix.kinds.finetuning import Pairs
 from mdsmix.kinds.read_records import RecordReader
