@@ -22,7 +22,7 @@ from mdsmix.messages import WRITTEN, make_printable, plural
 from mdsmix.mix.check import describe_verdict, is_refused
 from mdsmix.recipe.read import split_overrides
 from mdsmix.report.page.gather import UNKNOWN, Gathered
-from mdsmix.report.page.page_sections import make_sections
+from mdsmix.report.page.page_sections import make_page_sections
 from mdsmix.report.page.sample_browser import list_samples
 from mdsmix.report.planned_run import format_figure
 from mdsmix.storage import locate
@@ -55,7 +55,7 @@ def render_page(page: Gathered) -> str:
     if more:
         title = plural(len(page.streams), "stream")
     # The page shows the mix and the findings first, then the samples, then all other sections.
-    parts = make_sections(page)
+    parts = make_page_sections(page)
     return (
         _make_environment()
         .get_template("page.html")

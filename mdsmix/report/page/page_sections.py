@@ -46,7 +46,7 @@ class Section:
     items: Sequence[PageItem]
 
 
-def make_sections(page: Gathered) -> list[Section]:
+def make_page_sections(page: Gathered) -> list[Section]:
     """Return all sections apart from the samples. A section without data gives the reason. The
     section of a run is there only if its file was named.
     """
