@@ -37,7 +37,7 @@ REFUSED: list[tuple[list[str], int, list[str]]] = [
     (["streams.web.add_bos=true"], 2, ["add_bos", "no BOS"]),
     (["tokenizer.name=nobody/no-such-tokenizer"], 4, ["nobody/no-such", "was not found"]),
     (["max_seq_len=4096"], 5, ["stream web", "gives no sample"]),
-    (["max_seq_len=4096", "--limit", "1"], 5, ["that leave records out: max_seq_len, where, sample, budget, holdout and --limit."]),
+    (["max_seq_len=4096", "--limit", "1"], 5, ["fills less than a row of max_seq_len tokens: add text, or set layout: document"]),
 ]  # fmt: skip
 
 
