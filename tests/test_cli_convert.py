@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+from pyarrow import parquet
+
 from mdsmix.storage.urls import STORES
 from tests.converting import (
     Answer,
@@ -72,6 +75,17 @@ def test_files_of_0_bytes_are_counted_by_every_run(project: Project) -> None:
     # Only the first run converts, but a copy that was interrupted is refused by every run.
     (project.folder / "data/one.parquet").touch()
     assert_refused(project.convert(), 4, "1 file of 0 bytes", "one.parquet")
+
+
+def test_all_that_is_not_read_has_its_number(project: Project) -> None:
+    """Parts of a field that is entered by a path, and columns that were not looked into."""
+    records = [{"meta": {"text": f"text {n}", "note": "x"}, "n": n} for n in range(4)]
+    project.write_source(records, "data/a.jsonl")
+    parquet.write_table(pa.Table.from_pylist(records), project.folder / "data/b.parquet")
+    source = {"path": "data/*", "text": "meta.text"}
+    project.configure(streams={"web": {"kind": "pretraining", "source": source}}, max_seq_len=4)
+    line = "fields not read: meta.note (8 of 8 not empty), n (4 of 8 not empty, 4 not looked into)"
+    assert f"  {line}\n" in project.convert_ok().out
 
 
 def test_quietly_only_warnings_are_said_and_on_stderr(project: Project) -> None:

@@ -278,3 +278,30 @@ def test_counts_of_parts_are_those_of_all_records(size: int) -> None:
             apart.add(diagnosis, counts)
     assert len(together.counts["unread"]) > 60
     assert [*together.counts["unread"].items()] == [*apart.counts["unread"].items()]
+
+
+@pytest.mark.parametrize(
+    ("fields_read", "unread"),
+    [
+        (["meta", "meta.body"], {"meta.note": 2, "other.body": 1}),
+        (["meta", "meta.body", "meta.note.x"], {"other.body": 1}),
+        (["meta"], {"other.body": 1}),
+        (["meta", "meta[0].body", "meta.body"], {"other.body": 1}),
+        (["meta.body"], {"meta": 4, "other.body": 1}),
+    ],
+)
+def test_parts_of_a_field_that_are_not_read_are_counted(
+    fields_read: list[str], unread: dict[str, int]
+) -> None:
+    diagnostics = Diagnostics(fields_read)
+    diagnostics.count_unread_fields(
+        [
+            {"meta": {"body": "a", "note": 0}},
+            {"meta": {"body": "a", "note": "n"}},
+            {"meta": {"body": "a", "note": ""}, "other.body": "a"},
+            {"meta": "text"},
+            {},
+            [],
+        ]
+    )
+    assert diagnostics.counts["unread"] == unread

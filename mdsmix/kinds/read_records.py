@@ -27,7 +27,7 @@ from mdsmix.record import (
 )
 from mdsmix.shapes import Fields, Shape
 from mdsmix.shapes.condition import Condition, parse_where
-from mdsmix.shapes.fields import find_value, make_deriver, parse_field
+from mdsmix.shapes.fields import find_inner_fields, find_value, make_deriver, parse_field
 from mdsmix.shapes.image_parts import NOTHING
 from mdsmix.shapes.nested_values import contains_null, find_null_paths
 from mdsmix.shapes.preference import Preference
@@ -70,6 +70,7 @@ class Diagnostics:
         """
         self._fields_read = frozenset(fields_read)
         self._rival_fields = rival_fields
+        self._inner_fields = find_inner_fields(self._fields_read)
         self._most_names = most_names
         self.counts: dict[str, Any] = {}
         """The counts so far, such as `{"unread": {"score": 12}}`: diagnosis -> name -> number of
@@ -105,8 +106,9 @@ class Diagnostics:
         if {*map(type, records)} != {dict}:
             objects = [record for record in records if type(record) is dict]
         # Quickly skip the records all of whose fields are read. This is not possible with rival
-        # fields: `_fields_read` has all of these, but only one of them is read.
-        if not self._rival_fields:
+        # fields: `_fields_read` has all of these, but only one of them is read. Nor is it possible
+        # if only a part of a field's value is read.
+        if not self._rival_fields and not self._inner_fields:
             # Usually no record has other fields. Looking at all names together takes 20 ns a
             # record, a quarter of the time of looking at each record.
             if set[str]().union(*objects) <= self._fields_read:
@@ -125,6 +127,13 @@ class Diagnostics:
             for name, value in record.items()
             if name not in self._fields_read and (value or isinstance(value, (int, float)))
         ]
+        # Of `meta.body` only a part of the object under `meta` is read.
+        for outer, read in self._inner_fields.items():
+            inner_record = record.get(outer)
+            if type(inner_record) is dict:
+                for name, value in inner_record.items():
+                    if name not in read and (value or isinstance(value, (int, float))):
+                        unread.append(f"{outer}.{name}")
         return [*rivals[1:], *unread]
 
 

@@ -436,6 +436,8 @@ def _notes_on_unread(
         if name == question_input:
             continue
         count = f"{filled[name]:,} of {records.read:,} not empty"
+        if name in records.unseen:
+            count += f", {records.unseen[name]:,} not looked into"
         if name.startswith(IN_CONVERSATIONS) and records.written < records.read:
             count = f"in {filled[name]:,} of the records that were tokenized"
         phrases.append(f"{format_field(name)} ({count})")

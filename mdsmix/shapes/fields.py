@@ -13,7 +13,7 @@ plain name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from string import Formatter
 from typing import Any
@@ -139,6 +139,29 @@ def _parse_template(template: str) -> Field:
     roots = frozenset([template]).union(*(field.roots for field in fields))
     entered = frozenset[str]().union(*(field.entered for field in fields))
     return Field(template, roots, find, entered, is_template=True)
+
+
+def find_inner_fields(fields_read: Collection[str]) -> dict[str, set[str]]:
+    """Return, for each field of which only parts are read, the names of these parts:
+    `{"meta": {"body"}}` for the path `meta.body`. Fields with lists are left out.
+
+    Args:
+        fields_read: the names of the top-level fields that are read, and of the paths into them.
+    """
+    parts = dict[str, set[str]]()
+    lists = set[str]()
+    for name in fields_read:
+        if not _PATH.fullmatch(name):
+            continue
+        first_step, _, rest = name.partition(".")
+        outer, has_index, _ = first_step.partition("[")
+        if has_index:
+            lists.add(outer)
+        elif rest:
+            inner = re.split(r"[.\[]", rest)[0]
+            parts.setdefault(outer, set()).add(inner)
+    outer_fields = (parts.keys() & {*fields_read}) - lists
+    return {outer: parts[outer] for outer in sorted(outer_fields)}
 
 
 Deriver = Callable[[Any], Any]
