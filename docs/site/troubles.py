@@ -48,7 +48,7 @@ class Refusal(NamedTuple):
 
 REFUSALS = (
     Refusal(
-        "is not a known key; ",
+        "… is not a known key; …",
         2,
         "The key is misspelled, belongs to another section, or is of another tool.",
         "The sentence names the nearest key. All keys: [the keys of a recipe](recipe.md); an "
