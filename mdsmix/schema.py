@@ -59,17 +59,17 @@ class Misfit(Exception):
 
 
 class UnknownKey(Misfit):
-    """Raised for an unknown key that resembles no key of its section, or of the sections in it."""
+    """Raised for an unknown key."""
 
-    def __init__(self, message: str, path: str, key: str) -> None:
-        """Keep the message for the case that no other section has the key either.
+    def __init__(self, path: str, remedy: str, key: str = "") -> None:
+        """Make the sentence.
 
         Args:
-            message: the sentence, with the section's keys.
             path: the key with those that lead to it, such as `mix.web.layout`.
-            key: the key itself.
+            remedy: what to write instead, or the keys that are known.
+            key: the key itself if it resembles no key of its section, or of the sections in it.
         """
-        super().__init__(message)
+        super().__init__(f"{path} is not a known key; {remedy}")
         self.path = path
         self.key = key
 
@@ -95,9 +95,8 @@ def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
             path = _join_keys(where, key)
             remedy = _suggest_field(cls, where, str(key))
             if remedy:
-                raise Misfit(f"{path} is not a known key; {remedy}")
-            keys = ", ".join(schema.readers)
-            raise UnknownKey(f"{path} is not a known key; the keys are {keys}.", path, str(key))
+                raise UnknownKey(path, remedy)
+            raise UnknownKey(path, f"the keys are {', '.join(schema.readers)}.", str(key))
         # The usual case first: a value of a plain class is taken unchanged.
         is_plain = type(value) in reader.plain
         fields[key] = value if is_plain else reader.read(value, _join_keys(where, key))

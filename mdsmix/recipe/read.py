@@ -153,11 +153,10 @@ def load_recipe(
         loaded = _locate(schema.parse_mapping(Recipe, tree), folder)
     except schema.UnknownKey as unknown:
         place = schema.find_place(Recipe, unknown.key)
-        sentence = str(unknown)
         if place:
             at_top = "" if "." in place else " at the top level"
-            sentence = f"{unknown.path} is not a known key; write {place}{at_top}."
-        raise RecipeError(f"{path}: {sentence}") from None
+            unknown = schema.UnknownKey(unknown.path, f"write {place}{at_top}.")
+        raise RecipeError(f"{path}: {unknown}") from None
     except schema.Misfit as misfit:
         raise RecipeError(f"{path}: {misfit}") from None
     contradiction = next(find_contradictions(loaded), None)
