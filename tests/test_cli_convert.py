@@ -88,6 +88,16 @@ def test_all_that_is_not_read_has_its_number(project: Project) -> None:
     assert f"  {line}\n" in project.convert_ok().out
 
 
+def test_a_path_that_is_named_twice_is_read_once_and_said(project: Project) -> None:
+    name = project.write_source(GOOD)
+    project.configure(streams={"web": documents([name, name])}, max_seq_len=4)
+    output = project.convert_ok().out
+    assert project.manifest.records.read == len(GOOD)
+    assert f"{name} more than once, but each file is read once: repeat: 2 under mix" in output
+    project.configure(streams={"web": documents([name, "*.jsonl"])}, max_seq_len=4)
+    assert "more than once" not in project.convert_ok().out
+
+
 def test_quietly_only_warnings_are_said_and_on_stderr(project: Project) -> None:
     good, bad = (
         project.write_source(GOOD),

@@ -54,7 +54,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.sources import Unit
-from mdsmix.sources.find import describe_empty_files
+from mdsmix.sources.find import describe_empty_files, describe_repeated_paths
 from mdsmix.sources.formats import format_of, list_raised_versions
 from mdsmix.storage import map_threads
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
@@ -387,6 +387,7 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Rec
         warn_missing_sources(job, old, draft.files, options.reencode),
         _warn_of_empty_texts(draft),
         describe_empty_files(draft.files),
+        describe_repeated_paths(draft.stream.source.path if draft.stream.source else ()),
     )
     return StreamPlan(
         job=job,

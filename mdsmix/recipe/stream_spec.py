@@ -84,7 +84,7 @@ class SourceSpec:
     )
     """File, glob (`*`, `**`, `?`), folder of `save_to_disk` or of a stream, `s3://`, `gs://`
     or `azure://` URL, `hf://datasets/org/name/...`, `hf://buckets/org/name/...`, or a list of
-    these ([formats](data.md)).
+    these ([formats](data.md)). Each file is read once, also if several of these name it.
     """
     text: str | None = key(None, "content", "document", "body")
     "Pretraining: the field with the document."

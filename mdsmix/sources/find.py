@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -210,6 +211,17 @@ def _refuse_empty(files: Iterable[SourceFile]) -> None:
             "records, a file of this format has some bytes, so a copy was interrupted and records "
             f"would be lost; copy {it} again, or delete {it}"
         )
+
+
+def describe_repeated_paths(paths: Sequence[str]) -> str:
+    """Return a sentence on paths that a recipe names more than once; "" if there are none."""
+    repeated = [path for path, count in Counter(paths).items() if count > 1]
+    if not repeated:
+        return ""
+    return (
+        f"source.path names {join_names(repeated)} more than once, but each file is read once: "
+        "repeat: 2 under mix draws the samples of a stream twice"
+    )
 
 
 def describe_empty_files(files: Sequence[SourceFile]) -> str:
