@@ -260,25 +260,30 @@ def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswe
     samples = turns.samples
     is_trained = turns.response_weights > 0
     verdicts = find_empty_sides(turns)
+    counts = sum_between(is_trained, samples.offsets)
+    verdicts[(verdicts == USABLE) & (counts == 0)] = "nothing_trained"
+    # Find the last trained token of each sample that has one, and the response that it is in.
+    rows = np.flatnonzero(verdicts == USABLE)
+    last = np.flatnonzero(is_trained)[np.cumsum(counts)[rows] - 1]
+    sides = np.searchsorted(turns.ids.offsets[1:], last, "right")
+    # Refuse samples whose last trained response is not trained to its end.
+    ends_early = turns.ids.offsets[1:][sides] != last + 1
+    if eos is None:
+        ends_early[:] = False
+    else:
+        ends_early &= samples.values[last] != eos
+    verdicts[rows[ends_early]] = "ends_untrained"
+    if not trains_all:
+        # Refuse those of which several pieces are trained: a piece begins at a trained token after
+        # a token that is not, such as the last one of the prompt.
+        begins_piece = is_trained.copy()
+        begins_piece[1:] &= ~is_trained[:-1]
+        pieces = sum_between(begins_piece, turns.ids.offsets)[sides]
+        verdicts[rows[~ends_early & (pieces > 1)]] = "split_answer"
+    # Cut off the tokens after the last trained one.
+    is_split = verdicts[rows] == USABLE
     kept_lengths = samples.lengths.copy()
-    "The tokens of each sample that are not cut off."
-    side_ends = turns.ids.offsets[1:]
-    for row in np.flatnonzero(verdicts == USABLE).tolist():
-        start, stop = samples.offsets[row : row + 2].tolist()
-        trained = start + np.flatnonzero(is_trained[start:stop])
-        if not len(trained):
-            verdicts[row] = "nothing_trained"
-            continue
-        end = int(trained[-1]) + 1
-        side = int(np.searchsorted(side_ends, end - 1, "right"))
-        is_whole = side_ends[side] == end
-        pieces = 1 + np.count_nonzero(np.diff(trained[trained >= turns.ids.offsets[side]]) > 1)
-        if not is_whole and eos is not None and samples.values[end - 1] != eos:
-            verdicts[row] = "ends_untrained"
-        elif not trains_all and pieces > 1:
-            verdicts[row] = "split_answer"
-        else:
-            kept_lengths[row] = end - start
+    kept_lengths[rows[is_split]] = (last + 1 - samples.offsets[rows])[is_split]
     return SplitAnswers(
         turns=replace(
             _join_runs(samples, is_trained, kept_lengths, verdicts == USABLE),
