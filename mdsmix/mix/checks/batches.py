@@ -361,7 +361,7 @@ def batching_method(mix: Mix) -> Findings:
         yield Finding(
             f"{problem}, and it is unknown how many samples this drops: {mix.yaml.origin} has "
             f"global_train_batch_size: {batch or 'none'} and packing_ratio: "
-            f"{mix.train.dataset.get('packing_ratio')}.",
+            f"{mix.train.dataset.get('packing_ratio') or 'none'}.",
             "check a complete training YAML that sets both as numbers (render-yaml --into), or "
             f"{fix}",
             id="batching-unknown",
