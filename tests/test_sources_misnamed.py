@@ -9,6 +9,7 @@ import bz2
 import gzip
 import io
 import lzma
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,20 @@ def test_hidden_members_that_a_mac_adds_are_skipped(tmp_path: Path) -> None:
     ]
     batches = read_file(tmp_path, "a.tar", make_tar(MAC))
     assert all_records(batches) == plain
+    assert not bad_items(batches)
+
+
+@pytest.mark.parametrize("option", ["--label=data", "--listed-incremental=names"])
+def test_the_notes_of_gnu_tar_are_no_records(tmp_path: Path, option: str) -> None:
+    """Neither a label nor the names in a folder are files."""
+    folder = tmp_path / "data.d"
+    folder.mkdir()
+    (folder / "1.txt").write_text("t")
+    subprocess.run(["tar", option, "-cf", "a.tar", "data.d"], cwd=tmp_path, check=True)
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        assert {member.type for member in archive} & {b"V", b"D"}
+    batches = read_file(tmp_path, "a.tar", fields=("txt",))
+    assert [record["txt"] for record in all_records(batches)] == ["t"]
     assert not bad_items(batches)
 
 

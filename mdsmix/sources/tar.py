@@ -37,6 +37,10 @@ _BUFFER_BYTES = 20 * 512
 "Bytes of tarfile's buffer, which it copies whole at each read of a header."
 _MOST_MEMBERS = 1000
 "Members after which tarfile's list of members is emptied."
+_NOTES = (b"V", b"D")
+"""The types of members that GNU tar adds besides files: a volume's label (`tar --label`), and the
+names in a folder (`tar --listed-incremental`), in place of the folder.
+"""
 
 
 class Tar(Format):
@@ -156,12 +160,15 @@ def _read_items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
 
 
 def _list_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the headers of the archive's members, without folders and hidden members."""
+    """Yield the headers of the archive's members, without folders, GNU tar's notes and hidden
+    members.
+    """
     for number, member in enumerate(archive):
         # tarfile keeps all headers in a list; empty it now and then to bound the memory.
         if number % _MOST_MEMBERS == 0:
             archive.members = []  # type: ignore[attr-defined]
-        if not member.isdir() and not _is_hidden(member.name):
+        is_left_out = member.isdir() or member.type in _NOTES or _is_hidden(member.name)
+        if not is_left_out:
             yield member
 
 
