@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from datetime import date
 from typing import Any
@@ -401,3 +402,22 @@ def test_layouts_with_the_text_of_tools_are_bounded(monkeypatch: pytest.MonkeyPa
         assert len("".join(characters)) <= 600
         del tools, texts
         assert reference() is None
+
+
+def test_descriptions_that_come_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message with many keys or calls, or with a long blank text, has a large description."""
+    monkeypatch.setattr(text_layouts, "MOST_SIZE", 300_000)
+    template = open_template("{{ messages[0].content }}", {})
+    variants: list[Callable[[int], Any]] = [
+        lambda number: {"note": {f"k{number}_{place}": "v" for place in range(100)}},
+        lambda number: {"tool_calls": [{"id": "x", f"k{number}": "v"} for _ in range(60)]},
+        lambda number: {"note": " " * (10_000 + number)},
+    ]
+    for make_keys in variants:
+        tracemalloc.start()
+        for number in range(300):
+            messages = [{"role": "user", "content": "a"} | make_keys(number)]
+            assert PrefixTexts(template, Conversation(messages)).render(1, True) == "a"
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert held < 600_000
