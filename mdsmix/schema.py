@@ -222,7 +222,7 @@ def _suggest_field(cls: Any, where: str, key: str) -> str:
 
 
 def find_place(cls: Any, key: str) -> str | None:
-    """Return the path of a field in a dataclass or in the sections of it, the least deep one:
+    """Return the path of a field in a dataclass or in its sections, the one nearest the top:
     `streams.NAME.pack` for `pack` in a recipe. Return None if there is no such field.
 
     Args:

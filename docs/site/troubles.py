@@ -217,7 +217,7 @@ REFUSALS = (
         4,
         "A file of this format has bytes even without records, so a copy or a download of it was "
         "interrupted.",
-        "Copy the file again, or delete it if its records shall be left out.",
+        "Copy the file again, or delete it if you do not need its records.",
     ),
     Refusal(
         "the disk is full",

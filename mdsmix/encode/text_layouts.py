@@ -42,9 +42,9 @@ LITERAL_KEYS = frozenset({"role", "type"})
 LISTS = frozenset({"tool_calls", "content"})
 "Keys whose lists are part of the structure: of calls, and of texts and images."
 MOST_KEYS = 65_536
-"The most keys of a template that have come once, and the most of its messages' structures."
+"The largest number of keys that are remembered as seen, and of descriptions that have a number."
 MOST_SIZE = 32_000_000
-"""The most memory of a template's layouts and of its messages' descriptions, in bytes. The text of
+"""The largest size of a template's layouts and of its messages' descriptions, in bytes. The text of
 all tools can be in each layout. 20 MB of conversations with calls in many orders need 17 MB.
 """
 VALUE_SIZE = 200
@@ -162,7 +162,7 @@ class LayoutCache:
         self._next_number = count()
         "Gives each description a new number. No number is given twice, so keys stay different."
         self._seen = set[int]()
-        "The hashes of the keys that have come once."
+        "The hashes of the keys that `find` was asked for at least once."
         self._layouts = dict[tuple[Any, ...], TextLayout | None]()
         """Key (numbers of messages, generation prompt, tools) -> its layout; None if the template
         does not allow one.
@@ -175,9 +175,10 @@ class LayoutCache:
         "Whether the template does more with tools than print their JSON: then they are rendered."
 
     def number(self, structure: tuple[Any, ...]) -> tuple[int, ...]:
-        """Return the number of each message's description. Equal descriptions have equal numbers,
-        so these can be in a key, of which each beginning of a conversation needs its own: to hash
-        the descriptions themselves took a seventh of a conversion with tools.
+        """Return a number for each message's description. Equal descriptions have equal numbers.
+
+        Keys contain these numbers, since each beginning of a conversation has a key: to hash the
+        descriptions for it took a seventh of a conversion with tools.
 
         Args:
             structure: the structure of the messages.
@@ -235,7 +236,7 @@ class LayoutCache:
         return layout
 
     def _forget(self) -> None:
-        """Begin again, so that a cache does not grow without end."""
+        """Delete all numbers and layouts, so that they do not take more and more memory."""
         self._numbers.clear()
         self._seen.clear()
         self._layouts.clear()

@@ -1,7 +1,7 @@
-"""The table of all kinds of stream. A new kind is one more file, and one more class in the function
-of its word in `KINDS`.
+"""The table of all kinds of stream. A new kind is a file with a class. The function for its `kind:`
+in `KINDS` imports and returns it.
 
-A kind is imported when a recipe or a stream names its word: all of them take 7 ms, of 140 ms for a
+A kind is imported when a recipe or a stream has it. To import all takes 7 of the 140 ms of a
 command that finds nothing to do.
 """
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from mdsmix.kinds.kind import Kind
 
 
-def _pretraining() -> list[type[Kind]]:
+def _import_pretraining() -> list[type[Kind]]:
     from mdsmix.kinds.pretraining import Pretraining
 
     return [Pretraining]
 
 
-def _finetuning() -> list[type[Kind]]:
+def _import_finetuning() -> list[type[Kind]]:
     from mdsmix.kinds.conversations import Conversations
     from mdsmix.kinds.finetuning import Pairs
     from mdsmix.kinds.pictured import ConversationsWithImages
@@ -28,7 +28,7 @@ def _finetuning() -> list[type[Kind]]:
     return [Pairs, Conversations, ConversationsWithImages]
 
 
-def _preference() -> list[type[Kind]]:
+def _import_preference() -> list[type[Kind]]:
     from mdsmix.kinds.pictured_preferences import PreferencesWithImages
     from mdsmix.kinds.preferences import Preferences
     from mdsmix.kinds.unpaired_preferences import UnpairedPreferences
@@ -36,19 +36,19 @@ def _preference() -> list[type[Kind]]:
     return [Preferences, PreferencesWithImages, UnpairedPreferences]
 
 
-def _prompt() -> list[type[Kind]]:
+def _import_prompt() -> list[type[Kind]]:
     from mdsmix.kinds.prompts import Prompts
 
     return [Prompts]
 
 
 KINDS: dict[str, Callable[[], list[type[Kind]]]] = {
-    "pretraining": _pretraining,
-    "finetuning": _finetuning,
-    "preference": _preference,
-    "prompt": _prompt,
+    "pretraining": _import_pretraining,
+    "finetuning": _import_finetuning,
+    "preference": _import_preference,
+    "prompt": _import_prompt,
 }
-"The recipe's `kind:` -> function that returns the kinds of this word."
+"The recipe's `kind:` -> function that imports and returns the kinds that it may mean."
 
 
 def find_kinds(word: str | None) -> list[type[Kind]]:

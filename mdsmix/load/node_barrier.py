@@ -22,11 +22,11 @@ SECONDS_TO_WARNING = 60.0
 MOST_SECONDS = 1800.0
 "How long a process waits for the others before it raises an error."
 ENTERED = 0
-"The number in shared memory that counts the processes that wait."
+"Index of the number that counts the processes that wait."
 ROUND = 1
-"The number in shared memory that counts how many times all processes have entered."
+"Index of the number that counts how many times all processes have entered."
 MAY_WARN = 2
-"""The number in shared memory that is 1 until a process of this round has logged a warning.
+"""Index of the number that is 1 until a process of this round has logged a warning, and then 0.
 Streaming sets it to 1 when it makes the barrier.
 """
 
@@ -44,7 +44,7 @@ class NodeBarrier:
         """Take over the shared memory of Streaming's barrier, and the path of its lock."""
         self.filelock_path = barrier.filelock_path
         self.numbers = barrier._arr
-        "int32 [3], shared: those at ENTERED, ROUND and MAY_WARN."
+        "int32 [3], in shared memory: the numbers at ENTERED, ROUND and MAY_WARN."
 
     def reset(self) -> None:
         """Forget processes that were killed while they waited, as by Ctrl-C in a notebook: the next

@@ -1,5 +1,5 @@
-"""Copies and searches decoded JSON values, such as messages and tools: nulls, and how deeply lists
-and objects are nested.
+"""Copies decoded JSON values, such as messages and tools, and finds nulls in them. A copy may leave
+out nulls, and is refused if lists and objects are nested too deeply.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def copy_nested(value: Any, drops_nulls: bool, levels: int = MAX_LEVELS) -> Any:
     Args:
         value: the value.
         drops_nulls: whether null entries of objects are left out of the copy.
-        levels: the most levels of nested lists and objects.
+        levels: the largest number of levels of nested lists and objects.
 
     Raises RecordRefused (too_deep) if the value has more levels.
     """

@@ -24,7 +24,7 @@ TOOLS_OF_TEXT = {
 _JSON_NULL = re.compile(rb"[:,\[]null")
 "A null of an object or a list in compact JSON. A text may contain these characters too."
 SCHEMAS = ("input_schema", "inputSchema")
-"The names that Anthropic and MCP have for a tool's `parameters`, as chat templates call them."
+"Anthropic's and MCP's names for the key of a tool that chat templates call `parameters`."
 SHARED_TOOLS_BYTES = 8 << 20
 """Bytes of JSON of the tools that a process keeps, so that equal ones are parsed once. Parsed, they
 take several times as much memory.
@@ -74,8 +74,8 @@ def _parse_repeated_tools(value: Any, drops_nulls: bool) -> Tools:
 
 
 class _ToolsCache:
-    """Keeps tools by their JSON, up to `SHARED_TOOLS_BYTES` of JSON, and then begins again: the
-    tools of a source may be large, and other ones in each record.
+    """Keeps tools by their JSON, up to `SHARED_TOOLS_BYTES` of it. Then all are deleted, since the
+    tools of a source may be large and different in each record.
     """
 
     def __init__(self) -> None:

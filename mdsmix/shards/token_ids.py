@@ -160,7 +160,7 @@ def _make_preference_turns(sample: Sample, _: str) -> list[Turn]:
     answer, and an empty prompt with the rejected answer.
     """
     prompt, chosen, rejected = decode_preference(sample)
-    return [Turn(prompt, chosen), Turn(_no_ids(), rejected)]
+    return [Turn(prompt, chosen), Turn(_make_no_ids(), rejected)]
 
 
 def decode_prompt(sample: Sample) -> Ids:
@@ -170,7 +170,7 @@ def decode_prompt(sample: Sample) -> Ids:
 
 def _make_prompt_turns(sample: Sample, _: str) -> list[Turn]:
     """Return a prompt as one turn with an empty response."""
-    return [Turn(decode_prompt(sample), _no_ids())]
+    return [Turn(decode_prompt(sample), _make_no_ids())]
 
 
 def _make_pair_turns(sample: Sample, dtype: str) -> list[Turn]:
@@ -189,17 +189,17 @@ def _make_unpaired_turns(sample: Sample, dtype: str) -> list[Turn]:
 
 def _make_plain_turns(sample: Sample, dtype: str) -> list[Turn]:
     """Return a row of plain text as a list of one turn with an empty prompt."""
-    return [Turn(_no_ids(), decode_ids(sample["tokens"], dtype))]
+    return [Turn(_make_no_ids(), decode_ids(sample["tokens"], dtype))]
 
 
 def _make_packed_turns(sample: Sample, _: str) -> list[Turn]:
     """Return a turn with an empty prompt for each document of a packed row (a row of several
     documents).
     """
-    return [Turn(_no_ids(), document.ids) for document in split_documents(sample)]
+    return [Turn(_make_no_ids(), document.ids) for document in split_documents(sample)]
 
 
-def _no_ids() -> Ids:
+def _make_no_ids() -> Ids:
     """Return int64 [0]: the ids of an empty prompt or response."""
     return np.empty(0, np.int64)
 

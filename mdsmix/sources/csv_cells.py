@@ -112,8 +112,9 @@ def count_line_ends(text: bytes) -> int:
 
 
 def _find_borders(array: NDArray[np.uint8], separator: int) -> Positions | None:
-    """Return the quotes that open and close cells, in turns, in which a doubled quote closes a cell
-    and opens it again. Return None if a quote that closes a cell is not at the cell's end.
+    """Return the quotes around cells: one that opens a cell, then one that closes it, and so on. A
+    doubled quote closes a cell and opens it again. Return None if a quote that closes a cell is not
+    at the cell's end.
 
     Args:
         array: uint8: the bytes of the csv.
@@ -139,8 +140,8 @@ def _find_borders(array: NDArray[np.uint8], separator: int) -> Positions | None:
 
 
 def _follow_closing(borders: Positions) -> Flags:
-    """Return for each quote that opens a cell, but the first, whether it directly follows the one
-    that closes: then it is the second half of a doubled quote.
+    """Return for each quote that opens a cell, except the first, whether it directly follows one
+    that closes a cell: then it is the second half of a doubled quote.
     """
     return np.equal(borders[2::2], borders[1:-1:2] + 1)
 

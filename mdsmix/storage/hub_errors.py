@@ -39,7 +39,7 @@ _SENTENCES: Mapping[str, str] = {
 docs/troubles.md.
 """
 NO_ANSWERS: Mapping[str, str] = {code: _SENTENCES[code] for code in (_SILENT, _OFFLINE)}
-"The sentences that fit data sets too."
+"Status -> the sentence, for the errors of buckets that data sets have too."
 _XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 "Matches the status in the text of an error of hf_xet."
 _CLOSED = "client has been closed"

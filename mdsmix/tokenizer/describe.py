@@ -144,7 +144,7 @@ def describe_tokenizer(
     skeleton = bpe.to_skeleton(ids, fields["added_tokens"]) if bpe else ""
     del ids
     files = _save_files(tokenizer, fields, content, skeleton)
-    return _finish(name, kwargs, _Opened(tokenizer, note, fields, files, tree), facts)
+    return _describe_opened(name, kwargs, _Opened(tokenizer, note, fields, files, tree), facts)
 
 
 class _Opened(NamedTuple):
@@ -201,11 +201,14 @@ def _describe_by_skeleton(name: str, file: FileReader) -> dict[str, Any] | None:
     vocab, merges = facts.vocabulary.read_bytes().split(b"\n")
     bpe = BpeJson(settings=small_tree, vocab=vocab, merges=merges)
     files[TOKENIZER_JSON] = bpe.put_into(skeleton.encode()).decode()
-    return _finish(name, {}, _Opened(tokenizer, note, fields, files, bpe.to_tree(), True), facts)
+    opened = _Opened(tokenizer, note, fields, files, bpe.to_tree(), is_skeleton=True)
+    return _describe_opened(name, {}, opened, facts)
 
 
-def _finish(name: str, kwargs: dict[str, Any], opened: _Opened, facts: FileFacts) -> dict[str, Any]:
-    """Return the description of a tokenizer.
+def _describe_opened(
+    name: str, kwargs: dict[str, Any], opened: _Opened, facts: FileFacts
+) -> dict[str, Any]:
+    """Return the description of a tokenizer that transformers has opened.
 
     Raises ValueError if it depends on ids that the skeleton of a tokenizer does not give.
 
@@ -733,12 +736,11 @@ class FileFacts(NamedTuple):
 
 
 class FileReader:
-    """Reads a folder's tokenizer.json in a forked process while this one imports transformers: both
-    take half a second for Gemma 3.
+    """Reads a folder's tokenizer.json in a forked process while this one imports transformers.
 
-    The other process first writes a skeleton of the file. Then it computes the
-    hash of the file, and writes its vocabulary. It also writes the file with its merges as strings:
-    transformers needs 180 MB less to read that file for Gemma 3.
+    The forked process first writes a skeleton of the file. Then it computes the hash of the file
+    and writes its vocabulary. It also writes the file with its merges as strings: for Gemma 3
+    transformers needs 180 MB less to read that.
     """
 
     def __init__(self, path: Path, joined: Path) -> None:
@@ -753,22 +755,24 @@ class FileReader:
         self._joined = joined
         self._skeleton = Path(f"{joined}.skeleton")
         self._vocabulary = Path(f"{joined}.vocabulary")
-        self._is_four = version("transformers").startswith("4.")
+        self._has_transformers_four = version("transformers").startswith("4.")
         self._facts: FileFacts | None = None
         pipe, writing_end = os.pipe()
         self._pid = os.fork()
         if not self._pid:
             try:
-                self._read(writing_end)
+                self._write_files(writing_end)
             finally:
                 os._exit(0)  # without the exit handlers of its parent
         os.close(writing_end)
         self._answers = os.fdopen(pipe)
 
-    def _read(self, pipe: int) -> None:
-        """Write the files. Write a line into the pipe as soon as there is a skeleton, or will be
-        none, and then the hash as JSON. At the end print {"file": PATH} for the parent process,
-        unless the file cuts or pads text.
+    def _write_files(self, pipe: int) -> None:
+        """Write the skeleton, the vocabulary and the file with joined merges (forked process).
+
+        Write an empty line into the pipe once the skeleton is written or cannot be made, and the
+        hash as JSON once the other files are. At the end print {"file": PATH} for the parent
+        process, unless the file cuts or pads text.
         """
         tree = split_merges(orjson.loads(self._path.read_bytes()))
         with suppress(Exception):  # the whole file may be fine
@@ -776,7 +780,7 @@ class FileReader:
         os.write(pipe, b"\n")
         digest = hash_model(tree)
         with suppress(Exception):
-            bpe = rewrite_bpe_json(tree) if self._is_four else None
+            bpe = rewrite_bpe_json(tree) if self._has_transformers_four else None
             if bpe:
                 self._vocabulary.write_bytes(bpe.vocab + b"\n" + bpe.merges)
         file = self._path
@@ -788,8 +792,10 @@ class FileReader:
             os.write(1, orjson.dumps({"file": str(file)}) + b"\n")
 
     def wait_for_skeleton(self) -> Path | None:
-        """Return the skeleton of the file, if transformers can open it in place of the file."""
-        if not self._is_four:
+        """Return the skeleton once it is written; None if transformers cannot open one in place of
+        the file.
+        """
+        if not self._has_transformers_four:
             return None
         if not self._facts:
             self._answers.readline()

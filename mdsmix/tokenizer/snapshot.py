@@ -72,7 +72,7 @@ OTHER_VOCABULARIES = {
 }
 "File with a vocabulary -> what reads it if the folder has no tokenizer.json."
 NO_HUB = "couldn't connect to"
-"A string in the error of transformers if a hub is not reached, or may not be asked."
+"Part of transformers' error if the hub does not answer, or may not be asked."
 FRESH_SECONDS = 5
 "A file that was written or copied later than so many seconds ago is read each time."
 SIGNS_OF_FIVE = (NEW_CLASS, "Tokenizer class", "'list' object has no attribute 'keys'")
