@@ -77,7 +77,7 @@ def test_files_of_0_bytes_are_counted_by_every_run(project: Project) -> None:
     assert_refused(project.convert(), 4, "1 file of 0 bytes", "one.parquet")
 
 
-def test_all_that_is_not_read_has_its_number(project: Project) -> None:
+def test_everything_that_is_not_read_is_counted(project: Project) -> None:
     """Parts of a field that is entered by a path, and columns that were not looked into."""
     records = [{"meta": {"text": f"text {n}", "note": "x"}, "n": n} for n in range(4)]
     project.write_source(records, "data/a.jsonl")
@@ -88,7 +88,7 @@ def test_all_that_is_not_read_has_its_number(project: Project) -> None:
     assert f"  {line}\n" in project.convert_ok().out
 
 
-def test_a_path_that_is_named_twice_is_read_once_and_said(project: Project) -> None:
+def test_a_path_that_is_named_twice_is_read_once_with_a_note(project: Project) -> None:
     name = project.write_source(GOOD)
     project.configure(streams={"web": documents([name, name])}, max_seq_len=4)
     output = project.convert_ok().out

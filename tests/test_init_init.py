@@ -96,7 +96,7 @@ def test_the_recipe_converts_as_it_is_and_can_be_mixed(data: Path, tokenizer_fol
     assert open_recipe("other.yaml").streams == streams, "published streams are not data"
 
 
-def test_reading_a_tokenizer_for_the_first_time_is_said(
+def test_reading_a_tokenizer_for_the_first_time_has_a_note(
     data: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes seconds, and without a network 50."""

@@ -34,7 +34,7 @@ from mdsmix.report.show import (
     Title,
     show,
 )
-from mdsmix.report.shown_samples import Segment, make_segments, sample_runs, shorten
+from mdsmix.report.shown_samples import Segment, make_segments, shorten, split_sample_into_runs
 from mdsmix.shards.counts import Records, Totals, count_by_length
 from mdsmix.shards.index import make_index
 from mdsmix.shards.manifest import UnitShards
@@ -174,7 +174,7 @@ TURNS = {"turns": [{"input_ids": [1, 2], "labels": [3]}, {"input_ids": [4], "lab
 
 
 def joined(parts: list[Segment], decoder: Decoder | None) -> str:
-    return "".join(text for text, _ in sample_runs(parts, decoder))
+    return "".join(text for text, _ in split_sample_into_runs(parts, decoder))
 
 
 def test_trained_tokens_are_bracketed_and_control_tokens_apart() -> None:

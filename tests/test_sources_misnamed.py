@@ -186,7 +186,7 @@ def test_hidden_members_that_a_mac_adds_are_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--label=data", "--listed-incremental=names"])
-def test_the_notes_of_gnu_tar_are_no_records(tmp_path: Path, option: str) -> None:
+def test_the_notes_of_gnu_tar_are_not_records(tmp_path: Path, option: str) -> None:
     """Neither a label nor the names in a folder are files."""
     folder = tmp_path / "data.d"
     folder.mkdir()

@@ -20,7 +20,7 @@ import pytest
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.storage import find_store, locate, retries
-from mdsmix.storage.local import explained
+from mdsmix.storage.local import explain_errors
 from mdsmix.storage.location import path_matches
 from mdsmix.storage.urls import STORES
 from tests import azurite, fake_gcs
@@ -53,7 +53,7 @@ def test_a_written_file_is_read_completely_and_in_parts(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_the_old_bytes_and_no_other_file(tmp_path: Path) -> None:
-    with pytest.raises(Unreachable, match="the disk is full"), explained("write", "x"):
+    with pytest.raises(Unreachable, match="the disk is full"), explain_errors("write", "x"):
         Path("/dev/full").write_bytes(b"x" * 100_000)
     file = locate(tmp_path) / "a"
     file.write(b"old")

@@ -202,12 +202,12 @@ def _list_first_records(begun: FirstRecipe, decoder: Decoder) -> Iterator[Item]:
     MOST_SAMPLES streams.
     """
     from mdsmix.report.show import SampleText, Title
-    from mdsmix.report.shown_samples import make_segments, sample_runs, shorten
+    from mdsmix.report.shown_samples import make_segments, shorten, split_sample_into_runs
 
     for draft in begun.accepted[:MOST_SAMPLES]:
         yield Title(f"{draft.name}, the first record")
         first = make_segments(draft.pieces or (), draft.eos)
-        yield SampleText(sample_runs(shorten(first, MOST_TOKENS), decoder))
+        yield SampleText(split_sample_into_runs(shorten(first, MOST_TOKENS), decoder))
 
 
 def _to_json(begun: FirstRecipe, text: str, decoder: Decoder) -> Tree:
@@ -218,13 +218,13 @@ def _to_json(begun: FirstRecipe, text: str, decoder: Decoder) -> Tree:
         text: the recipe as it was written.
     """
     from mdsmix.encode.forms import merge_unread_keys
-    from mdsmix.report.shown_samples import make_segments, sample_json
+    from mdsmix.report.shown_samples import make_segments, sample_to_json
 
     streams = {}
     for draft in begun.drafts:
         first = None
         if draft.pieces:
-            first = sample_json(make_segments(draft.pieces, draft.eos), decoder)
+            first = sample_to_json(make_segments(draft.pieces, draft.eos), decoder)
         streams[draft.name] = {
             "files": [file.name for file in draft.files],
             "kind": draft.guess.kind.word,

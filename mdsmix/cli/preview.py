@@ -138,11 +138,11 @@ def preview(
     )
     # Streaming and torch are imported here, after the errors that need neither of them.
     from mdsmix.preview.preview import preview as run
-    from mdsmix.report.previewed_batches import preview_json, show_preview
+    from mdsmix.report.previewed_batches import preview_to_json, show_preview
 
     previewed = run(mix, options)
     decoder = find_decoder(None, mix.tokenizer.hash) if mix.tokenizer else None
     if as_json:
-        echo_json(preview_json(previewed, decoder))
+        echo_json(preview_to_json(previewed, decoder))
     else:
         show(*show_preview(previewed, decoder, ids))

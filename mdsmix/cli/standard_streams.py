@@ -69,14 +69,14 @@ class _Output(io.FileIO):
     def report(self, error: OSError) -> None:
         """Raise Unreachable."""
         from mdsmix.errors import Unreachable
-        from mdsmix.storage.local import explained
+        from mdsmix.storage.local import explain_errors
 
         if error.errno == errno.EBADF:  # as after `1</dev/null`
             raise Unreachable(
                 "cannot write stdout: it was opened for reading. Redirect it with > (not <), or "
                 "close it with >&- if the output is not needed."
             ) from error
-        with explained("write", "stdout"):
+        with explain_errors("write", "stdout"):
             raise error
 
 

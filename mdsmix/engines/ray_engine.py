@@ -154,7 +154,7 @@ class RayEngine:
         self._nodes_checked = time.monotonic()
         current = self._current_nodes()
         for id in [id for id in self.nodes if id not in current]:
-            self._lose(self.nodes[id], "was lost")
+            self._give_up_node(self.nodes[id], "was lost")
         for id in [id for id in current if id not in self.nodes]:
             self._start(id, current[id])
         if not current:
@@ -231,7 +231,7 @@ class RayEngine:
             try:
                 messages = ray.get(answer)
             except ray.exceptions.RayError as error:
-                self._lose(node, f"was lost ({error_line(error, number=-1)})")
+                self._give_up_node(node, f"was lost ({error_line(error, number=-1)})")
                 continue
             for message in messages:
                 yield from self._handle_message(node, message)
@@ -275,7 +275,7 @@ class RayEngine:
         units = [(position, self._tasks[position]) for position in positions]
         node.answer = node.actor.exchange.remote(units, ANSWER_SECONDS)
 
-    def _lose(self, node: Node, reason: str) -> None:
+    def _give_up_node(self, node: Node, reason: str) -> None:
         """Give up a node whose supervisor was lost. Its units wait for other nodes. If the node
         itself lives, it gets a new supervisor at the next check.
 

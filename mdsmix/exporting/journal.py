@@ -22,7 +22,7 @@ from mdsmix import schema
 from mdsmix.errors import Unreachable
 from mdsmix.exporting.writer import Piece, flush_file
 from mdsmix.frozen import frozen
-from mdsmix.storage.local import LocalPath, explained
+from mdsmix.storage.local import LocalPath, explain_errors
 
 JOURNAL = "mdsmix.export"
 "The name of the journal in the folder of an export."
@@ -119,7 +119,7 @@ def _write_line(tree: Any) -> bytes:
 
 def _append(folder: Path, line: bytes) -> None:
     path = folder / JOURNAL
-    with explained("write", str(path)), path.open("ab") as file:
+    with explain_errors("write", str(path)), path.open("ab") as file:
         file.write(line)
         flush_file(file)
 
@@ -130,7 +130,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     Raises Unreachable if another export is writing to it.
     """
-    with explained("write", str(folder)):
+    with explain_errors("write", str(folder)):
         descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # some network file systems have no locks

@@ -28,7 +28,7 @@ from mdsmix.exporting.stream_rows import Counts, ExportedStream, count_trained_r
 from mdsmix.exporting.writer import UNFINISHED, Piece, Writer, flush_file
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
-from mdsmix.storage.local import LocalPath, explained
+from mdsmix.storage.local import LocalPath, explain_errors
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -135,7 +135,7 @@ class Megatron(Writer):
         counts = Counts()
         documents_written = 0
         with (
-            explained("write", str(self.folder / self._bin)),
+            explain_errors("write", str(self.folder / self._bin)),
             self._append_to(self._bin) as tokens,
             self._append_to(self._lengths) as lengths,
         ):
@@ -173,7 +173,7 @@ class Megatron(Writer):
         documents = _count_documents(pieces)
         unfinished = self.folder / (self._idx + UNFINISHED)
         lengths = self.folder / (self._lengths + UNFINISHED)
-        with explained("write", str(self.folder / self._idx)):
+        with explain_errors("write", str(self.folder / self._idx)):
             with unfinished.open("wb") as file:
                 write_index(file, lengths, documents, self.dtype)
                 flush_file(file)

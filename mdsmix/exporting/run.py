@@ -37,7 +37,7 @@ from mdsmix.mix.streams.mix import Mix
 from mdsmix.shards.index import Shard
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.storage import locate, require_local
-from mdsmix.storage.local import LocalPath, explained
+from mdsmix.storage.local import LocalPath, explain_errors
 
 WRITTEN = "written"
 CONTINUED = "continued"
@@ -191,7 +191,7 @@ def export_stream(
     deleted. Raises RecipeError if the folder contains files of anyone else.
     """
     writer = writer_class(stream, folder)
-    with explained("write", str(folder)):
+    with explain_errors("write", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         return _export_stream(stream, writer, folder, watcher)

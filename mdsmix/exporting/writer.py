@@ -19,7 +19,7 @@ from mdsmix.exporting.stream_rows import Counts, ExportedStream
 from mdsmix.frozen import frozen
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import Shard
-from mdsmix.storage.local import LocalPath, explained
+from mdsmix.storage.local import LocalPath, explain_errors
 
 UNFINISHED = ".unfinished"
 "Appended to the name of a file that is being written."
@@ -162,7 +162,7 @@ class FileWriter(Writer):
     def write_piece(self, number: int, source: str, shard: Shard, samples: Ragged) -> Piece:
         name = self.name_file(number)
         unfinished = self.folder / (name + UNFINISHED)
-        with explained("write", str(self.folder / name)):
+        with explain_errors("write", str(self.folder / name)):
             with unfinished.open("wb") as file:
                 counts = self.write_file(file, shard, samples)
                 size = file.tell()

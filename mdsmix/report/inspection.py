@@ -27,8 +27,8 @@ from mdsmix.report.shown_samples import (
     Chosen,
     doubles_eos,
     read_chosen_samples,
-    sample_json,
-    sample_runs,
+    sample_to_json,
+    split_sample_into_runs,
 )
 from mdsmix.report.trained_tokens import trained_tokens
 from mdsmix.shards.counts import Records, Totals
@@ -107,7 +107,7 @@ def show_inspection(inspection: Inspection, choice: Choice) -> Iterator[Item]:
         if chosen.ids:
             title += f", {choose_verb(chosen.ids, 'id', 'ids')} {', '.join(map(str, chosen.ids))}"
         yield Title(title)
-        yield SampleText(sample_runs(chosen.sample, inspection.decoder))
+        yield SampleText(split_sample_into_runs(chosen.sample, inspection.decoder))
         yield from (f"image {number}: {picture}" for number, picture in enumerate(chosen.pictures))
         yield from (f"{name}: {make_printable(str(chosen.values[name]))}" for name in chosen.values)
     yield from _describe_eos(inspection)
@@ -160,7 +160,7 @@ def inspection_to_json(inspection: Inspection) -> Tree:
             {
                 "number": chosen.number,
                 "ids": chosen.ids,
-                "sample": sample_json(chosen.sample, inspection.decoder),
+                "sample": sample_to_json(chosen.sample, inspection.decoder),
                 "images": [picture.as_json() for picture in chosen.pictures],
                 "values": chosen.values,
             }

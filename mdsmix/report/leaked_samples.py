@@ -11,7 +11,7 @@ from mdsmix.leaks.evaluation_grams import LENGTH, Int
 from mdsmix.messages import plural
 from mdsmix.mix.streams.mix import StreamInMix, list_stream_names
 from mdsmix.report.show import Item, SampleText, Title
-from mdsmix.report.shown_samples import SHARED, Segment, sample_runs, shorten
+from mdsmix.report.shown_samples import SHARED, Segment, shorten, split_sample_into_runs
 from mdsmix.table import Column, Row, Table, Tree
 from mdsmix.tokenizer.decoder import Decoder
 
@@ -89,7 +89,7 @@ def _format_passage(context: tuple[Int, Int], shared: Int, decoder: Decoder | No
     run = shorten([Segment(ids, True, before=last_before)], LONGEST)
     segments = [Segment(before, False), *run, Segment(after, False, before=ids[-1])]
     not_empty = [segment for segment in segments if segment.ids]
-    return SampleText(sample_runs(not_empty, decoder, SHARED))
+    return SampleText(split_sample_into_runs(not_empty, decoder, SHARED))
 
 
 def summarize_leaks(audit: Audit) -> Iterator[str]:

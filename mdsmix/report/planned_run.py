@@ -50,7 +50,7 @@ class PlannedRun(Plan, Result):
 
     def to_dict(self) -> Tree:
         """Return the plan as `mdsmix plan --json` prints it."""
-        return plan_json(self)
+        return plan_to_json(self)
 
 
 def make_mix_ribbons(plan: Plan, colours: Mapping[str, str]) -> Iterator[Ribbon]:
@@ -88,7 +88,7 @@ def make_step_ribbon(plan: Plan) -> Iterator[Ribbon]:
         yield Ribbon("the positions of a step", parts)
 
 
-def plan_json(plan: Plan) -> Tree:
+def plan_to_json(plan: Plan) -> Tree:
     """Return the plan as JSON, with null for unknown figures. The key `estimated` lists the paths
     of the estimated figures, such as `streams.0.tokens`.
     """

@@ -15,7 +15,13 @@ from mdsmix.messages import format_yaml_value, plural
 from mdsmix.preview.epoch_windows import Preview, list_preview_warnings
 from mdsmix.preview.step_rows import RankDraws, SampleRow, Step
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
-from mdsmix.report.shown_samples import Segment, make_segments, sample_json, sample_runs, shorten
+from mdsmix.report.shown_samples import (
+    Segment,
+    make_segments,
+    sample_to_json,
+    shorten,
+    split_sample_into_runs,
+)
 from mdsmix.shards.token_ids import IGNORED_LABEL
 from mdsmix.table import Column, Table, Tree, format_grouped, table_to_json
 from mdsmix.tokenizer.decoder import Decoder
@@ -185,7 +191,9 @@ def _show_sample(preview: Preview, row: SampleRow, decoder: Decoder | None) -> I
     """Yield a sample of a step: where it is stored, the sizes of its images, and its text."""
     yield Title(f"rank {row.rank}: {_format_place(preview, row.place)}")
     yield from (f"image {n}: {format_grouped(size._asdict())}" for n, size in enumerate(row.images))
-    yield SampleText(sample_runs(shorten(split_into_segments(row), TOKENS_SHOWN), decoder))
+    yield SampleText(
+        split_sample_into_runs(shorten(split_into_segments(row), TOKENS_SHOWN), decoder)
+    )
 
 
 def split_into_segments(row: SampleRow) -> list[Segment]:
@@ -201,7 +209,7 @@ def split_into_segments(row: SampleRow) -> list[Segment]:
     return make_segments([([token], flag) for token, flag in pairs])  # joins equal neighbours
 
 
-def preview_json(preview: Preview, decoder: Decoder | None) -> Tree:
+def preview_to_json(preview: Preview, decoder: Decoder | None) -> Tree:
     """Return the whole preview as JSON, with all sample ids of each shown step, by device."""
     return {
         **_run_settings(preview),
@@ -247,5 +255,5 @@ def _row_to_json(preview: Preview, row: SampleRow, decoder: Decoder | None) -> T
         "rank": row.rank,
         **preview.loaders.reader.describe_place(row.place),
         "images": [size._asdict() for size in row.images],
-        "sample": sample_json(split_into_segments(row), decoder),
+        "sample": sample_to_json(split_into_segments(row), decoder),
     }

@@ -197,7 +197,9 @@ def _join_by_segment(tokens: Sequence[tuple[Segment, int]]) -> list[Segment]:
     return joined
 
 
-def sample_runs(sample: Shown, decoder: Decoder | None, marks: str = TRAINED) -> Iterator[Run]:
+def split_sample_into_runs(
+    sample: Shown, decoder: Decoder | None, marks: str = TRAINED
+) -> Iterator[Run]:
     """Yield a sample as text: trained tokens in ⟦ ⟧, each control token in ⟨ ⟩. Without a decoder,
     token ids are shown.
 
@@ -254,7 +256,7 @@ def _split_into_runs(segment: Segment, decoder: Decoder | None) -> Iterator[Run]
             before = ids[-1]
 
 
-def sample_json(sample: Shown, decoder: Decoder | None) -> Any:
+def sample_to_json(sample: Shown, decoder: Decoder | None) -> Any:
     """Return a sample as JSON: its columns, or its segments. A segment's `control` lists the
     positions of control tokens in its ids.
     """

@@ -14,7 +14,7 @@ from mdsmix.mix.render.render import write_yaml
 from mdsmix.report.inspection import inspection_to_json
 from mdsmix.report.page.gather import Gathered, StreamOnPage
 from mdsmix.report.page.html import render_page
-from mdsmix.report.planned_run import plan_json
+from mdsmix.report.planned_run import plan_to_json
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item
 from mdsmix.table import Tree, format_size
@@ -57,14 +57,14 @@ class ReportPage(Result):
         page = self.gathered
         preview = None
         if page.preview:
-            from mdsmix.report.previewed_batches import preview_json  # imports torch
+            from mdsmix.report.previewed_batches import preview_to_json  # imports torch
 
-            preview = preview_json(page.preview, page.decoder)
+            preview = preview_to_json(page.preview, page.decoder)
         return {
             "targets": list(page.targets),
             "check": make_check_tree(page.mix, page.findings) if page.mix else None,
             "streams": [_stream_to_dict(stream) for stream in page.streams],
-            "plan": plan_json(page.plan) if page.plan else None,
+            "plan": plan_to_json(page.plan) if page.plan else None,
             "preview": preview,
             "notes": dict(page.notes),
             "problems": list(page.problems),

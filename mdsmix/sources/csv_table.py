@@ -250,7 +250,7 @@ class TableRows(Rows):
         if widths.count(width) < len(widths):
             for index, count in enumerate(widths):
                 if count != width and index not in reasons:
-                    reasons[index] = _misfit(count, width)
+                    reasons[index] = _find_misfit(count, width)
             reasons = dict(sorted(reasons.items()))
         if reasons:
             rows = pairwise(accumulate(widths, initial=0))
@@ -307,7 +307,7 @@ class TableRows(Rows):
         return places[index]
 
 
-def _misfit(cells: int, fields: int) -> str:
+def _find_misfit(cells: int, fields: int) -> str:
     """Return the reason code of a row whose number of cells differs from the table's number of
     fields. The reason of a row without cells is BLANK.
     """

@@ -103,7 +103,7 @@ class HubBucketPath(BucketPath):
         """
         with hide_retry_lines():
             if not has_answered(find_endpoint()):
-                retry(self.url, HUB_ERRORS, _connect, _knock)
+                retry(self.url, HUB_ERRORS, _connect, _send_probe)
             return retry(self.url, HUB_ERRORS, _connect, request)
 
     # Reading
@@ -318,7 +318,7 @@ def _connect() -> Connection:
     return Connection(_make_api(), find_endpoint())
 
 
-def _knock(api: Any) -> None:
+def _send_probe(api: Any) -> None:
     """Send the hub a request that huggingface_hub does not repeat. Any answer will do.
 
     huggingface_hub repeats its own requests for 23 s. A hub that has never answered, such as one

@@ -79,7 +79,7 @@ class LocalPath(Location):
         return LocalPath(os.path.normpath(super().__truediv__(name).path))
 
     def stat(self) -> Stat | None:
-        with explained("look at", self.path), _IGNORE_MISSING:
+        with explain_errors("look at", self.path), _IGNORE_MISSING:
             status = _stat_regular(self.path)
             if not stat.S_ISDIR(status.st_mode):
                 return _make_stat(status)
@@ -90,7 +90,7 @@ class LocalPath(Location):
         it has more than `max_bytes`, no bytes are read, and the result is (Stat, b"").
         """
         with (
-            explained("read", self.path),
+            explain_errors("read", self.path),
             _IGNORE_MISSING,
             suppress(IsADirectoryError),
             self._open_binary() as file,
@@ -108,7 +108,7 @@ class LocalPath(Location):
         Raises Unreachable if the file is missing, or has another stamp than `stamp` ("": any
         stamp).
         """
-        with explained("read", self.path):
+        with explain_errors("read", self.path):
             file = self._open_binary(1 << 20)
             if stamp and _stat_of_open(file).stamp != stamp:
                 file.close()
@@ -124,7 +124,7 @@ class LocalPath(Location):
         return self.open(stamp=stat.stamp)
 
     def write(self, *parts: Bytes) -> None:
-        with explained("write", self.path), self._temporary_file() as temporary:
+        with explain_errors("write", self.path), self._temporary_file() as temporary:
             _write_new(temporary, *parts)
             os.replace(temporary, self.path)
 
@@ -135,7 +135,7 @@ class LocalPath(Location):
         the name exists. So only one of several writers succeeds.
         """
         with (
-            explained("write", self.path),
+            explain_errors("write", self.path),
             suppress(FileExistsError),
             self._temporary_file() as temporary,
         ):
@@ -155,7 +155,7 @@ class LocalPath(Location):
         stamp (time and inode) is not `stamp`, write nothing and return None. The file is locked
         meanwhile.
         """
-        with explained("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
+        with explain_errors("write", self.path), suppress(FileNotFoundError):  # noqa: SIM117
             with Path(self.path).open("r+b") as file:
                 # Only the process with the lock replaces the file, and only if the file still has
                 # this stamp. On a file system without locks (OSError), another process may replace
@@ -183,7 +183,7 @@ class LocalPath(Location):
             target.write(self.read())
             return
         action = f"{self.path} to {target.path}"
-        with explained("copy", action), target._temporary_file() as temporary:
+        with explain_errors("copy", action), target._temporary_file() as temporary:
             shutil.copyfile(self.path, temporary)
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
@@ -235,7 +235,7 @@ class LocalPath(Location):
         """Flush this folder to the disk, so that links and deletions in the folder survive a power
         cut. Some file systems cannot flush a folder; there nothing is done.
         """
-        with explained("write", self.path):
+        with explain_errors("write", self.path):
             folder = os.open(self.path, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -247,7 +247,7 @@ class LocalPath(Location):
 
     def delete(self) -> None:
         """Delete the file or empty folder. Do nothing if it is missing, or a folder with files."""
-        with explained("delete", self.path), _IGNORE_MISSING:
+        with explain_errors("delete", self.path), _IGNORE_MISSING:
             try:
                 os.unlink(self.path)
             except IsADirectoryError:
@@ -255,11 +255,11 @@ class LocalPath(Location):
                     os.rmdir(self.path)
 
     def list(self, recursive: bool = False, beginning: str = "") -> Listing:
-        with explained("list", self.path):
+        with explain_errors("list", self.path):
             yield from sorted(_walk(self.path, "", recursive), key=lambda item: item[0])
 
     def folders(self) -> Iterator[str]:
-        with explained("list", self.path):
+        with explain_errors("list", self.path):
             entries = _scan(self.path)
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
             yield from sorted(names)
@@ -284,7 +284,7 @@ class LocalPath(Location):
         # `/a/b/*/c.csv` has the root `/a/b` and the patterns ["*", "c.csv"].
         root = fixed_prefix(self.path)
         patterns = self.path[len(root) + 1 :].split("/")
-        with explained("list", root or "/"):
+        with explain_errors("list", root or "/"):
             paths = sorted(set(_find_matches(root or "/", patterns)))
         files = list[tuple[Location, Stat]]()
         for path in paths:
@@ -344,7 +344,7 @@ def _stat_of_open(file: BinaryIO) -> Stat:
 
 
 @contextmanager
-def explained(action: str, path: str) -> Iterator[None]:
+def explain_errors(action: str, path: str) -> Iterator[None]:
     """Turn an OSError that is raised in the `with` block into Unreachable, with a message such as
     `cannot read /a/b: permission denied; give this user ...`.
 
