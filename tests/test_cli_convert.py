@@ -93,7 +93,8 @@ def test_a_path_that_is_named_twice_is_read_once_with_a_note(project: Project) -
     project.configure(streams={"web": documents([name, name])}, max_seq_len=4)
     output = project.convert_ok().out
     assert project.manifest.records.read == len(GOOD)
-    assert f"{name} more than once, but each file is read once: repeat: 2 under mix" in output
+    assert f"source.path names {name} more than once, but each file is read once; " in output
+    assert "twice, set its repeat: 2 under mix\n" in output
     project.configure(streams={"web": documents([name, "*.jsonl"])}, max_seq_len=4)
     assert "more than once" not in project.convert_ok().out
 

@@ -140,13 +140,13 @@ class _EdgeFinder:
         """Return for each answer with spans that is a response of a row: the places of the end of
         its content and of the ends of each of its spans in the response.
 
-        Raises RecordRefused (span_not_printed) if such a place is not found.
+        Raises RecordRefused (span_not_printed) if a place is not found, or an answer has images.
         """
         offsets_of = self._list_ends()
         if not offsets_of:
             return {}
-        # Usually all ends are found as they are; or the template strips contents.
         find_edges = self.locate if self._is_in_layout(offsets_of) else self.prove
+        # Usually the ends are found where they are, or without the white space around a content.
         for find_places in (self.keep, self.trim, self.move):
             places = {
                 answer: find_places(answer, offsets) for answer, offsets in offsets_of.items()
@@ -159,6 +159,8 @@ class _EdgeFinder:
     def _list_ends(self) -> dict[int, list[int]]:
         """Return for each answer with spans that is a response of a row: the offsets, in its
         content, of the end of the content and of the ends of its spans.
+
+        Raises RecordRefused (span_not_printed) if such an answer has images.
         """
         losses = self.conversation.losses or ()
         offsets_of = dict[int, list[int]]()
@@ -176,14 +178,14 @@ class _EdgeFinder:
 
     @cached_property
     def _printed(self) -> dict[int, PrintedAnswer]:
-        """The answers whose places the layout tells."""
+        """The answers that the layout shows the place of, by their positions."""
         if self.layout is None:
             return {}
         return self.layout.find_answers(find_answers(self.conversation))
 
     def _is_in_layout(self, offsets_of: Mapping[int, Sequence[int]]) -> bool:
-        """Check whether `locate` finds the same as `prove`, which needs a private character for
-        each offset.
+        """Check whether `locate` can replace `prove`: the layout shows where all answers are
+        printed, and `prove` would have enough private characters, one for each offset.
         """
         count = sum(map(len, offsets_of.values()))
         return self._printed.keys() >= offsets_of.keys() and count <= len(_PRIVATE)

@@ -274,8 +274,8 @@ def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswe
         ends_early &= samples.values[last] != eos
     verdicts[rows[ends_early]] = "ends_untrained"
     if not trains_all:
-        # Refuse those of which several pieces are trained: a piece begins at a trained token after
-        # a token that is not, such as the last one of the prompt.
+        # Refuse those with several trained pieces. A piece begins at a trained token after a token
+        # that is not trained, such as the last one of the prompt.
         begins_piece = is_trained.copy()
         begins_piece[1:] &= ~is_trained[:-1]
         pieces = sum_between(begins_piece, turns.ids.offsets)[sides]

@@ -174,7 +174,7 @@ def _find_streams(
 
     Args:
         files: this and the next three are the arguments of `write_first_recipe`.
-        has_budget: whether the recipe gets a budget, of which the mixture's percentages are shares.
+        has_budget: whether the recipe gets a budget. The mixture's percentages are shares of it.
         notices: gets the messages on files that are in no stream.
     """
     names = [os.path.basename(name) for name in files]

@@ -142,7 +142,7 @@ def _parse_template(template: str) -> Field:
 
 
 def find_inner_fields(fields_read: Collection[str]) -> dict[str, set[str]]:
-    """Return, for each field of which only parts are read, the names of these parts:
+    """Return, for each field that is read only in part, the names of the parts that are read:
     `{"meta": {"body"}}` for the path `meta.body`. Fields with lists are left out.
 
     Args:

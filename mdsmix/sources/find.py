@@ -219,8 +219,8 @@ def describe_repeated_paths(paths: Sequence[str]) -> str:
     if not repeated:
         return ""
     return (
-        f"source.path names {join_names(repeated)} more than once, but each file is read once: "
-        "repeat: 2 under mix draws the samples of a stream twice"
+        f"source.path names {join_names(repeated)} more than once, but each file is read once; "
+        "to draw the samples of a stream twice, set its repeat: 2 under mix"
     )
 
 

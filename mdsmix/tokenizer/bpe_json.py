@@ -1,9 +1,11 @@
-"""The text of a BPE tokenizer.json, without parsing its merges.
+"""Cuts the JSON of a BPE tokenizer.json into settings, vocabulary and merges, and writes it again.
 
 The merges are most of the file: Gemma 3 has 514,906. As Python lists they take 100 MB and half a
-second. All functions read the text as `tokenizers` writes it: without white space between values,
-and with the model last. In such a text a quote inside a string is always written `\\"`, so a key
-like `"model":` can be searched for.
+second. So functions that take `bytes` do not parse them. They read the text as `tokenizers` writes
+it: without white space between values, and with the model last. In such a text a quote inside a
+string is always written `\\"`, so a key like `"model":` can be searched for.
+
+The other functions take a file in any form, as parsed JSON (`tree`).
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class BpeJson:
         """Return the text of a tokenizer.json with this vocabulary and these merges.
 
         Args:
-            skeleton: the text of a tokenizer.json with other ones, as `tokenizers` writes it.
+            skeleton: the text of a tokenizer.json with others, as `tokenizers` writes it.
         """
         start = skeleton.find(VOCAB, skeleton.find(MODEL))
         return b"".join((skeleton[:start], VOCAB, self.vocab[1:-1], MERGES, self.merges[1:-1], END))

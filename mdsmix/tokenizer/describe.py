@@ -726,7 +726,7 @@ class FileFacts(NamedTuple):
     file_hash: ModelHash | None = None
     "Its `hash_model`."
     joined: Path | None = None
-    "The same file with its merges as strings, to be read in its place; None if they are no pairs."
+    "The same file with its merges as strings, to be read in its place; None if they are not pairs."
     vocabulary: Path | None = None
     """Its vocabulary and its merges, as `tokenizers` writes them: two lines of JSON. None if that
     is not sure (`rewrite_bpe_json`).
