@@ -620,7 +620,7 @@ def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
     if idle and dataset._parallel_rank_world.is_local_leader:
         log.warning(
             "%s: in the last step of an epoch %d of %d devices have no batch while the others have "
-            "one, so training hangs there (batching_method: %s); let the run end before that step "
+            "one, so training hangs there (batching_method: %s); end the run before that step "
             "(max_duration), or use batching_method: random.",
             label,
             idle,

@@ -350,11 +350,11 @@ def batching_method(mix: Mix) -> Findings:
     if method == DEVICE_PER_STREAM and drawn:
         yield Finding(
             f"{problem}, which deals out the batches of an epoch to one device after the other. If "
-            "their number is not a multiple of the devices, the last step has a batch for only "
-            "some of them.",
-            "look whether `mdsmix plan --nodes N --gpus N` with the numbers of the run warns of "
-            "it, let the run end before the last step of an epoch (max_duration), or use "
-            "batching_method: random.",
+            "the number of batches is not a multiple of the number of devices, only some devices "
+            "have a batch in the last step.",
+            "use batching_method: random, or end the run before the last step of an epoch "
+            "(max_duration); no change is needed if `mdsmix plan --nodes N --gpus N`, with the "
+            "numbers of the run, does not warn of it.",
             id="batching-uneven",
         )
     if drawn and count_loader_delivered(mix.train, batch) is None:

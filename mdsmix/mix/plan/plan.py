@@ -310,7 +310,7 @@ def _notes(
         yield (
             f"WARNING: in the last step of an epoch {idle:,} of {machines.ranks:,} devices have no "
             "batch while the others have one, so training hangs there (batching_method: "
-            f"{get_batching_method(loader)}): let the run end before that step (max_duration), or "
+            f"{get_batching_method(loader)}): end the run before that step (max_duration), or "
             "use batching_method: random"
         )
     if epoch.dropped > 0:
