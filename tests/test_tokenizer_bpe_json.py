@@ -108,6 +108,8 @@ REFUSED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a large id": lambda tree: change_vocab(tree, again=1 << 32),
     "a merge twice": lambda tree: tree["model"]["merges"].append(["a", "b"]),
     "a merge of three": lambda tree: tree["model"]["merges"].append(["a", "b", "c"]),
+    "a merge that is no pair": lambda tree: tree["model"].update(merges=["ab"]),
+    "an unknown token that is missing": lambda tree: tree["model"].update(unk_token="<unk>"),
     "a token that is missing": lambda tree: tree["model"]["merges"].append(["abc", "d"]),
     "what a merge makes is missing": lambda tree: tree["model"]["merges"].append(["c", "d"]),
     "no merges": lambda tree: tree["model"].update(merges=[]),
@@ -163,6 +165,11 @@ def test_a_merge_that_would_become_a_comment_is_not_joined() -> None:
     tree["model"]["merges"] = [" ".join(merge) for merge in merges]
     encoded = [Model.from_str(each).encode(text).tokens for each in (content, json.dumps(tree))]
     assert encoded == [["#versions"], ["#version", "s"]]
+    # It is left out as `tokenizers` does, and so is the first line of a merges.txt.
+    for comments in ([], ["#version: 0.2 - Trained by"]):
+        tree["model"]["merges"] = [*comments, *map(" ".join, merges)]
+        read = json.loads(Model.from_str(json.dumps(tree)).to_str())
+        assert split_merges(tree)["model"]["merges"] == read["model"]["merges"]
 
 
 def test_backends_read_the_joined_merges_of_a_snapshot(

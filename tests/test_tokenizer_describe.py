@@ -165,6 +165,24 @@ def test_a_skeleton_of_a_file_that_tokenizers_refuses_is_not_described(
         describe.describe_tokenizer(str(folder), {}, reader)
 
 
+def test_an_unknown_token_that_only_a_skeleton_has_is_missed(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """It is an added token, and the vocabulary lacks it. `é` is not a token."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    tree = json.loads((folder / TOKENIZER_JSON).read_bytes())
+    largest = max(
+        [*tree["model"]["vocab"].values(), *(each["id"] for each in tree["added_tokens"])]
+    )
+    tree["added_tokens"].append({"id": largest + 1, "content": "<nowhere>", **SWITCHES})
+    tree["model"]["unk_token"] = "<nowhere>"
+    tree["pre_tokenizer"] = None  # characters are no longer written as bytes
+    (folder / TOKENIZER_JSON).write_text(json.dumps(tree))
+    reader = describe.FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
+    with pytest.raises(Exception, match=r"<nowhere>. not found in the vocabulary"):
+        describe.describe_tokenizer(str(folder), {}, reader)
+
+
 def test_truncation_and_padding_of_the_file_change_nothing(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:

@@ -129,7 +129,7 @@ def rewrite_bpe_json(tree: dict[str, Any]) -> BpeJson | None:
     ids = [*vocab.values()]
     if len({*ids}) < len(ids) or not all(type(id) is int and 0 <= id < 1 << 32 for id in ids):
         return None
-    if not all(len(merge) == 2 for merge in merges):
+    if not all(type(merge) is list and len(merge) == 2 for merge in merges):
         return None
     # The same merge twice has the rank of the last. Sets of strings take a third of the time that
     # sets of pairs take.
@@ -138,6 +138,11 @@ def rewrite_bpe_json(tree: dict[str, Any]) -> BpeJson | None:
     if not vocab.keys() >= {*chain.from_iterable(merges)}:
         return None
     if not all(map(vocab.__contains__, map("".join, merges))):
+        return None
+    # An unknown token that is only an added token is an error when it is needed. The skeleton would
+    # hide that, since its vocabulary has the added tokens.
+    unknown = model.get("unk_token")
+    if unknown is not None and unknown not in vocab:
         return None
     if "added_tokens" not in tree or not keep_their_ids(tree["added_tokens"], vocab):
         return None
@@ -206,16 +211,20 @@ def join_merges(content: bytes) -> bytes | None:
 
 def split_merges(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a tokenizer.json with each merge as a pair: `["a", "b"]` in place of `"a b"`, as
-    `tokenizers` writes it. Return it unchanged if not every merge is a string with one space.
+    `tokenizers` writes it, and without comments. Return it unchanged if not every other merge is a
+    string with one space.
 
     Args:
         tree: the JSON of the file.
     """
     model = tree["model"]
     merges = model.get("merges") or []
-    if not all(isinstance(merge, str) and merge.count(" ") == 1 for merge in merges):
+    if not all(isinstance(merge, str) for merge in merges):
         return tree
-    return tree | {"model": model | {"merges": [merge.split(" ") for merge in merges]}}
+    pairs = [merge.split(" ") for merge in merges if not merge.startswith(COMMENT)]
+    if not all(len(pair) == 2 for pair in pairs):
+        return tree
+    return tree | {"model": model | {"merges": pairs}}
 
 
 def join_pairs(tree: dict[str, Any]) -> bool:
