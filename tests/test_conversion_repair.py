@@ -13,7 +13,7 @@ import pytest
 
 from mdsmix.conversion.planning import Options
 from mdsmix.conversion.repair import Repaired, repair
-from mdsmix.encode import chat
+from mdsmix.encode import open_template
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
@@ -134,11 +134,11 @@ def test_a_template_prints_the_date_of_the_published_stream(project: Project) ->
     project.write_source([{"messages": CHAT}])
     project.tokenizer = train_style(project.folder / "dated", "dated")
     project.configure(chats("a.jsonl"), max_seq_len=512)
-    project.patch.setattr(chat, "format_today", lambda: "01 Jan 2026")
+    project.patch.setattr(open_template, "format_today", lambda: "01 Jan 2026")
     project.run()
     before = project.files
     flip_byte(project.shards[0])
-    project.patch.setattr(chat, "format_today", lambda: "02 Jan 2026")
+    project.patch.setattr(open_template, "format_today", lambda: "02 Jan 2026")
     assert len(repair_stream(project).faults) == 1
     assert project.files == before
     # The part that is held out is not made of another source by the way.

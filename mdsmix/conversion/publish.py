@@ -204,13 +204,13 @@ def _explain_no_sample(records: Records, totals: Totals) -> str:
         records: the counts of all its records.
         totals: the counts of all its samples and tokens.
     """
-    # The most frequent reason is explained.
+    # Explain the most frequent reason of records that were left out.
     reason = max(records.filtered, key=records.filtered.__getitem__, default="")
     explanation = f"{reason}: {FILTERED[reason]} " if reason in FILTERED else ""
     if totals.lost_tokens:
-        explanation = (
-            "All its text fills less than a row of max_seq_len tokens: add text, or set layout: "
-            "document, which gives each document rows of its own. "
+        explanation += (
+            "The text that was kept fills less than a row of max_seq_len tokens: add text, or set "
+            "layout: document, which gives each document rows of its own. "
         )
     return (
         f"{explanation}Check the source, and the settings that leave records out: max_seq_len, "
