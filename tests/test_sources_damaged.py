@@ -198,6 +198,21 @@ def test_a_quote_that_stays_open_takes_little_memory(tmp_path: Path) -> None:
     assert peak < 150 << 20
 
 
+def test_a_row_of_millions_of_cells_takes_little_memory(tmp_path: Path) -> None:
+    """Positions of all its cells would take more than 100 bytes a cell."""
+    content = b"x,y\n1,a\n" + b"," * 6_000_000 + b"\n2,b\n"
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        batches = read_file(tmp_path, "a.csv", content)
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert all_records(batches) == XY
+    assert [reason for reason, _ in bad_items(batches)] == ["too_many_fields"]
+    assert peak < 300 << 20
+
+
 def test_bad_rows_and_damaged_row_groups_are_set_aside(tmp_path: Path) -> None:
     cells = pa.array([b"ok", b"\xff\xfe", b"fine"], pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 3, cells.buffers())

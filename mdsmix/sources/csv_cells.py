@@ -18,6 +18,13 @@ from mdsmix.lazy_numpy import NDArray, np
 Positions = NDArray["np.int64"]
 "int64: indexes of bytes, ascending."
 Flags = NDArray["np.bool_"]
+MOST_POSITIONS = 1 << 22
+"""The most quotes, or delimiters and line ends, for which positions are kept: only a row that is
+longer than 4 MB can have more. Several arrays of 8 bytes for each would take a gigabyte for 30
+million, so the csv reader reads such a row.
+"""
+_CELLS_AT_ONCE = 1 << 16
+"The cells that are decoded at once: their positions as Python's numbers take 100 bytes a cell."
 _QUOTE = ord('"')
 _LINE_END = ord("\n")
 _RETURN = ord("\r")
@@ -38,7 +45,8 @@ class CellRows(NamedTuple):
 
 def find_rows(text: bytes, delimiter: str, is_at_end: bool) -> CellRows | None:
     """Return the complete rows at the beginning of the text, as Python's csv reader returns them.
-    Return None if that would raise an error for any row of the text, or may do so.
+    Return None if that would raise an error for any row of the text, or may do so, or if finding
+    the rows would take too much memory.
 
     Args:
         text: lines of a csv file, from the beginning of a row on, without a byte order mark.
@@ -49,14 +57,16 @@ def find_rows(text: bytes, delimiter: str, is_at_end: bool) -> CellRows | None:
         return None
     array = np.frombuffer(text, np.uint8)
     separator = ord(delimiter)
+    is_separator = array == separator
+    is_separator |= array == _LINE_END
+    if max(np.count_nonzero(is_separator), np.count_nonzero(array == _QUOTE)) > MOST_POSITIONS:
+        return None
     borders = _find_borders(array, separator)
     if borders is None or not _has_plain_line_ends(text, array, borders):
         return None
     opened = _find_open_cell(borders)
 
     # Find the byte after each cell: a delimiter or a line end that is not in quotes.
-    is_separator = array == separator
-    is_separator |= array == _LINE_END
     ends = np.flatnonzero(is_separator)
     ends = ends[~_is_quoted(ends, borders)]
     ends_row = array[ends] == _LINE_END
@@ -98,9 +108,12 @@ def find_rows(text: bytes, delimiter: str, is_at_end: bool) -> CellRows | None:
         is_cell[last_cells[is_blank]] = False
         starts = starts[is_cell]
         ends = ends[is_cell]
-    spans = map(slice, starts.tolist(), ends.tolist())
+    cells = list[str]()
     try:
-        cells = [*map(bytes.decode, map(text.__getitem__, spans))]
+        for first in range(0, len(ends), _CELLS_AT_ONCE):
+            part = slice(first, first + _CELLS_AT_ONCE)
+            spans = map(slice, starts[part].tolist(), ends[part].tolist())
+            cells += map(bytes.decode, map(text.__getitem__, spans))
     except UnicodeDecodeError:
         return None
     return CellRows(raws, cells, widths.tolist(), opened)
