@@ -5,6 +5,7 @@ variables that a record gives to the chat template.
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from itertools import chain, product
 from typing import Any
 
@@ -337,3 +338,21 @@ def test_the_canonical_form_of_a_conversation_with_losses_is_unchanged() -> None
     # A user's function may return a list without any loss.
     without = canonical(Conversation(messages, losses=[None, None]))
     assert without == orjson.dumps([messages, None, None, [], None, [None, None]], option=SORTED)
+
+
+def test_a_decimal_is_no_weight_beside_an_equal_number() -> None:
+    """Files of one batch may have weights of different types."""
+    records = [
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b", "weight": weight},
+            ]
+        }
+        for weight in (0.5, Decimal("0.50"))
+    ]
+    fields = {"messages": "messages"}
+    assert SHAPES["openai"].read_plain(records, fields, loss_weights=True) is None
+    read = [SHAPES["openai"].read(record, fields, loss_weights=True) for record in records]
+    assert read[0].losses[1].weight == 0.5
+    assert read[1] == "bad_mark"

@@ -22,6 +22,8 @@ TRAIN_KEYS = (
 )
 "Marks: keys of a message whose values (true or 1, false or 0) decide whether it is trained."
 _TRAIN_KEYS = frozenset(TRAIN_KEYS)
+_MARK_TYPES = frozenset({bool, int, float, type(None)})
+"The types of marks that are read a batch at a time. A weight has one of them."
 MASK = "loss_mask"
 """The field of a record that may contain a list of such marks, one for each message or one for each
 answer.
@@ -162,6 +164,9 @@ def _read_all_losses(
     columns = [[message.get(key) for message in messages] for key in sorted(keys - {DETAIL})]
     if masks is not None:
         columns.append(_join_masks(masks, plain.roles))
+    # 0.5 equals Decimal("0.50") of another file, which is no weight: such marks are read alone.
+    if not _MARK_TYPES.issuperset(map(type, chain.from_iterable(columns))):
+        raise RecordRefused("bad_mark")
     # Messages have few combinations of a role and marks: read each combination once.
     marked_roles = [*zip(chain.from_iterable(plain.roles), *columns, strict=True)]
     loss_of = dict[tuple[Any, ...], AnswerLoss]()
