@@ -200,9 +200,14 @@ def _describe_by_skeleton(name: str, file: FileReader) -> dict[str, Any] | None:
         return None
     vocab, merges = facts.vocabulary.read_bytes().split(b"\n")
     bpe = BpeJson(settings=small_tree, vocab=vocab, merges=merges)
-    files[TOKENIZER_JSON] = bpe.put_into(skeleton.encode()).decode()
     opened = _Opened(tokenizer, note, fields, files, bpe.to_tree(), is_skeleton=True)
-    return _describe_opened(name, {}, opened, facts)
+    description = _describe_opened(name, {}, opened, facts)
+    # Make the text when the tree is free: for Gemma 3 each of them takes 100 MB, while the parent
+    # process makes the word form.
+    del opened
+    release_freed_memory()
+    files[TOKENIZER_JSON] = bpe.put_into(skeleton.encode()).decode()
+    return description
 
 
 def _describe_opened(
@@ -851,7 +856,11 @@ def main() -> None:
             with suppress(Exception):  # `describe_tokenizer` reports it
                 from transformers import AutoTokenizer  # noqa: F401
         answer = try_to_answer(lambda arguments: describe_tokenizer(**arguments), question)
-    print(json.dumps(answer))
+    # Gemma 3's text takes four bytes a character, so let only one form of it exist.
+    text = json.dumps(answer)
+    del answer
+    release_freed_memory()
+    print(text)
 
 
 def hide_torch() -> None:
