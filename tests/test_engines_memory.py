@@ -8,6 +8,8 @@ import ctypes
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -170,16 +172,22 @@ BLOCK = (ctypes.c_char * (60 * MIB))()
 "Memory that forked processes share; its pages exist once they are written."
 
 
-def test_shared_memory_counts_once_though_it_is_measured_once_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The oracle is the PSS of this process and two children, read by other code. It may differ by
-    10 MiB: processes that touch a shared object get a page of their own, and a large test process
-    has many.
+def test_shared_memory_counts_once_though_it_is_measured_once_a_second() -> None:
+    """In a process of its own. In the test process, which is large, processes stop sharing pages
+    between two measurements, so that PSS differs by more than 4 MiB.
+    """
+    program = f"from {__name__} import compare_with_pss; compare_with_pss()"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def compare_with_pss() -> None:
+    """Compare the used memory with the PSS of this process and two children, read by other code.
+    Raises AssertionError.
     """
     exact = list[int]()
     measure_pss = memory.measure_pss
-    monkeypatch.setattr(memory, "measure_pss", lambda pid: exact.append(pid) or measure_pss(pid))
+    memory.measure_pss = lambda pid: exact.append(pid) or measure_pss(pid)
     ctypes.memset(BLOCK, 1, len(BLOCK))
     before = read_pss(os.getpid())
     fork = get_context("fork")
@@ -204,25 +212,25 @@ def test_shared_memory_counts_once_though_it_is_measured_once_a_second(
 
     try:
         error, reads = update()
-        assert (abs(error) < 10 * MIB, reads) == (True, 3), "processes are new"
+        assert (abs(error) < 4 * MIB, reads) == (True, 3), "processes are new"
         assert before < budget.peak < before + 40 * MIB, "the block is in all three"
         let_child(0, "allocate", 50 * MIB)
         error, reads = update()
-        assert (abs(error) < 10 * MIB, reads) == (True, 0)
+        assert (abs(error) < 4 * MIB, reads) == (True, 0)
         let_child(1, "write", 30 * MIB)
         error, reads = update()
-        assert (-40 * MIB < error < -20 * MIB, reads) == (True, 0), "its RSS is the same"
+        assert (-34 * MIB < error < -26 * MIB, reads) == (True, 0), "its RSS is the same"
         error, reads = update(exactly=True)
-        assert (abs(error) < 10 * MIB, reads) == (True, 3)
+        assert (abs(error) < 4 * MIB, reads) == (True, 3)
         let_child(0, "write", 30 * MIB)
         budget._next_exact = 0
         error, reads = update()
-        assert (abs(error) < 10 * MIB, reads) == (True, 3), "the next exact one is due"
+        assert (abs(error) < 4 * MIB, reads) == (True, 3), "the next exact one is due"
         children[1][0].kill()
         children[1][0].join()
         del pids[1]
         error, reads = update()
-        assert (abs(error) < 10 * MIB, reads) == (True, 2), "a process has ended"
+        assert (abs(error) < 4 * MIB, reads) == (True, 2), "a process has ended"
     finally:
         for process, _ in children:
             process.kill()
