@@ -176,8 +176,7 @@ class LayoutCache:
         Args:
             structure: the structure of the messages.
         """
-        if len(self._numbers) >= MOST_KEYS or self._size >= MOST_SIZE:
-            self._forget()
+        self._make_room()
         for description in structure:
             if description not in self._numbers:
                 self._numbers[description] = next(self._next_number)
@@ -207,8 +206,7 @@ class LayoutCache:
             return layout
         if self._with_placeholders is None or self._failures >= MOST_FAILURES:
             return None
-        if len(self._seen) >= MOST_KEYS or self._size >= MOST_SIZE:
-            self._forget()
+        self._make_room()
         if hash(key) not in self._seen:
             self._seen.add(hash(key))
             return None
@@ -228,12 +226,15 @@ class LayoutCache:
         self._layouts[key] = layout
         return layout
 
-    def _forget(self) -> None:
-        """Delete all numbers and layouts, so that they do not take more and more memory."""
-        self._numbers.clear()
-        self._seen.clear()
-        self._layouts.clear()
-        self._size = 0
+    def _make_room(self) -> None:
+        """Delete all numbers and layouts if there are too many, so that they do not take more and
+        more memory.
+        """
+        if max(len(self._numbers), len(self._seen)) >= MOST_KEYS or self._size >= MOST_SIZE:
+            self._numbers.clear()
+            self._seen.clear()
+            self._layouts.clear()
+            self._size = 0
 
     def _describe_tools(self, tools: Tools | None) -> Any:
         """Return the part of a key that tools are. If the template only prints their JSON, this is
