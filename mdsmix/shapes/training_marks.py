@@ -198,8 +198,8 @@ def _read_marked_role(
 
 
 def _join_masks(masks: Sequence[Any], roles: Sequence[Sequence[str]]) -> list[Any]:
-    """Return for each message of all conversations its entry in the list of marks of its record, as
-    `_read_listed_marks` finds it; None for a message without an entry.
+    """Return for each message of all conversations its entry in the list of marks of its record;
+    None for a message without an entry.
 
     Raises RecordRefused (bad_loss_mask) if a record has another value than a list with an entry for
     each message or each answer.
@@ -212,17 +212,8 @@ def _join_masks(masks: Sequence[Any], roles: Sequence[Sequence[str]]) -> list[An
     for marks, roles_of_record in zip(masks, roles, strict=True):
         if marks is None:
             joined += [None] * len(roles_of_record)
-        elif type(marks) is not list:
-            raise RecordRefused("bad_loss_mask")
-        elif len(marks) == len(roles_of_record):
-            joined += marks
-        elif len(marks) == roles_of_record.count("assistant"):
-            marks_of_answers = iter(marks)
-            joined += [
-                next(marks_of_answers) if role == "assistant" else None for role in roles_of_record
-            ]
         else:
-            raise RecordRefused("bad_loss_mask")
+            joined += _spread_marks(marks, roles_of_record)
     return joined
 
 
@@ -279,18 +270,31 @@ def _read_listed_marks(raw: RawRecord, messages: Sequence[Message], leading: int
         return []
     if lists[-1] != lists[0]:
         raise RecordRefused("bad_mark")
-    marks = lists[0]  # all lists are equal
+    # All lists are equal.
+    return _spread_marks(lists[0], [message["role"] for message in messages], leading)
+
+
+def _spread_marks(marks: Any, roles: Sequence[str], leading: int = 0) -> list[Any]:
+    """Return for each message of a conversation its entry in the list of marks; None for a message
+    without an entry. The entries may belong to the messages without the leading ones, to all
+    messages, or to the answers: their number decides.
+
+    Raises RecordRefused (bad_loss_mask) if it is another number, or there is no list.
+
+    Args:
+        marks: the list.
+        roles: the roles of the messages.
+        leading: how many of the first messages are not from the list of messages.
+    """
     entries = len(marks) if isinstance(marks, list) else -1  # -1 differs from all lengths below
-    count = len(messages)
-    answers = [
-        position for position, message in enumerate(messages) if message["role"] == "assistant"
-    ]
-    # The marks may belong to the messages without the leading ones, to all messages, or to the
-    # answers: find out by their number.
+    count = len(roles)
+    answers = [position for position, role in enumerate(roles) if role == "assistant"]
     for positions in (range(leading, count), range(count), answers):
         if len(positions) == entries:
-            mark_at = dict(zip(positions, marks, strict=True))
-            return [mark_at.get(position) for position in range(count)]
+            spread = list[Any](repeat(None, count))
+            for position, mark in zip(positions, marks, strict=True):
+                spread[position] = mark
+            return spread
     raise RecordRefused(
         "bad_loss_mask", entries=max(0, entries), messages=count - leading, answers=len(answers)
     )
