@@ -287,6 +287,8 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert (
         "and the hub (http://hub.test) does not answer. Check the network and HF_ENDPOINT, or name"
     ) in snapshot._load_error("tokenizer", "nobody/none", error)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://user:secret@hub.test")
+    assert "secret" not in snapshot._load_error("tokenizer", "nobody/none", error)
 
 
 @pytest.mark.skipif(not IS_TRANSFORMERS_4, reason="transformers 5 opens both")

@@ -529,10 +529,12 @@ def _find_hub_obstacle() -> tuple[str, str]:
     """Return why transformers got no answer from the hub, and what the user can do."""
     from huggingface_hub import constants
 
+    from mdsmix.storage.hub_errors import show_hub_endpoint
+
     if constants.HF_HUB_OFFLINE:
         variables = "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE"
         return f"the hub is not asked since {variables} is set", "Unset it"
-    return f"the hub ({constants.ENDPOINT}) does not answer", "Check the network and HF_ENDPOINT"
+    return f"the hub ({show_hub_endpoint()}) does not answer", "Check the network and HF_ENDPOINT"
 
 
 @cache
