@@ -39,7 +39,7 @@ from mdsmix.load.training_rows import RowRules, TokenIds, TrainingRow
 from mdsmix.load.vision import open_vision, refuse_packing
 from mdsmix.messages import join_names, plural
 from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
-from mdsmix.mix.epoch.draws import METHODS, Machines, count_delivered, count_idle_devices
+from mdsmix.mix.epoch.draws import METHODS, Machines, count_delivered, describe_idle_devices
 from mdsmix.shards.token_ids import (
     IMAGE_COLUMNS,
     LOSS_WEIGHTS,
@@ -616,17 +616,9 @@ def _refuse_unfilled(dataset: MixDataset, label: str) -> None:
             f"samples of {join_names(empty)}; set a {size} batch, raise the weight of these "
             "streams, or use batching_method: random."
         )
-    idle = count_idle_devices(method, delivered, machines)
+    idle = describe_idle_devices(method, delivered, machines)
     if idle and dataset._parallel_rank_world.is_local_leader:
-        log.warning(
-            "%s: in the last step of an epoch %d of %d devices have no batch while the others have "
-            "one, so training hangs there (batching_method: %s); end the run before that step "
-            "(max_duration), or use batching_method: random.",
-            label,
-            idle,
-            machines.ranks,
-            method,
-        )
+        log.warning("%s: %s.", label, idle)
 
 
 def _open_dataset(

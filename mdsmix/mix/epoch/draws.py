@@ -183,6 +183,20 @@ def count_idle_devices(method: str, delivered: Sequence[int], machines: Machines
     return -batches % machines.ranks
 
 
+def describe_idle_devices(method: str, delivered: Sequence[int], machines: Machines) -> str:
+    """Return a sentence on the devices that have no batch at the last step of an epoch; "" if there
+    are none. The arguments are those of `count_idle_devices`.
+    """
+    idle = count_idle_devices(method, delivered, machines)
+    if not idle:
+        return ""
+    return (
+        f"in the last step of an epoch {idle:,} of {machines.ranks:,} devices have no batch while "
+        f"the others have one, so training hangs there (batching_method: {method}): end the run "
+        "before that step (max_duration), or use batching_method: random"
+    )
+
+
 def split_batch(shares: Sequence[float], batch: int) -> list[int]:
     """Return how many samples of each stream a stratified batch contains. Shares of the batch are
     rounded down; then streams with the largest remainders get one sample more, until it is full.

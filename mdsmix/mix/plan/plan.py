@@ -32,8 +32,8 @@ from mdsmix.mix.epoch.draws import (
     METHODS,
     Machines,
     count_delivered_on,
-    count_idle_devices,
     count_loader_draws,
+    describe_idle_devices,
     get_batching_method,
     make_run_machines,
 )
@@ -305,14 +305,9 @@ def _notes(
             "method"
         )
     counts = [int(figures.delivered) for figures in streams]
-    idle = count_idle_devices(get_batching_method(loader), counts, machines)
+    idle = describe_idle_devices(get_batching_method(loader), counts, machines)
     if idle:
-        yield (
-            f"WARNING: in the last step of an epoch {idle:,} of {machines.ranks:,} devices have no "
-            "batch while the others have one, so training hangs there (batching_method: "
-            f"{get_batching_method(loader)}): end the run before that step (max_duration), or "
-            "use batching_method: random"
-        )
+        yield f"WARNING: {idle}"
     if epoch.dropped > 0:
         yield (
             f"{epoch.dropped:,.0f} of {drawn:,} samples of an epoch do not fill a last global "
