@@ -23,6 +23,7 @@ from tokenizers import Tokenizer as Model
 from tokenizers.models import Unigram, WordLevel, WordPiece
 from tokenizers.pre_tokenizers import Whitespace, WhitespaceSplit
 
+import mdsmix
 from mdsmix.conversion import unit
 from mdsmix.encode import backend_files, backends
 from mdsmix.encode.backends import CheckedBackend, Fastokens, Reference, Unequal, open_backend
@@ -151,19 +152,70 @@ def test_hard_strings_cover_every_kind_of_difference(tokenizer: Tokenizer) -> No
     assert any(text.isdigit() and len(text) >= 500 for text in texts)
 
 
-def test_auto_compares_the_hard_strings_once(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend, proved = open_backend(tokenizer), list[str]()
-    assert (type(backend), backend.label[:10]) == (CheckedBackend, "fastokens ")
+@pytest.fixture
+def proved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that backends compare without ids of a batch: the hard strings."""
+    texts = list[str]()
 
-    def keep(_: object, texts: list[str], __: bool, ids: object = None) -> None:
-        proved.extend(texts if ids is None else ())
+    def keep(_: object, compared: list[str], __: bool, ids: object = None) -> None:
+        texts.extend(compared if ids is None else ())
 
     monkeypatch.setattr(CheckedBackend, "check", keep)
+    return texts
+
+
+def test_auto_compares_the_hard_strings_once(
+    tokenizer: Tokenizer, proved: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a later process: the cache says that they were equal, for these strings, this
+    tokenizer and these versions.
+    """
+    hard = 2 * backends.make_hard_strings(tokenizer)
+
+    def encode(tokenizer: Tokenizer = tokenizer) -> list[str]:
+        proved.clear()
+        backend = open_backend(tokenizer)
+        assert (type(backend), backend.label[:10]) == (CheckedBackend, "fastokens ")
+        for _ in range(2):
+            backend.encode(["a"], False)
+        return proved
+
+    assert encode() == hard
+    assert encode() == []
+    [file] = (tmp_path / "backends").glob("*.equal")
+    equal = file.read_bytes()
+    # What was proved has changed, or the file is damaged.
+    assert encode(replace(tokenizer, hash="another")) == hard
+    file.write_bytes(equal[: len(equal) // 2])
+    assert encode() == hard
+    assert file.read_bytes() == equal
+    for module, name, value in (
+        (mdsmix, "__version__", "99"),
+        (backends, "WORD_FORM_VERSION", 99),
+        (backends, "make_hard_strings", lambda _: ["a", "b"]),
+        (backends, "name_fastokens", lambda: "fastokens 99"),
+        (backend_files, "package_version", lambda _: "99"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            assert encode() == 2 * backends.make_hard_strings(tokenizer)
+            assert encode() == []
+            file.write_bytes(equal)
+    assert encode() == []
+
+
+def test_hard_strings_are_compared_anew_without_a_cache(
+    tokenizer: Tokenizer, proved: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(backend_files, "cache_folder", lambda: tmp_path / "file" / "cache")
     for _ in range(2):
-        backend.encode(["a"], False)
+        backend = CheckedBackend(tokenizer, Fastokens(tokenizer), Reference(tokenizer), "auto")
+        assert to_lists(backend.encode(["a"], False)) == to_lists(
+            Reference(tokenizer).encode(["a"], False)
+        )
         assert proved == 2 * backends.make_hard_strings(tokenizer)
+        proved.clear()
 
 
 def test_the_reference_encodes_for_unsupported_tokenizers(
@@ -300,6 +352,7 @@ def test_a_difference_on_a_hard_string_is_found_and_stored_with_its_text(
         open_backend(tokenizer, "fastokens").encode(["a"], False)
     with pytest.raises(Unequal, match=WRONG) as caught:
         open_backend(tokenizer).encode(["a"], False)
+    assert list((tmp_path / "backends").glob("*.equal")) == []
     backends.store_difference(tokenizer, caught.value)
     assert isinstance(open_backend(tokenizer), Reference)
     label, other_tokenizer = Fastokens(tokenizer).label, replace(tokenizer, hash="another")

@@ -1,5 +1,5 @@
 """Finds the files in the cache that decide how a tokenizer's backend is opened: its word form, and
-a known difference between fastokens and the reference.
+what earlier runs found when they compared fastokens with the reference.
 
 Like fast_model.py, which imports this module, it imports neither numpy nor a library of tokenizers.
 """
@@ -43,8 +43,19 @@ def locate_difference(tokenizer: Tokenizer, label: str) -> Path:
         tokenizer: the tokenizer.
         label: name and version of the fast backend.
     """
+    return _locate_comparison(tokenizer, label, "unequal")
+
+
+def locate_proof(tokenizer: Tokenizer, label: str) -> Path:
+    """Return the file in the cache which says that a fast backend gave the reference's ids for the
+    hard strings; it need not exist. The arguments are those of `locate_difference`.
+    """
+    return _locate_comparison(tokenizer, label, "equal")
+
+
+def _locate_comparison(tokenizer: Tokenizer, label: str, ending: str) -> Path:
     compared = f"{label}-tokenizers-{package_version('tokenizers')}".replace(" ", "-")
-    return cache_folder() / "backends" / f"{tokenizer.hash}-{compared}.unequal"
+    return cache_folder() / "backends" / f"{tokenizer.hash}-{compared}.{ending}"
 
 
 @cache
