@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from mdsmix.encode import encoded
 from mdsmix.ragged import Ragged
 from mdsmix.shards.index import read_index
 from mdsmix.shards.shard_samples import read_all_samples
@@ -450,5 +451,57 @@ def test_dropped_turns_and_truncated_preferences_are_reported_with_their_rows(
     preferred = {"kind": "preference", "source": source}
     project.configure(preferred, max_seq_len=256, train_loader={"name": "pairwise_preference"})
     output = project.convert_ok(f"local={project.folder / 'preferred'}").out
-    assert "3 of 3 rows are longer than max_seq_len" in output
-    assert "tokens truncated in" in output
+    totals = manifest_of(project.folder / "preferred/web/train").totals
+    truncated, cut = totals.truncated_tokens, totals.cut_tokens
+    assert min(truncated, cut, totals.cut_rows) > 0
+    assert (
+        f"3 of 3 rows are longer than max_seq_len: {truncated + cut:,} tokens are cut off "
+        f"({truncated:,} by the conversion, {cut:,} by the loader)"
+    ) in output
+    of_all = totals.tokens + truncated
+    checked = mdsmix("check", project.recipe, f"local={project.folder / 'preferred'}").out
+    assert f"3 of 3 samples of web are cut, by {truncated + cut:,} of {of_all:,} tokens" in checked
+
+
+def test_pairs_whose_prompt_fills_the_row_count_each_token_that_is_cut(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token of their answer is stored, and the loader cuts it. An export has the rows as they
+    are trained, so it counts the tokens that remain. The whole rows are counted with Hugging Face's
+    tokenizer.
+    """
+    records = [{"prompt": "Which? " * 100, "response": f"{n} {LONG}"} for n in range(5)]
+    records += [{"prompt": "Which?", "response": f"{n} {LONG}"} for n in range(3)]
+    records += [{"prompt": "Which?", "response": "This."}]
+    project.write_source(records)
+    project.configure(pairs("a.jsonl"), max_seq_len=64, target_prompts="all")
+    encode = make_encoder(project.tokenizer)
+    sizes = [len(encode(record["prompt"])) + len(encode(record["response"])) for record in records]
+    lost = sum(max(0, size - 64) for size in sizes)
+    output = project.convert_ok().out
+    totals = project.manifest.totals
+    assert (totals.cut_rows, totals.cut_tokens, totals.truncated_rows) == (5, 5, 3)
+    assert totals.cut_tokens + totals.truncated_tokens == lost
+    assert (
+        f"8 of 9 rows are longer than max_seq_len: {lost:,} tokens are cut off "
+        f"({lost - 5:,} by the conversion, 5 by the loader)"
+    ) in output
+    checked = mdsmix("check", project.recipe).out
+    assert f"8 of 9 samples of web are cut, by {lost:,} of {sum(sizes):,} tokens" in checked
+    run_ok("export", project.recipe, "--to", "parquet", "-o", project.folder / "rows")
+    (path,) = (project.folder / "rows").rglob("*.parquet")
+    rows = parquet.read_table(path)["input_ids"].to_pylist()
+    assert sum(map(len, rows)) == totals.seen_tokens
+
+    # An earlier commit did not count the five tokens. Its streams can be exported too.
+    make_encoded = encoded.make_encoded
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            encoded, "make_encoded", lambda *columns, cut, **more: make_encoded(*columns, **more)
+        )
+        earlier = f"local={project.folder / 'earlier'}"
+        project.convert_ok(earlier)
+    assert manifest_of(project.folder / "earlier/web/train").totals.cut_tokens == 0
+    run_ok("export", project.recipe, earlier, "--to", "parquet", "-o", project.folder / "again")
+    (path,) = (project.folder / "again").rglob("*.parquet")
+    assert parquet.read_table(path)["input_ids"].to_pylist() == rows

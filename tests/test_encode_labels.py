@@ -127,6 +127,10 @@ def test_pairs_are_cut_to_a_row(
         sum(len(side) for sides_of_talk in sides for side in sides_of_talk) - encoded.lengths.sum()
     )
     assert encoded.totals.lost_tokens == lost
+    over = [len(context + target) - length for context, target in rows if not apart]
+    stored_beyond = [tokens for tokens in over if tokens > 0]
+    assert encoded.totals.cut_rows == len(stored_beyond)
+    assert encoded.totals.cut_tokens == sum(stored_beyond)
     assert encoded.totals.loss_tokens == labels.count_losses().sum()
     if apart:
         lasts = [(len(target), target[-1] != EOS) for *_, target in sides]

@@ -176,12 +176,17 @@ def lay_out_pairs(labels: Labels, tokenizer: Tokenizer, positions: Any) -> Encod
         _end_contexts(halves, uncut.lengths > longest, tokenizer.eos_id)
     pairs = Ragged(halves.values, halves.offsets[::2])
     truncated = labels.turns.samples.lengths - pairs.lengths
+    cut = None
+    if targets.decoder_only_format:
+        # The target token of a context that fills the row: it is stored, and the loader cuts it.
+        cut = np.maximum(pairs.lengths - longest, 0)
     return make_encoded(
         Interleaved(SIDES, halves),
         [pairs],
         positions,
         int(labels.count_losses().sum()),
         lost_tokens=int(truncated.sum()),
+        cut=cut,
         truncated=truncated,
         appended=labels.find_appended(),
     )

@@ -142,10 +142,18 @@ class ExportedStream:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the manifest counts the EOS tokens that are appended. Earlier commits of mdsmix
-        did not.
+        """Whether the manifest counts the tokens as training sees them. Those of earlier commits of
+        mdsmix do not count the EOS tokens that are appended. They count the token of a target whose
+        context fills the row, which is stored and then cut off; a manifest may add up units of
+        earlier and of later commits.
         """
-        return self.manifest.totals.is_eos_counted or not self.kind.gets_eos
+        encoding = self.manifest.encoding
+        totals = self.manifest.totals
+        if not self.kind.gets_eos:
+            return True
+        is_pair = "labels" in encoding.columns
+        has_stored_cut = is_pair and totals.longest > encoding.max_seq_len
+        return totals.is_eos_counted and not (has_stored_cut and encoding.decoder_only_format)
 
     def read_rows(self, shard: Shard, samples: Ragged) -> Iterator[TrainedRows]:
         """Yield the rows of a shard, some at a time.

@@ -33,10 +33,13 @@ def list_untrained_tokens(manifest: Manifest) -> Iterator[str]:
     dropped.
     """
     totals = manifest.totals
-    if totals.cut_rows:
-        yield _describe_cut_rows(totals)
-    if totals.truncated_tokens:
-        yield _describe_truncated_rows(totals, manifest.encoding)
+    if totals.cut_rows and totals.truncated_tokens:
+        yield _describe_rows_cut_twice(totals)
+    else:
+        if totals.cut_rows:
+            yield _describe_cut_rows(totals)
+        if totals.truncated_tokens:
+            yield _describe_truncated_rows(totals, manifest.encoding)
     if totals.untrained_ends:
         yield (
             f"{plural(totals.untrained_ends, 'token')} after the last trained token of a row left "
@@ -68,6 +71,21 @@ def _describe_cut_rows(totals: Totals) -> str:
         f"{warning}{totals.cut_rows:,} of {plural(totals.samples, 'row')} are longer than "
         f"max_seq_len: the loader cuts off {totals.cut_tokens:,} tokens, {share:.1%} of all, "
         "which are not counted above"
+    )
+
+
+def _describe_rows_cut_twice(totals: Totals) -> str:
+    """Return a sentence on the rows that the conversion truncated, and of which the loader cuts off
+    more. These are pairs whose prompt fills the row, and preferences.
+    """
+    cut = totals.truncated_tokens + totals.cut_tokens
+    share = cut / (totals.tokens + totals.truncated_tokens)
+    warning = "WARNING: " if share > CUT_SHARE else ""
+    return (
+        f"{warning}{totals.truncated_rows + totals.cut_rows:,} of {plural(totals.samples, 'row')} "
+        f"are longer than max_seq_len: {plural(cut, 'token')} are cut off "
+        f"({totals.truncated_tokens:,} by the conversion, {totals.cut_tokens:,} by the loader), "
+        f"{share:.1%} of all, which are not counted above"
     )
 
 

@@ -177,11 +177,14 @@ def _find_counted_cuts(manifest: Manifest, loader: Loader, keeps_long: bool) -> 
     """
     counts = manifest.totals
     if keeps_long and loader.row_limit == manifest.encoding.max_seq_len and counts.cut_rows:
+        # The conversion has truncated other rows, or truncated these rows first.
+        rows = counts.cut_rows + counts.truncated_rows
+        cut = counts.cut_tokens + counts.truncated_tokens
+        tokens = counts.tokens + counts.truncated_tokens
         return Excess(
             "rows-cut",
-            f"{counts.cut_rows:,} of {plural(counts.samples, 'sample')} of {{streams}} are cut, by "
-            f"{counts.cut_tokens:,} of {plural(counts.tokens, 'token')} "
-            f"({counts.cut_tokens / counts.tokens:.1%})",
+            f"{rows:,} of {plural(counts.samples, 'sample')} of {{streams}} are cut, by "
+            f"{cut:,} of {plural(tokens, 'token')} ({cut / tokens:.1%})",
         )
     if counts.truncated_rows and manifest.encoding.too_long == "cut":
         tokens = counts.tokens + counts.truncated_tokens
