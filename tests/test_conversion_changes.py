@@ -26,6 +26,7 @@ from tests.converting import (
     pairs,
     read_files,
     read_times,
+    run_ok,
 )
 from tests.published import CONCAT, TOKEN_ROW, publish
 
@@ -285,6 +286,37 @@ def test_an_emptied_source_file_is_missing(project: Project, form: str) -> None:
     )
     assert {name: before[name] for name in before} == project.files
     assert project.run(reencode=True).manifest.records.read == 20
+
+
+@pytest.mark.parametrize("is_in_parts", [False, True])
+def test_a_source_file_that_became_smaller_is_a_warning(
+    project: Project, is_in_parts: bool
+) -> None:
+    """It was cut at the end of a line, so each of its records is whole. A larger file is none."""
+    if is_in_parts:
+        list_in_parts(project.patch)
+    path = project.write_source((f"a {n:04} some words" for n in range(20)), "a.jsonl")
+    project.write_source(["other words"], "b.jsonl")
+    project.configure().run()
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = sum(map(len, lines))
+    lost = sum(map(len, lines[15:]))
+    path.write_bytes(b"".join(lines[:15]))
+    size = f"by {lost:,} of {whole:,} bytes"
+    assert f"the conversion: 1 edited (a.jsonl is smaller {size})." in (
+        run_ok("check", project.recipe).out
+    )
+    warning = f"WARNING: a.jsonl has become smaller since the stream was published, {size} ("
+    assert warning in project.convert_ok("--dry-run").out
+    output = project.convert_ok().out
+    assert warning in output
+    assert (
+        "5 records fewer read than when the stream was published before: 16, which were 21"
+    ) in output
+    path.write_bytes(b"".join(lines))
+    output = project.convert_ok().out
+    assert ("smaller" in output, "fewer" in output) == (False, False)
+    assert project.manifest.records.read == 21
 
 
 def test_a_missing_source_file_is_a_warning_and_more_than_a_tenth_an_error(

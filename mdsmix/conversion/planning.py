@@ -39,7 +39,7 @@ from mdsmix.conversion.target import (
     find_published_manifest,
     read_target,
     refuse_replacing,
-    warn_missing_sources,
+    warn_lost_sources,
 )
 from mdsmix.conversion.unit_files import FOLDER
 from mdsmix.encode.backends import find_known_difference
@@ -174,8 +174,8 @@ class StreamPlan:
     expected_mean: float | None
     "The mean tokens per record that the recipe expects. The actual mean is compared with it."
     warnings: tuple[str, ...]
-    """Sentences on source files of the published stream that are missing now, and on a condition
-    that is true for empty texts too.
+    """Sentences on source files of the published stream that are missing or smaller now, and on a
+    condition that is true for empty texts too.
     """
 
     @property
@@ -384,7 +384,7 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Rec
         source=_list_source_keys(job, old),
     )
     warnings = (
-        warn_missing_sources(job, old, draft.files, options.reencode),
+        *warn_lost_sources(job, old, draft.files, options.reencode),
         _warn_of_empty_texts(draft),
         describe_empty_files(draft.files),
         describe_repeated_paths(draft.stream.source.path if draft.stream.source else ()),

@@ -58,6 +58,7 @@ from mdsmix.engines.tasks import Engine
 from mdsmix.errors import MdsmixError, join_errors
 from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.frozen import frozen
+from mdsmix.messages import plural
 from mdsmix.processor.server import SERVER_BYTES, list_server_pids, share_server
 from mdsmix.recipe import Recipe
 from mdsmix.shards.counts import Records
@@ -296,9 +297,23 @@ def _convert_stream(
         for result in results:
             windows += result.windows
         manifest, index = _publish_stream(plan, work, results, windows, held_lease)
-    notes = [note for note in (damage_note, backend_note) if note]
+    fewer_note = _describe_fewer_records(manifest, old) if old and not job.limit else ""
+    notes = [note for note in (damage_note, backend_note, fewer_note) if note]
     plan = replace(plan, job=work.job)
     return _make_outcome(plan, manifest, index, windows, began, notes, engine.peak)
+
+
+def _describe_fewer_records(manifest: Manifest, old: Manifest) -> str:
+    """Return a note if a stream now has fewer records of its source than when it was published
+    before; otherwise an empty string.
+    """
+    fewer = old.records.read - manifest.records.read
+    if fewer <= 0:
+        return ""
+    return (
+        f"{plural(fewer, 'record')} fewer read than when the stream was published before: "
+        f"{manifest.records.read:,}, which were {old.records.read:,}"
+    )
 
 
 def _publish_stream(

@@ -251,11 +251,11 @@ def _describe_gone(recipe: Recipe) -> str:
     return f"{join_names(gone)} {choose_verb(gone, 'is', 'are')} not in the recipe any more"
 
 
-def warn_missing_sources(
+def warn_lost_sources(
     job: Job, old: Manifest | None, files: Sequence[SourceFile], reencode: bool
-) -> str:
+) -> list[str]:
     """Return a warning if files from which the stream was published are missing from its source
-    now, or have 0 bytes; otherwise an empty string.
+    now, or have 0 bytes, and a warning if files have become smaller.
 
     A new file of the same size counts as the old file, moved. A file whose name differs only in the
     suffix of its compression counts as the old file, compressed otherwise.
@@ -270,16 +270,21 @@ def warn_missing_sources(
         reencode: whether the user allows replacing the stream (`--reencode`).
     """
     if job.limit or not old:
-        return ""
-    # Find the published files whose names are gone, or that are empty now.
+        return []
+    # Find the published files whose names are gone, or that are empty now, or smaller.
     new_sizes = {file.name: file.stat.size for file in files if file.stat.size}
     gone = list[SourceEntry]()
+    smaller = list[_SmallerSource]()
     total = 0
     with suppress(Damaged):  # the list of sources is damaged: publication writes it again
         for source in old.read_sources(job.folder):
             total += source.size
-            if new_sizes.pop(source.path, None) is None:
+            new_size = new_sizes.pop(source.path, None)
+            if new_size is None:
                 gone.append(source)
+            elif new_size < source.size:
+                smaller.append(_SmallerSource(source, new_size))
+    warnings = [_describe_smaller_sources(smaller)] if smaller else []
     # Leave out the files that were moved or compressed otherwise. Only files that were not
     # published before remain in `new_sizes`.
     moved_sizes = set(new_sizes.values())
@@ -289,7 +294,7 @@ def warn_missing_sources(
         if source.size not in moved_sizes and _file_name(source.path) not in repacked_names:
             missing.append(source)
     if not missing:
-        return ""
+        return warnings
     # Refuse or warn, with the share of the bytes that is missing.
     share = Fraction(sum(source.size for source in missing), total or 1)
     names = {file.name for file in files}
@@ -308,7 +313,29 @@ def warn_missing_sources(
             f"stream {job.name}: {sentence}; bring the missing files back, publish to another "
             f"place, or pass --reencode to replace {job.target} by a stream without these files."
         )
-    return f"WARNING: {sentence}"
+    return [f"WARNING: {sentence}", *warnings]
+
+
+class _SmallerSource(NamedTuple):
+    """A source file that has become smaller since the stream was published."""
+
+    published: SourceEntry
+    size: int
+    "Its bytes now."
+
+
+def _describe_smaller_sources(smaller: Sequence[_SmallerSource]) -> str:
+    """Return a warning on source files that have become smaller, with the bytes that they lack now.
+    A copy that was interrupted at the end of a line looks like a file that was edited.
+    """
+    names = join_names(sorted(source.published.path for source in smaller))
+    before = sum(source.published.size for source in smaller)
+    lost = before - sum(source.size for source in smaller)
+    return (
+        f"WARNING: {names} {choose_verb(smaller, 'has', 'have')} become smaller since the stream "
+        f"was published, by {lost:,} of {plural(before, 'byte')} ({lost / before:.1%}): look "
+        "whether a copy was interrupted"
+    )
 
 
 def _file_name(path: str) -> str:

@@ -11,6 +11,7 @@ from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
 from mdsmix.frozen import frozen
 from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.recipe_changes import SAMPLE, KeyChange, compare_encodings, compare_sources
+from mdsmix.messages import choose_verb, join_names, plural
 from mdsmix.mix.checks.tokenizers import open_published_tokenizer
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix
 from mdsmix.recipe import StreamSpec
@@ -243,16 +244,37 @@ def _count_changed_files(
         stamps: digests of the converted files; None if they were not stored on this machine.
     """
     names = {file.name for file in files}
-    numbers = {
-        "edited": sum(_is_edited(file, sizes, stamps) for file in files),
-        "new": len(names - sizes.keys()),
-        "gone": len(sizes.keys() - names),
-    }
+    edited = [file for file in files if _is_edited(file, sizes, stamps)]
+    new = names - sizes.keys()
+    gone = sizes.keys() - names
+    counts = list[str]()
+    if edited:
+        counts.append(f"{len(edited):,} edited{_describe_lost_bytes(edited, sizes)}")
+    if new:
+        counts.append(f"{len(new):,} new")
+    if gone:
+        counts.append(f"{len(gone):,} gone")
     return _SourceDifferences(
-        counts=", ".join(f"{number:,} {state}" for state, number in numbers.items() if number),
-        has_gone=numbers["gone"] > 0,
-        has_new=numbers["edited"] + numbers["new"] > 0,
+        counts=", ".join(counts), has_gone=bool(gone), has_new=bool(edited or new)
     )
+
+
+def _describe_lost_bytes(edited: Sequence[SourceFile], sizes: Mapping[str, int]) -> str:
+    """Return the names of the edited files that are smaller than they were, with the bytes that
+    they lack now: ` (a.jsonl is smaller by 300 of 1,000 bytes)`. Return "" if none is.
+
+    Args:
+        edited: source files that were converted, and have changed since.
+        sizes: name of a converted file -> its size in bytes.
+    """
+    smaller = [file for file in edited if file.stat.size < sizes[file.name]]
+    if not smaller:
+        return ""
+    before = sum(sizes[file.name] for file in smaller)
+    lost = before - sum(file.stat.size for file in smaller)
+    names = join_names([file.name for file in smaller])
+    verb = choose_verb(smaller, "is", "are")
+    return f" ({names} {verb} smaller by {lost:,} of {plural(before, 'byte')})"
 
 
 def _names_other_files(path_change: KeyChange) -> bool:
