@@ -110,7 +110,7 @@ def parse_mapping(cls: type[T], values: Any, where: str = "") -> T:
         value = fields.get(name)
         if value is not None and not _passes(is_within, value):
             path = _join_keys(where, name)
-            raise Misfit(f"{path} is {shorten_value(value)}; it must be {words}.")
+            raise Misfit(f"{path} is {describe_value(value)}; it must be {words}.")
     return cls(**fields)
 
 
@@ -294,7 +294,7 @@ class Reader:
                 short_form = get_short_form(outer)
                 if short_form and short_form.fits(value):
                     return parse_mapping(typing.cast(Any, outer), {short_form.key: value}, where)
-        raise Misfit(f"{where} is {shorten_value(value)}; it must be {_describe_type(self.hint)}.")
+        raise Misfit(f"{where} is {describe_value(value)}; it must be {_describe_type(self.hint)}.")
 
     @property
     def sections(self) -> list[Any]:
@@ -375,6 +375,13 @@ def shorten_value(value: Any) -> str:
     """
     text = repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def describe_value(value: Any) -> str:
+    """Return the value of a YAML or JSON key for a message: `empty (null)` for None, which a key
+    has if nothing is below it, otherwise as `shorten_value` writes it.
+    """
+    return "empty (null)" if value is None else shorten_value(value)
 
 
 def _join_keys(where: str, key: Any) -> str:

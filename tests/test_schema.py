@@ -45,7 +45,8 @@ def test_a_value_that_does_not_fit_is_named() -> None:
     misfits: list[tuple[Any, str]] = [
         ([], "the top level must contain keys and values"),
         ({}, "name is missing."),
-        ({"name": None}, "name is None; it must be text."),
+        ({"name": None}, "name is empty (null); it must be text."),
+        ({"name": "x", "named": None}, "named is empty (null); it must be keys and values."),
         ({"name": 1}, "name is 1; it must be text."),
         ({"name": "x", "knid": "a"}, "knid is not a known key; did you mean kind?"),
         ({"name": "x", "size": 1}, "size is not a known key; write inner.size."),

@@ -22,7 +22,7 @@ from mdsmix.foundry_yaml.section_keys import list_sections
 from mdsmix.foundry_yaml.training_yaml import LoaderSection, StreamSection
 from mdsmix.messages import format_yaml_value
 from mdsmix.recipe.rules import find_target_contradictions
-from mdsmix.schema import shorten_value
+from mdsmix.schema import describe_value
 
 CHECKS = CheckList()
 
@@ -75,7 +75,7 @@ def setting_value(loader: LoaderSection) -> Findings:
             expected = describe_expected(section.allowed.get(key, Any), value)
             if expected:
                 yield Finding(
-                    f"{section.name}: {key} is {shorten_value(value)}.", f"set it to {expected}"
+                    f"{section.name}: {key} is {describe_value(value)}.", f"set it to {expected}"
                 )
 
 

@@ -28,7 +28,7 @@ from mdsmix.frozen import frozen
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.recipe.plain_yaml import fill_in_length, parse_plain_yaml, read_plain_yaml
 from mdsmix.recipe.read import make_config, read_text, translate_errors
-from mdsmix.schema import shorten_value
+from mdsmix.schema import describe_value
 from mdsmix.storage import is_for_streaming_alone
 
 Settings = Mapping[str, Any]
@@ -223,7 +223,7 @@ class LoaderSection:
         """
         if not isinstance(value, Mapping):
             raise RecipeError(
-                f"{what} of {self.label} is {shorten_value(value)}, but must be keys and values; "
+                f"{what} of {self.label} is {describe_value(value)}, but must be keys and values; "
                 "correct the training YAML."
             )
         return dict(value)
@@ -302,7 +302,7 @@ class TrainingYaml:
         kwargs = keys.get("kwargs") or {}
         if not isinstance(kwargs, Mapping):
             raise RecipeError(
-                f"tokenizer.kwargs is {shorten_value(kwargs)}, but must be keys and values; "
+                f"tokenizer.kwargs is {describe_value(kwargs)}, but must be keys and values; "
                 "correct the training YAML."
             )
         return TokenizerSpec(

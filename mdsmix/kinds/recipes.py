@@ -16,7 +16,7 @@ from mdsmix.messages import join_names, suggest_key
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
 from mdsmix.recipe.read import RecipeInput, name_recipe
 from mdsmix.recipe.stream_spec import SOURCED, find_foreign_keys
-from mdsmix.schema import shorten_value
+from mdsmix.schema import describe_value, shorten_value
 from mdsmix.shapes import SHAPES, Shape, find_shape
 from mdsmix.shapes.condition import BadCondition, parse_where
 from mdsmix.shapes.fields import BadField, parse_field
@@ -75,8 +75,8 @@ def _check_recipe(recipe: Recipe, path: str) -> None:
     if recipe.loader not in DATASET_KEYS_OF:
         names = join_names(list(DATASET_KEYS_OF), len(DATASET_KEYS_OF))
         raise RecipeError(
-            f"{path}: train_loader.name is {recipe.loader!r}, but must be the name of a loader: "
-            f"{names}."
+            f"{path}: train_loader.name is {describe_value(recipe.train_loader['name'])}, but must "
+            f"be the name of a loader: {names}."
         )
     for stream in recipe.streams.values():
         if stream.kind is not None and not find_kinds(stream.kind):
