@@ -365,6 +365,7 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
         pretrained_model(ONE_TOKEN, ONE_TOKEN),
     ),
     "evaluation-varies": (evaluation_drawing(repeat=0.5), evaluation_drawing(repeat=2)),
+    "evaluation-repeats": (evaluation_drawing(repeat=2), evaluation_drawing(repeat=1)),
     "evaluation-trained": (evaluation_of(WEB), evaluation_of(DOCS)),
     "eval-label": (evaluations("held", ""), evaluations("held", "other")),
     "loader-unknown": (text_loader(loader={"name": "denoising"}), text_loader()),

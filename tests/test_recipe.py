@@ -295,6 +295,7 @@ REFUSED_SHARES: list[tuple[dict[str, Any], str]] = [
     (_mix(web="60%", chat=0.3, code="0%"), "sum to 90%, but shares in percent must sum to 100%"),
     (_mix(web="60%", chat="70%"), "sum to 130%, so nothing is left for code: lower them, or"),
     (_mix(held=0.5), "mix.held sets a share, but the split of this stream is val"),
+    (_mix(held={"proportion": 0.5}), "mix.held sets a proportion, but the split of this stream is val"),
     (_mix(web=70, chat="30%", code=0), "mix.web.share is 70, more than the whole: if it is"),
     (_mix(web=0.5) | WHOLE, "these have none: chat, code. Set a share for each stream"),
     (ALL | {"absolute": True}, "the recipe has no budget: add one"),

@@ -284,11 +284,13 @@ def _find_weight_contradictions(recipe: Recipe) -> Iterator[str]:
         if stream is None:
             similar = suggest_key(name, list(recipe.streams), "the streams are")
             yield f"mix.{name} names no stream; {similar}"
-        elif weight.share is not None and stream not in recipe.trained:
-            yield (
-                f"mix.{name} sets a share, but the split of this stream is {stream.split}, so it "
-                "is only evaluated on and not mixed: remove the share."
-            )
+        elif stream not in recipe.trained:
+            for key in ("share", "proportion"):
+                if key in weight.set_keys:
+                    yield (
+                        f"mix.{name} sets a {key}, but the split of this stream is {stream.split}, "
+                        f"so it is only evaluated on and not mixed: remove the {key}."
+                    )
         if weight.max_repeat is not None:
             if not recipe.is_by_share:
                 yield (

@@ -141,6 +141,23 @@ def evaluation_varies(mix: Mix, loader: Loader) -> Findings:
         )
 
 
+@CHECKS.loader("note", "The evaluation takes longer, and gives the same loss.")
+def evaluation_repeats(mix: Mix, loader: Loader) -> Findings:
+    """Find an evaluation that draws each sample of a stream several times."""
+    if loader.trains:
+        return
+    drawn = count_loader_draws(loader) or []
+    for stream, count in zip(loader.streams, drawn, strict=False):
+        passes, rest = divmod(count, max(1, stream.index.samples))
+        if passes > 1 and not rest:
+            yield Finding(
+                f"{{loader}} draws each sample of {{streams}} {passes:,} times.",
+                "remove epoch_size and the weight: those of an evaluation do not change what is "
+                "trained.",
+                list_stream_names([stream]),
+            )
+
+
 @CHECKS.loader(
     "warning",
     "The evaluation's loss does not show how well the model does on text that it has not seen.",
