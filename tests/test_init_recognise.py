@@ -83,11 +83,38 @@ GROUPS: list[tuple[dict[str, Any], Any]] = [
             "protest": stream("protest.jsonl"),
         },
     ),
-    ({"test.jsonl": TEXT}, {"data": stream("test.jsonl")}),
 ]
-"""Files with their records -> streams with their paths, split and fields. If all files are
-test data, they are trained.
-"""
+"Files with their records -> streams with their paths, split and fields."
+
+
+def test_files_of_other_splits_that_are_trained_are_a_warning(tmp_path: Path) -> None:
+    """They are trained if no file is for training; a file next to such a file is evaluated on."""
+    cases: list[tuple[list[str], list[str]]] = [
+        (
+            ["test.jsonl"],
+            [
+                "test.jsonl will be trained on, since no file is for training, though its name is that of a test split"
+            ],
+        ),
+        (
+            ["a/val-1.jsonl", "a/val-2.jsonl", "a/test.jsonl"],
+            [
+                "a/test.jsonl will",
+                "a/val-1.jsonl, a/val-2.jsonl will be trained on, since no file is for training, though their names are those of a validation split: if it is only to be evaluated on, write split: validation",
+            ],
+        ),
+        (["train.jsonl", "test.jsonl"], []),
+        (["a.jsonl"], []),
+    ]
+    for number, (names, beginnings) in enumerate(cases):
+        folder = tmp_path / str(number)
+        for name in names:
+            write_jsonl(folder / name, [TEXT])
+        notices: list[Any] = []
+        drafts = group_files(find_data([str(folder)], folder, notices), notices)
+        assert any("split" not in draft.keys for draft in drafts)
+        for notice, beginning in zip(notices, beginnings, strict=True):
+            assert notice.startswith(f"WARNING: {beginning}")
 
 
 def test_alike_files_are_one_stream_and_no_pattern_finds_another(tmp_path: Path) -> None:

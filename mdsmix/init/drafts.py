@@ -23,7 +23,7 @@ from mdsmix.init.data_files import Notices, read_head
 from mdsmix.init.field_doubts import find_condition
 from mdsmix.init.recognise import Guess, describe_unknown, guess_shapes
 from mdsmix.kinds import Piece
-from mdsmix.messages import plural
+from mdsmix.messages import choose_verb, join_names, plural
 from mdsmix.recipe import StreamSpec
 from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.shards.counts import Records
@@ -149,6 +149,8 @@ def group_files(files: Sequence[SourceFile], notices: Notices, is_one: bool = Fa
     runs = _group_numbered_runs(files)
     # If no file is for training, files of other splits are used for training.
     has_train = any(_split_of(run[0].name) == "train" for run in runs)
+    if not has_train:
+        notices += _warn_of_trained_splits(runs)
     alike = defaultdict[_Likeness, list[_Group]](list)
     for run in runs:
         split = _split_of(run[0].name) if has_train else "train"
@@ -169,6 +171,26 @@ def group_files(files: Sequence[SourceFile], notices: Notices, is_one: bool = Fa
                 draft.set("split", likeness.split, "by the name: rendered as an eval_loader")
             drafts.append(draft)
     return drafts
+
+
+def _warn_of_trained_splits(runs: Sequence[Sequence[SourceFile]]) -> Iterator[str]:
+    """Yield a message for each split of evaluations whose files will be trained on, since no file
+    is for training.
+
+    Args:
+        runs: groups of files whose names differ only in numbers. The name of each is that of a
+            split other than train.
+    """
+    names = defaultdict[str, list[str]](list)
+    for run in runs:
+        names[_split_of(run[0].name)] += [file.name for file in run]
+    for split, files in names.items():
+        named_so = choose_verb(files, "its name is that", "their names are those")
+        yield (
+            f"WARNING: {join_names(files)} will be trained on, since no file is for training, "
+            f"though {named_so} of a {split} split: if it is only to be evaluated on, write split: "
+            f"{split} in its stream, and add the data to train on"
+        )
 
 
 def _group_numbered_runs(files: Iterable[SourceFile]) -> list[list[SourceFile]]:
