@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,15 @@ import pytest
 
 from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
-from tests.converting import Answer, manifest_of, mdsmix, read_samples, run_ok, write_jsonl
+from tests.converting import (
+    Answer,
+    assert_refused,
+    manifest_of,
+    mdsmix,
+    read_samples,
+    run_ok,
+    write_jsonl,
+)
 from tests.editor import list_marks
 from tests.styles import FORGETS, train_style
 from tests.tool_styles import QWEN_2_5
@@ -351,6 +360,17 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "tabs.csv": ("prompt\tresponse\na\tb\n", 2, "its cells end in tabs: set source.format: tsv"),
     "excel.csv": ("sep=;\nprompt;response\na;b\n", 2, "delete its first line"),
     "shards.jsonl": ("PAR1", 2, "its first bytes are those of parquet."),
+    "commas.jsonl": (
+        '{"text": "a"},\n{"text": "b"},\n',
+        2,
+        "(2 not_json); commas separate its records, as inside a list: write [ before",
+    ),
+    "pretty-commas.json": ('{\n"text": "a"\n},\n{\n"text": "b"\n}\n', 2, "commas separate its"),
+    "commas.jsonl.gz": (
+        gzip.compress(b'{"text": "a"},\n{"text": "b"},\n').decode("latin-1"),
+        2,
+        "(2 not_json); commas separate",
+    ),
     "pretty.jsonl": (
         '{\n "text": "a"\n}\n',
         2,
@@ -368,6 +388,41 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     ),
     "broken.jsonl.gz": ("no gzip", 4, "broken.jsonl.gz"),
 }
+
+
+def test_commas_between_records_are_named_with_a_command_that_makes_a_list(
+    home: Path, tokenizer_folder: Path
+) -> None:
+    """The last record has no comma, so it is read. The command is run as it is printed."""
+    Path("commas.jsonl").write_text('{"text": "first words"},\n{"text": "other words"}\n')
+    answer = init(tokenizer_folder, "commas.jsonl", "-o", "recipe.yaml")
+    output = answer.out + answer.err
+    assert "WARNING: commas.jsonl has lines that are not JSON: commas separate its rec" in output
+    command = output.partition("`(echo")[2].partition("`")[0]
+    command = f"(echo{command}".replace("FILE", "commas.jsonl").replace("NEW", "new")
+    subprocess.run(["sh", "-c", command], check=True)
+    assert json.loads(Path("new.json").read_text()) == [
+        {"text": "first words"},
+        {"text": "other words"},
+    ]
+
+
+def test_lines_of_json_in_a_text_file_are_a_warning(home: Path, tokenizer_folder: Path) -> None:
+    lines = {
+        "lines.txt": ('{"text": "some words"}\n{"text": "b"}\n', True),
+        "long.txt": ("".join(f'{{"text": "{"word " * 40}{n}"}}\n' for n in range(3)), True),
+        "code.txt": ("{ return 1; }\n{ return 2; }\n", False),
+        "plain.txt": ("some words\n", False),
+    }
+    for name, (text, is_json) in lines.items():
+        Path(name).write_text(text)
+        answer = init(tokenizer_folder, name, "-o", f"{name}.yaml")
+        assert answer.code == 0
+        warning = f"WARNING: {name} will be trained as plain text, but its first line is a JSON"
+        assert (warning in answer.out + answer.err) == is_json, name
+    recipe = Path("by-hand.yaml")
+    recipe.write_text(re.sub(" +split_by: .*\n", "", Path("lines.txt.yaml").read_text()))
+    assert_refused(mdsmix("convert", recipe), 2, "since it begins like JSON Lines, set source.form")
 
 
 def test_files_that_give_no_recipe_are_refused_in_one_sentence(

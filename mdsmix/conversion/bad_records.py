@@ -305,7 +305,11 @@ ADVICE = {
         "with the records."
     ),
     "tools_not_printed": f"To train on tools, {OTHER_TEMPLATE}.",
-    "not_json": "Each record needs a line of its own, as `jq -c .` writes it.",
+    "not_json": (
+        "Each record needs a line of its own, as `jq -c .` writes it, and no comma after it: if "
+        "commas separate the records, write [ before the first and ] after the last, and name the "
+        "file .json."
+    ),
     "field_not_text": SHAPE,
     "bad_message_keys": SHAPE,
     "content_not_text": SHAPE,

@@ -24,8 +24,9 @@ from mdsmix.shards.index import INDEX, read_index
 from mdsmix.shards.manifest import MANIFEST
 from mdsmix.sources import ReadAs, SourceFile, plan_units, read_batches
 from mdsmix.sources.find import SPLITS, STATE, list_data_files, name_of
-from mdsmix.sources.format import parse_cells
+from mdsmix.sources.format import BYTE_ORDER_MARK, parse_cells
 from mdsmix.sources.formats import NAMED, format_of
+from mdsmix.sources.inflate import open_unpacked
 from mdsmix.sources.sniff import sniff_format
 from mdsmix.storage import Location, Stat, locate
 
@@ -44,6 +45,7 @@ and models.
 DATASET_INFO = "dataset_info.json"
 MAX_RECORDS = 50
 "The number of records that are read of a file: enough to see fields that some records lack."
+BEGINNING_BYTES = 64 << 10
 MAX_BYTES = 1 << 40
 "Bytes to convert as one piece of work: so many that each file is one piece."
 
@@ -271,6 +273,15 @@ def read_head(file: SourceFile) -> FirstRecords:
         records += map(_as_object, batch.records)
         bad.update(bad_record.reason for bad_record in batch.bad)
     return FirstRecords(file=file, records=records, bad=bad)
+
+
+def read_beginning(file: SourceFile) -> str:
+    """Return the first 64 KiB of a text file, uncompressed. Bytes that are not UTF-8 are left out.
+    Raises MdsmixError if it cannot be read.
+    """
+    packing = getattr(format_of(file), "packing", "")
+    with open_unpacked(file, packing) as stream:
+        return stream.read(BEGINNING_BYTES).removeprefix(BYTE_ORDER_MARK).decode(errors="ignore")
 
 
 def _as_object(record: Any) -> Any:

@@ -19,15 +19,16 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from mdsmix.errors import MdsmixError
-from mdsmix.init.data_files import Notices, read_head
+from mdsmix.init.data_files import Notices, read_beginning, read_head
 from mdsmix.init.field_doubts import find_condition
-from mdsmix.init.recognise import Guess, describe_unknown, guess_shapes
+from mdsmix.init.recognise import COMMAS, Guess, describe_unknown, guess_shapes
 from mdsmix.kinds import Piece
 from mdsmix.messages import choose_verb, join_names, plural
 from mdsmix.recipe import StreamSpec
 from mdsmix.shapes import SHAPES, find_shape
 from mdsmix.shards.counts import Records
 from mdsmix.sources import ReadAs, SourceFile
+from mdsmix.sources.sniff import begins_with_json_line, has_comma_after_object
 from mdsmix.storage.location import path_matches
 
 MAX_STREAMS = 8
@@ -245,8 +246,15 @@ def _recognise_file(file: SourceFile, notices: Notices) -> Guess | None:
     except MdsmixError as error:
         notices.append(error)
         return None
+    if head.objects and head.bad["not_json"] and has_comma_after_object(read_beginning(file)):
+        notices.append(f"WARNING: {file.name} has lines that are not JSON: {COMMAS}")
     guesses = guess_shapes(head)
     if guesses[0].is_right:
+        if file.read_as.split_by and begins_with_json_line(str(head.objects[0]["text"])):
+            notices.append(
+                f"WARNING: {file.name} will be trained as plain text, but its first line is a JSON "
+                "object: if it is JSON Lines, name it .jsonl and run init again"
+            )
         return guesses[0]
     notices += describe_unknown(head, guesses)
     return None

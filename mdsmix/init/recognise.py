@@ -18,7 +18,7 @@ from typing import Any
 
 from mdsmix.encode.answer_parts import has_earlier_call, list_parts
 from mdsmix.frozen import frozen
-from mdsmix.init.data_files import FirstRecords
+from mdsmix.init.data_files import FirstRecords, read_beginning
 from mdsmix.init.foreign_forms import (
     OR_READ,
     find_foreign_form,
@@ -35,8 +35,14 @@ from mdsmix.shapes.fields import find_value, make_deriver, parse_field
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
 from mdsmix.shapes.preference import ANSWERS, BEGINS, REWARDS, Preference
 from mdsmix.shapes.prompt import ANSWER, Prompt
-from mdsmix.sources.sniff import sniff_format
+from mdsmix.sources.sniff import has_comma_after_object, sniff_format
 
+COMMAS = (
+    "commas separate its records, as inside a list: write [ before the first record and ] after "
+    "the last, remove a comma after the last, and read it as a list (.json, or source.format: "
+    "json): `(echo [; sed '$ s/,[[:space:]]*$//' FILE; echo ]) > NEW.json`"
+)
+"What to do with a file of JSON objects with commas between them."
 NOT_UTF_8 = (
     "it is not UTF-8: save it as UTF-8 (in Excel: CSV UTF-8), or convert it, for example with "
     "iconv -f WINDOWS-1252 -t UTF-8"
@@ -654,6 +660,8 @@ def _describe_no_objects(head: FirstRecords) -> str:
     message = f"{head.file.name} has no record that is an object ({contents})"
     if 2 * head.bad["invalid_utf8"] > len(head):
         return f"{message}; {NOT_UTF_8}"
+    if head.bad["not_json"] and has_comma_after_object(read_beginning(head.file)):
+        return f"{message}; {COMMAS}"
     format_name = sniff_format(head.file)
     if format_name == "json":
         return f"{message}, but one list: set source.format: json, or rename it to .json"

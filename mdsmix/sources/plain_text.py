@@ -25,6 +25,7 @@ from mdsmix.sources.format import (
 )
 from mdsmix.sources.inflate import open_unpacked
 from mdsmix.sources.jsonl import Jsonl, Pieces, read_all_bytes
+from mdsmix.sources.sniff import sniff_format
 from mdsmix.sources.units import SourceFile, Span
 
 HEAD_BYTES = 64 << 10
@@ -73,9 +74,12 @@ class Text(Jsonl):
         """
         super().check(file)
         if not file.read_as.split_by:
+            hint = ""
+            if sniff_format(file) == "jsonl":
+                hint = "; or, since it begins like JSON Lines, set source.format: jsonl"
             raise RecipeError(
                 f"{file.name} is plain text, which does not show where a document ends: "
-                "set source.split_by in the recipe to file, line or paragraph"
+                f"set source.split_by in the recipe to file, line or paragraph{hint}"
             )
 
     def guess(self, file: SourceFile) -> Mapping[str, Any]:

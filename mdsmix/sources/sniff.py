@@ -7,6 +7,9 @@ another format. Such a file is refused: otherwise each of its lines would be a b
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+
 from mdsmix.sources.units import SourceFile
 
 HEAD_BYTES = 48
@@ -52,6 +55,26 @@ def sniff_format(file: SourceFile) -> str:
         if head.startswith(magic):
             return name
     return ""
+
+
+def begins_with_json_line(text: str) -> bool:
+    """Return whether the first line of a text is a JSON object, as in JSON Lines."""
+    first_line = text.lstrip().partition("\n")[0]
+    if not first_line.startswith("{"):
+        return False
+    with suppress(ValueError, RecursionError):
+        return isinstance(json.loads(first_line), dict)
+    return False
+
+
+def has_comma_after_object(text: str) -> bool:
+    """Return whether a text begins with a JSON object and a comma, as the inside of a list does:
+    `{"text": "a"},` and then a new line.
+    """
+    with suppress(ValueError, RecursionError):
+        value, end = json.JSONDecoder().raw_decode(text.lstrip())
+        return isinstance(value, dict) and text.lstrip()[end:].lstrip().startswith(",")
+    return False
 
 
 def describe_foreign_content(head: bytes, packing: str) -> str:
