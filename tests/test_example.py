@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from mdsmix.example import example, library_texts
 from tests.converting import mdsmix, read_files, run_ok
+from tests.small_disk import SmallDisk, run_in_process
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,26 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     answer = mdsmix("example", tmp_path / "file" / "below")
     assert answer.code == 4
     assert "cannot write the example into" in answer.err
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_full_disk_leaves_no_half_of_an_example(tmp_path: Path, exists: bool) -> None:
+    """So the same command can be run again when there is space. A folder that was there stays."""
+
+    def write() -> None:
+        disk = SmallDisk(tmp_path / "disk", 200_000)
+        folder = tmp_path / "disk/a/b"
+        if exists:
+            folder.mkdir(parents=True)
+        answer = mdsmix("example", folder)
+        assert answer.code == 4
+        assert "cannot write the example into" in answer.err
+        left = [path.relative_to(tmp_path / "disk") for path in (tmp_path / "disk").rglob("*")]
+        assert sorted(map(str, left)) == (["a", "a/b"] if exists else [])
+        disk.grow()
+        run_ok("example", folder)
+
+    run_in_process(write)
 
 
 def test_a_python_without_its_sources_is_told(

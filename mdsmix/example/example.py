@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -102,8 +104,10 @@ def write_example(folder: str) -> WrittenExample:
     article_lines = _dump_lines(documents)
     article_lines[BROKEN_LINE - 1] = article_lines[BROKEN_LINE - 1][:BROKEN_LINE_BYTES]
     tokenizer = _train_tokenizer(_list_texts(documents, chats))
-    # Write the files.
+    # Write the files. If one cannot be written, such as on a full disk, all are deleted, so that
+    # the same command can be run again.
     root = Path(folder)
+    new_folders = [path for path in (root, *root.parents) if not path.exists()]
     try:
         (root / "tokenizer").mkdir(parents=True)
         (root / "articles.jsonl").write_bytes(b"\n".join([*article_lines, b""]))
@@ -114,11 +118,29 @@ def write_example(folder: str) -> WrittenExample:
             (root / name).write_bytes(Path(__file__).with_name(name).read_bytes())
         (root / SCHEMA_FILE).write_text(write_schema(), "utf-8")
     except OSError as error:
+        _delete_example(root, new_folders)
         raise Unreachable(
             f"cannot write the example into {folder}: {error.strerror or error}; name a folder on "
             "a disk that can be written."
         ) from None
     return WrittenExample(folder, len(documents), len(chats))
+
+
+def _delete_example(root: Path, new_folders: Iterable[Path]) -> None:
+    """Delete what was written of an example.
+
+    Args:
+        root: the folder of the example, which was empty or did not exist.
+        new_folders: the folders that did not exist, from the innermost on: `root` and its parents.
+    """
+    with suppress(OSError):
+        for path in root.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+        for path in new_folders:
+            path.rmdir()
 
 
 def _require_empty_folder(folder: str) -> None:
