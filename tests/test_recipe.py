@@ -164,6 +164,36 @@ def test_a_wrong_setting_is_refused_by_name(tmp_path: Path) -> None:
         assert_refused(words, lambda override=override: load(tmp_path, *override.split()))
 
 
+NAMED_OVERRIDES = {
+    "max_seq_len=-1 max_bad=0.5": "the override of max_seq_len",
+    "streams.web.kind=foo": "the override of streams.web.kind",
+    "streams[web].kind=foo": "the override of streams[web].kind",
+    "streams.web={kind: foo}": "the override of streams.web",
+    "streams.web.split=a/b streams.faq.pack=true": "the override of streams.web.split",
+    "streams.web.source.where=len(": "the override of streams.web.source.where",
+    "streams.web.layout=document streams.web.add_eos=false": "the overrides of streams.web.layout, streams.web.add_eos",
+    "train_loader.name=foo": "the override of train_loader.name",
+    "mix.nope.repeat=2": "the override of mix.nope.repeat",
+    "nope.x=2": "the override of nope.x",
+    "streams.faq.max_bad=0.1 mix.web.repeat=1": "the override of streams.faq.max_bad",
+}
+"Overrides that are refused -> the words on those that the message is about."
+
+
+def test_the_override_that_has_set_a_wrong_value_is_named(tmp_path: Path) -> None:
+    for overrides, words in NAMED_OVERRIDES.items():
+        separate = [overrides] if "{" in overrides else overrides.split()
+        with pytest.raises(RecipeError) as refusal:
+            load(tmp_path, *separate)
+        assert f"recipe.yaml, with {words}: " in str(refusal.value)
+    with pytest.raises(RecipeError, match=r"recipe\.yaml: streams\.web: kind is 'foo'"):
+        load(
+            tmp_path,
+            "max_seq_len=64",
+            text=RECIPE.replace("web: {kind: pretraining", "web: {kind: foo"),
+        )
+
+
 def test_other_files_are_refused_in_a_short_sentence(tmp_path: Path) -> None:
     for text, words in {
         "a: 1\nb: [1,\n  2\nc: 3": "recipe: line 4, column 2: did not find expected ',' or ']' "

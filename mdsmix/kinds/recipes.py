@@ -14,7 +14,7 @@ from mdsmix.kinds.encodings import RecordType, find_record_type, set_options
 from mdsmix.kinds.kind_table import KINDS, find_kinds
 from mdsmix.messages import join_names, suggest_key
 from mdsmix.recipe import Recipe, SourceSpec, StreamSpec, load_recipe
-from mdsmix.recipe.read import RecipeInput, name_recipe
+from mdsmix.recipe.read import RecipeInput, name_origin, name_recipe
 from mdsmix.recipe.stream_spec import SOURCED, find_foreign_keys
 from mdsmix.schema import describe_value, shorten_value
 from mdsmix.shapes import SHAPES, Shape, find_shape
@@ -59,37 +59,40 @@ def open_recipe(
             f"{path} is a data file, not a recipe: `mdsmix init {path} --tokenizer NAME -o "
             "recipe.yaml` writes a recipe for it."
         ) from None
-    _check_recipe(opened, path)
+    fault = next(_find_faults(opened), None)
+    if fault:
+        raise RecipeError(f"{name_origin(path, fault, overrides)}: {fault}")
     return opened
 
 
-def _check_recipe(recipe: Recipe, path: str) -> None:
-    """Check a recipe's loader, and for each stream the keys that depend on its shape (how records
-    are written) or its kind (how they become samples).
-
-    Raises RecipeError with the first wrong setting.
-
-    Args:
-        path: the name of the recipe in messages.
+def _find_faults(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for each wrong setting: of the recipe's loader, and for each stream of the
+    keys that depend on its shape (how records are written) or its kind (how they become samples).
     """
     if recipe.loader not in DATASET_KEYS_OF:
         names = join_names(list(DATASET_KEYS_OF), len(DATASET_KEYS_OF))
-        raise RecipeError(
-            f"{path}: train_loader.name is {describe_value(recipe.train_loader['name'])}, but must "
-            f"be the name of a loader: {names}."
+        yield (
+            f"train_loader.name is {describe_value(recipe.train_loader['name'])}, but must be the "
+            f"name of a loader: {names}."
         )
-    for stream in recipe.streams.values():
-        if stream.kind is not None and not find_kinds(stream.kind):
-            similar = suggest_key(stream.kind, list(KINDS), "the kinds are")
-            raise RecipeError(f"{path}: streams.{stream.name}: kind is {stream.kind!r}; {similar}")
+        return
+    unknown = [
+        stream
+        for stream in recipe.streams.values()
+        if stream.kind is not None and not find_kinds(stream.kind)
+    ]
+    for stream in unknown:
+        similar = suggest_key(str(stream.kind), list(KINDS), "the kinds are")
+        yield f"streams.{stream.name}: kind is {stream.kind!r}; {similar}"
+    if unknown:
+        return
     has_templates = False
     for stream in recipe.sourced:
         record_type = find_record_type(stream)
         for sentence in _find_shape_contradictions(recipe, stream, record_type):
-            raise RecipeError(f"{path}: streams.{stream.name}: {sentence}")
+            yield f"streams.{stream.name}: {sentence}"
         has_templates |= record_type.kind is not None and record_type.kind.has_template
-    for sentence in _find_unused_tokenizer_keys(recipe, has_templates):
-        raise RecipeError(f"{path}: {sentence}")
+    yield from _find_unused_tokenizer_keys(recipe, has_templates)
 
 
 def is_data(path: str | os.PathLike[str]) -> bool:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mdsmix import schema
 from mdsmix.errors import RecipeError
-from mdsmix.messages import flatten_error
+from mdsmix.messages import choose_verb, flatten_error, join_names
 from mdsmix.recipe.plain_yaml import read_plain_yaml
 from mdsmix.recipe.rules import add_held_out, find_contradictions
 from mdsmix.recipe.spec import Recipe, WeightSpec
@@ -156,29 +156,47 @@ def load_recipe(
         if place:
             at_top = "" if "." in place else " at the top level"
             unknown = schema.UnknownKey(unknown.path, f"write {place}{at_top}.")
-        raise RecipeError(f"{_name_origin(path, unknown, overrides)}: {unknown}") from None
+        raise RecipeError(f"{name_origin(path, unknown, overrides)}: {unknown}") from None
     except schema.Misfit as misfit:
-        raise RecipeError(f"{_name_origin(path, misfit, overrides)}: {misfit}") from None
+        raise RecipeError(f"{name_origin(path, misfit, overrides)}: {misfit}") from None
     contradiction = next(find_contradictions(loaded), None)
     if contradiction:
-        raise RecipeError(f"{path}: {contradiction}")
+        raise RecipeError(f"{name_origin(path, contradiction, overrides)}: {contradiction}")
     return add_held_out(loaded)
 
 
-def _name_origin(path: str, misfit: schema.Misfit, overrides: Sequence[str]) -> str:
-    """Return where a wrong value is: the recipe's name, and that an override has set the value.
+def name_origin(path: str, error: object, overrides: Sequence[str]) -> str:
+    """Return where a wrong value is: the recipe's name, and the overrides that have set a key which
+    the message names before its remedy: `recipe.yaml, with the override of max_bad`.
 
     Args:
         path: the name of the recipe in messages.
-        misfit: the error, whose message begins with the key of the value.
+        error: the message, or an error with it. If it begins with a stream, such as
+            `streams.web: kind is 'x'; the kinds are ...`, the keys after it are the stream's.
         overrides: `key=value` each.
     """
-    wrong_key, _, _ = str(misfit).partition(" ")
+    fault = str(error).partition("; ")[0]
+    place, colon, fault_of_stream = fault.partition(": ")
+    has_place = bool(colon) and place.startswith("streams.")
+    named = list[str]()
     for override in overrides:
-        key, _, _ = override.partition("=")
-        if key == wrong_key:
-            return f"{path}, with the override of {key}"
-    return path
+        written = override.partition("=")[0]
+        key = written.replace("[", ".").replace("]", "")  # streams[a.b].kind means streams.a.b.kind
+        if has_place and key.startswith(f"{place}."):
+            is_named = _names_key(fault_of_stream, key.removeprefix(f"{place}."))
+        else:
+            # `mix.x names no stream` is about the override `mix.x.repeat=2` too.
+            is_named = _names_key(fault, key) or key.startswith(f"{fault.partition(' ')[0]}.")
+        if is_named:
+            named.append(written)
+    if not named:
+        return path
+    return f"{path}, with the {choose_verb(named, 'override', 'overrides')} of {join_names(named)}"
+
+
+def _names_key(sentence: str, key: str) -> bool:
+    """Return whether the sentence names the key, or a key below it."""
+    return bool(re.search(rf"(?<![\w.-]){re.escape(key)}(?![\w-])", sentence))
 
 
 def _read_tree(recipe: RecipeInput, path: str, overrides: Sequence[str]) -> Any:
