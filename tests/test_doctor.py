@@ -72,6 +72,23 @@ def test_missing_credentials_are_a_problem_of_everything_in_the_store(
     assert diagnoses["source of web"].state == "ok", "files on the disk can still be read"
 
 
+def test_a_package_of_a_version_that_transformers_refuses_is_a_problem(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `pip install --pre tokenizers`. The tokenizer was described before, so it opens."""
+    assert diagnose(recipe)["versions"].state == "ok"
+    card = tmp_path / "packages" / "tokenizers-99.0.dist-info" / "METADATA"
+    card.parent.mkdir(parents=True)
+    card.write_text("Metadata-Version: 2.1\nName: tokenizers\nVersion: 99.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    answer = mdsmix("doctor", recipe)
+    assert answer.code == 4
+    (problem,) = [line for line in answer.out.splitlines() if line.startswith("problem")]
+    assert problem.startswith("problem  versions: mdsmix ")
+    assert "(ImportError: tokenizers" in problem
+    assert "but found tokenizers==99.0): install the package or version that it requires" in problem
+
+
 def test_little_memory_or_disk_is_a_warning(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnoses, "count_cpus", lambda: 2)
     for mebibytes, free, state in ((300, 3, "warning"), (8192, 1 << 30, "ok")):

@@ -7,9 +7,12 @@ small file that is deleted again.
 
 from __future__ import annotations
 
+import os
 import platform
 import secrets
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -30,9 +33,17 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.storage import Location, find_store, import_stores, locate
 from mdsmix.table import format_size
 from mdsmix.tokenizer.card import open_tokenizer
+from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
 
 PACKAGES = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3")
 "Packages whose versions are shown."
+IMPORT_TRANSFORMERS = """
+try:
+    import transformers
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+"A program that prints why transformers cannot be imported; nothing if it can."
 TRIAL = b"A trial of mdsmix doctor, which deletes it again."
 MOST_SKEW = 300
 """The most seconds between this machine's clock and the target's. A store refuses requests that
@@ -158,12 +169,33 @@ def try_operations(
 
 
 def diagnose_versions() -> Diagnosis:
-    """Return the versions of mdsmix, Python and PACKAGES, always as ok. Versions that do not fit
-    together are found by `pip check`.
+    """Return the versions of mdsmix, Python and PACKAGES: a problem if transformers refuses one of
+    the installed packages. Other versions that do not fit together are found by `pip check`.
     """
     packages = ", ".join(f"{name} {_find_version(name) or 'missing'}" for name in PACKAGES)
     python = platform.python_version()
-    return Diagnosis("versions", "ok", f"mdsmix {__version__}, Python {python}, {packages}")
+    message = f"mdsmix {__version__}, Python {python}, {packages}"
+    # A tokenizer that was described before opens without transformers, so import it here. Another
+    # process does that, since transformers would stay in this one.
+    imported = subprocess.run(
+        [sys.executable, "-c", IMPORT_TRANSFORMERS],
+        env=os.environ | WITHOUT_FRAMEWORKS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    )
+    reason = imported.stdout.strip().partition("\n")[0]
+    if not imported.returncode and not reason:
+        return Diagnosis("versions", "ok", message)
+    if not reason:
+        reason = f"its import ended with the exit code {imported.returncode}"
+    return Diagnosis(
+        "versions",
+        "problem",
+        f"{message}; transformers does not run with the installed packages "
+        f"({reason.rstrip('.')}): install the package or version that it requires",
+    )
 
 
 def _find_version(name: str) -> str | None:
