@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import feather, parquet
 
-from tests.converting import Project, chats, mdsmix, pairs, read_samples, run_ok
+from tests.converting import Project, chats, documents, mdsmix, pairs, read_samples, run_ok
 from tests.pictures import drawing, seeing_tokenizer
 from tests.styles import FORGETS, train_style
 from tests.test_conversion_chats import configure_chats, talk
@@ -1097,3 +1097,62 @@ def test_images_of_finevision_come_before_the_first_question(
     drafted = run_ok("init", project.folder / "b.parquet", "--tokenizer", project.tokenizer).out
     assert "texts: texts" in drafted
     assert "images: {}" in drafted
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_columns_with_the_names_of_marks_are_warned_of_though_not_looked_into(
+    project: Project, styles: dict[str, Path], form: str
+) -> None:
+    """Under the name that the warning gives the column is read. Pretraining has no marks."""
+    messages = talk("user", "assistant", "user", "assistant")["messages"]
+    rows = [{"messages": messages, "text": "a", "trainable": [0, 1], "score": 1}] * 3
+    path = project.folder / f"a.{form}"
+    write = {"parquet": parquet.write_table, "arrow": feather.write_feather}[form]
+    write(pa.Table.from_pylist(rows), str(path))
+    project.tokenizer = styles["tools"]
+    settings = {"max_seq_len": 256, "target_responses": "all"}
+    source = {"path": path.name, "messages": "messages"}
+    stream = {"kind": "finetuning", "source": source}
+    output = project.configure(stream, **settings).convert_ok().out
+    assert output.count("has the name of a mark") == 1
+    assert "WARNING: the column trainable has the name of a mark, and was not looked" in output
+    assert "name it in the recipe by source.train_mark: trainable" in output
+    trained = project.manifest.totals.loss_tokens
+    source["train_mark"] = "trainable"
+    output = project.configure(stream, **settings).convert_ok("--reencode").out
+    assert "has the name of a mark" not in output
+    assert 0 < project.manifest.totals.loss_tokens < trained
+    project.configure(documents(path.name, layout="document"))
+    output = project.convert_ok(f"local={project.folder / 'texts'}").out
+    assert "trainable (not looked into)" in output
+    assert "has the name of a mark" not in output
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_nemos_mask_of_the_assistant_is_warned_of(
+    project: Project, styles: dict[str, Path], form: str
+) -> None:
+    """The condition that the warning gives leaves these records out."""
+    turns = [{"from": "User", "value": "Which?"}, {"from": "Assistant", "value": "This."}]
+    rows = [{"mask": mask, "conversations": turns} for mask in ("User", "Assistant", "User")]
+    path = project.folder / f"a.{form}"
+    if form == "jsonl":
+        project.write_source(rows)
+    else:
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    project.tokenizer = styles["tools"]
+    tags = {"user_tag": "User", "assistant_tag": "Assistant"}
+    source = {"path": path.name, "conversations": "conversations", "tags": tags}
+    stream = {"kind": "finetuning", "source": source}
+    output = project.configure(stream, max_seq_len=256).convert_ok().out
+    expected = {
+        "jsonl": "WARNING: the field mask names the role of the answers (1 record), and is not",
+        "parquet": "WARNING: the column mask has the name of a mark, and was not looked into",
+    }
+    assert expected[form] in output
+    assert "as the role of answers" not in output
+    source["where"] = re.findall("where: (mask != '.*')$", output, re.MULTILINE)[0]
+    output = project.configure(stream, max_seq_len=256).convert_ok("--reencode").out
+    assert "mask names" not in output
+    assert "column mask" not in output
+    assert project.manifest.records.filtered == {"where": 1}

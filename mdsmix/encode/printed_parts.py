@@ -28,7 +28,13 @@ such values. Manifests have it; `merge_unread_keys` gives the name for people.
 """
 AS_RANGES = " as ranges of characters"
 "The end of the name of an unread key of messages whose values are those of `train_detail`."
-_POSSIBLE_MARKS = (AS_MARK, AS_RANGES)
+AS_ROLE = " as the role of answers"
+"The end of the name of the unread field MASKED_ROLE, if it names the role of a record's answers."
+MASKED_ROLE = "mask"
+"""The field of NeMo's records that names the roles whose messages NeMo does not train: mostly
+`User`. If it is the assistant's, NeMo trains the other messages and none of the answers.
+"""
+_POSSIBLE_MARKS = (AS_MARK, AS_RANGES, AS_ROLE)
 NO_MARKS = frozenset(
     (
         *("toxic", "redacted", "prefix", "partial", "is_error", "end_turn"),
@@ -136,6 +142,14 @@ def describe_possible_marks(unread: Mapping[str, int]) -> Iterator[str]:
                 f"the key {key} of messages has ranges of characters ({records}), and is not read: "
                 f"if it says which characters are trained, as train_detail does, rename it to "
                 "train_detail"
+            )
+            continue
+        if name.endswith(AS_ROLE):
+            key = format_field(name.removesuffix(AS_ROLE))
+            yield (
+                f"the field {key} names the role of the answers ({records}), and is not read: NeMo "
+                "does not train these answers, but here they are trained; to leave the records "
+                f"out, set source.where, such as where: {key} != 'Assistant'"
             )
             continue
         key = name.removesuffix(AS_MARK)

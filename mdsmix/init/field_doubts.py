@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from statistics import median
 from typing import Any
 
+from mdsmix.encode.printed_parts import MASKED_ROLE
 from mdsmix.init.recognise import Guess, usual_names
 from mdsmix.messages import format_field, join_names, make_printable, plural
 from mdsmix.record import Conversation
@@ -39,8 +40,6 @@ REASONING = (
 "Names of the field with the reasoning that comes before the answer."
 MOST_CLASSES = 6
 "The most classes that a sentence names."
-NEMO_MASK = "mask"
-"The field of NeMo's records that names the roles whose messages are not trained."
 
 
 def _list_values(guess: Guess, name: str) -> list[Any]:
@@ -56,7 +55,7 @@ def find_condition(guess: Guess) -> str | None:
     if mark:
         return mark
     role = _find_masked_role(guess)
-    return f"{NEMO_MASK} != '{role}'" if role else None
+    return f"{MASKED_ROLE} != '{role}'" if role else None
 
 
 def find_bad_answer_mark(guess: Guess) -> str | None:
@@ -79,10 +78,10 @@ def _find_masked_role(guess: Guess) -> str | None:
     """Return the assistant's role if a record of NeMo names it in `mask`: NeMo then trains the
     other messages of the record, and none of its answers. None if no record does.
     """
-    if "conversations" not in guess.shape.fields or NEMO_MASK not in guess.unread:
+    if "conversations" not in guess.shape.fields or MASKED_ROLE not in guess.unread:
         return None
     role: str = (TAGS | guess.options.get("tags", {}))["assistant_tag"]
-    masked = role in _list_values(guess, NEMO_MASK)
+    masked = role in _list_values(guess, MASKED_ROLE)
     return role if masked and "'" not in role else None
 
 
@@ -110,8 +109,8 @@ def describe_doubts(guess: Guess) -> Iterator[str]:
     role = _find_masked_role(guess)
     if role:
         yield (
-            f"the field {NEMO_MASK} is {role} in some records: NeMo does not train the answers of "
-            "these, and the condition `where` leaves them out"
+            f"the field {MASKED_ROLE} is {role} in some records: NeMo does not train the answers "
+            "of these, and the condition `where` leaves them out"
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import Encoded
-from mdsmix.encode.printed_parts import AS_MARK
+from mdsmix.encode.printed_parts import AS_MARK, AS_ROLE, MASKED_ROLE
 from mdsmix.frozen import frozen
 from mdsmix.kinds.kind import Kind
 from mdsmix.kinds.membership import Membership, split_rejected
@@ -127,7 +127,8 @@ class Diagnostics:
     def _unread_fields(self, record: Mapping[str, Any]) -> list[str]:
         """Return the names of the fields of a record that are neither read nor empty. Null, "", []
         and {} count as empty. 0 and False count as values, since they may be labels. A name ends in
-        AS_MARK if the field may be a list of marks.
+        AS_MARK if the field may be a list of marks, and in AS_ROLE if it is NeMo's field of the
+        role that is not trained, and names the role of the answers.
         """
         # Of the rival fields with a value only the first is read.
         rivals = [name for name in self._rival_fields if record.get(name) not in NOTHING]
@@ -137,10 +138,7 @@ class Diagnostics:
             if name not in self._fields_read and (value or isinstance(value, (int, float)))
         ]
         if self._message_fields:
-            unread = [
-                f"{name}{AS_MARK}" if self._may_be_marks(record[name], record) else name
-                for name in unread
-            ]
+            unread = [f"{name}{self._find_mark(name, record)}" for name in unread]
         # Of `meta.body` only a part of the object under `meta` is read.
         for outer, read in self._inner_fields.items():
             inner_record = record.get(outer)
@@ -150,6 +148,24 @@ class Diagnostics:
                         unread.append(f"{outer}.{name}")
         return [*rivals[1:], *unread]
 
+    def _find_mark(self, name: str, record: Mapping[str, Any]) -> str:
+        """Return AS_MARK or AS_ROLE if a field of the record may be a mark of this form, otherwise
+        an empty string.
+        """
+        value = record[name]
+        if self._may_be_marks(value, record):
+            return AS_MARK
+        if name == MASKED_ROLE and isinstance(value, str):
+            last = self._list_messages(record)[-1:]  # an answer
+            if any(isinstance(message, dict) and value in message.values() for message in last):
+                return AS_ROLE
+        return ""
+
+    def _list_messages(self, record: Mapping[str, Any]) -> list[Any]:
+        """Return the messages of a record, from all its fields of messages."""
+        lists = [find_value(name, record) for name in self._message_fields]
+        return [*chain.from_iterable(items for items in lists if isinstance(items, list))]
+
     def _may_be_marks(self, value: Any, record: Mapping[str, Any]) -> bool:
         """Check whether the value of a field may be a list of marks for the record's messages."""
         # Most values are no such list, as their beginning shows. An empty list is never asked for.
@@ -158,9 +174,7 @@ class Diagnostics:
                 return False
         elif not isinstance(value, str) or not value.startswith("["):
             return False
-        lists = [find_value(name, record) for name in self._message_fields]
-        messages = [*chain.from_iterable(items for items in lists if isinstance(items, list))]
-        return may_be_marks(value, messages)
+        return may_be_marks(value, self._list_messages(record))
 
 
 class EncodedPart(NamedTuple):

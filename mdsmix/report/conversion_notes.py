@@ -10,6 +10,7 @@ from mdsmix.conversion.run import Outcome, PartOutcome
 from mdsmix.encode.answer_parts import UNREAD_REASONING, describe_reasoning_fix
 from mdsmix.encode.open_template import NO_TEMPLATE
 from mdsmix.encode.printed_parts import (
+    MASKED_ROLE,
     UNPRINTED,
     describe_possible_marks,
     merge_unread_keys,
@@ -25,6 +26,8 @@ from mdsmix.messages import format_field, format_percent, join_counts, join_name
 from mdsmix.report.trained_tokens import list_untrained_tokens
 from mdsmix.shapes.extras import VARIABLES
 from mdsmix.shapes.image_parts import FIELDS
+from mdsmix.shapes.spans import DETAIL
+from mdsmix.shapes.training_marks import TRAIN_KEYS
 from mdsmix.shards.counts import BAD_SHARE, NO_MATCH, NOT_SAMPLED, Records
 from mdsmix.shards.manifest import Manifest
 from mdsmix.tokenizer.card import NO_EOS
@@ -82,6 +85,8 @@ MEANINGFUL_FIELDS = (
     "messages.content beside tool_calls",
 )
 "Fields that change the meaning of a record in LLaMA-Factory, OpenAI, TRL and others."
+UNSEEN_MARKS = (*(name for name in TRAIN_KEYS if name not in MEANINGFUL_FIELDS), DETAIL)
+"Columns that may be lists of marks, besides those of MEANINGFUL_FIELDS."
 
 
 def list_warnings(outcomes: Iterable[Outcome | PartOutcome]) -> Iterator[str]:
@@ -114,6 +119,7 @@ def describe_outcome(outcome: Outcome | PartOutcome) -> Iterator[str]:
             _note_samples(outcome.manifest),
             _note_unread(records, kind.may_have_images, outcome.manifest.encoding.fields),
             _note_misread(records, kind.may_have_images),
+            _note_unseen_marks(outcome.manifest),
             _note_absent(outcome.manifest),
             _note_budget(outcome),
         )
@@ -333,6 +339,30 @@ def _note_misread(records: Records, may_have_images: bool) -> Iterator[str]:
             continue
         state = f"trained as text: {IMAGES_HINT}" if may_have_images else f"text: {NO_IMAGES_HINT}"
         yield f"WARNING: {name} of {plural(count, 'record')} is {state}"
+
+
+def _note_unseen_marks(manifest: Manifest) -> Iterator[str]:
+    """Yield a warning for each column of conversations that has the name of a mark, and that was
+    not looked into, since no key of the recipe names it. So its values are unknown.
+    """
+    encoding = manifest.encoding
+    kind = kind_of(encoding)
+    if kind.word != "finetuning" or not kind.has_template:
+        return
+    for name in (*UNSEEN_MARKS, MASKED_ROLE):
+        if name not in manifest.records.unseen:
+            continue
+        column = f"the column {name} has the name of a mark, and was not looked into: if it"
+        if name == MASKED_ROLE:
+            yield (
+                f"WARNING: {column} names the role that NeMo does not train, leave out the records "
+                f"of the assistant's role by source.where, such as where: {name} != 'Assistant'"
+            )
+        else:
+            yield (
+                f"WARNING: {column} says which messages or answers are trained, name it in the "
+                f"recipe by source.train_mark: {name}"
+            )
 
 
 def _note_false_input(records: Records, question_input: str | None) -> Iterator[str]:
