@@ -309,6 +309,10 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
         batching_mix("per_stream", 8, 40, 7),
         batching_mix("per_stream", 8, 40, 8),
     ),
+    "shuffle-blocks": (
+        text_loader(shuffle_algo="py1br", shuffle_block_size=1),
+        text_loader(shuffle_algo="py1br", shuffle_block_size=2),
+    ),
     "batching-drops": (batching_mix("per_stream", 8, 41), batching_mix("per_stream", 8, 40)),
     "batching-unknown": (batching_mix("stratified", 0, 30, 10), batching_mix("random", 0, 30, 10)),
     "batching-uneven": (

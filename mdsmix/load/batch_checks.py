@@ -16,7 +16,14 @@ from mdsmix.load.dataset import MixDataset
 from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.messages import join_names, plural
 from mdsmix.mix.epoch.cache_window import CachedStream, Window, compute_cache_need
-from mdsmix.mix.epoch.draws import METHODS, Machines, count_delivered, describe_idle_devices
+from mdsmix.mix.epoch.draws import (
+    METHODS,
+    Machines,
+    choose_block_size,
+    count_delivered,
+    describe_idle_devices,
+    find_tiny_blocks,
+)
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +55,22 @@ def refuse_unfilled(dataset: MixDataset, label: str) -> None:
         label: the loader's name in the message, such as `train_loader`.
     """
     method = dataset.batching_method
-    if method not in METHODS:
-        return
     machines = _describe_machines(dataset, dataset.batch_size)
     streams = dataset.streams
-    drawn = [int(stream.choose) for stream in streams]
     proportions = [float(stream.proportion) for stream in streams]
+    block_size = choose_block_size(dataset.shuffle_block_size, machines.canonical)
+    tiny = find_tiny_blocks(method, machines.algo, block_size, proportions)
+    if tiny:
+        parts = f"the parts of {join_names([streams[number].name for number in tiny])} in "
+        raise RecipeError(
+            f"{label}: {parts if method in METHODS else ''}shuffle_block_size: {block_size:,} are "
+            f"too small for shuffle_algo: {machines.algo} (batching_method: {method}), so "
+            "Streaming could not shuffle; set a larger shuffle_block_size, or raise the weight of "
+            "these streams."
+        )
+    if method not in METHODS:
+        return
+    drawn = [int(stream.choose) for stream in streams]
     delivered = count_delivered(method, drawn, proportions, machines)
     empty = [stream.name for stream, count in zip(streams, delivered, strict=True) if not count]
     if empty:

@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 import torch
 from streaming.base.shared import prefix
+from streaming.base.shuffle import get_shuffle
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.load import TokenIds, build_loader, loader
 from mdsmix.load.collate import Packer
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.training_rows import RowRules, TrainingRow
+from mdsmix.mix.epoch.draws import SMALLEST_BLOCKS
 from mdsmix.mix.plan.plan import PlanOptions, make_plan, resolve_for_plan
 from tests.converting import pairs, run_ok, write_jsonl, write_recipe
 from tests.preloaded import PreloadedPython
@@ -379,6 +381,37 @@ def test_a_batching_method_that_cannot_fill_a_batch_is_refused_in_one_sentence(
             loaded(streams, size, batching_method=method)
     for method, size in (("stratified", 16), ("per_stream", 2), ("device_per_stream", 2)):
         assert list(loaded(streams, size, batching_method=method, drop_last=True)), method
+
+
+def test_shuffle_blocks_that_are_too_small_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    """Streaming raises a bare ValueError when the first epoch begins. The smallest size that is
+    taken gives all batches.
+    """
+    few = str(write_tokens(tmp_path / "few", 12))
+    many = str(write_tokens(tmp_path / "many", 36))
+    streams = {"few": {"local": few}, "many": {"local": many}}
+    for algo, method, size in (
+        ("py1br", "random", 2),
+        ("py1br", "per_stream", 8),
+        ("py1br", "stratified", 8),
+        ("py1e", "per_stream", 4),
+        ("py1e", "stratified", 4),
+        ("naive", "device_per_stream", 4),
+    ):
+        keys = {"shuffle": True, "shuffle_algo": algo, "batching_method": method}
+        names = "the parts of few in " if method != "random" else ""
+        start = f"^train_loader: {names}shuffle_block_size: {size - 1} are too small"
+        with pytest.raises(RecipeError, match=f"{start} for shuffle_algo: {algo} "):
+            loaded(streams, 4, **keys, shuffle_block_size=size - 1, num_canonical_nodes=1)
+        taken = loaded(streams, 4, **keys, shuffle_block_size=size, num_canonical_nodes=1)
+        assert len(list(taken)) == 12, (algo, method)
+    for algo, smallest in SMALLEST_BLOCKS.items():
+        with pytest.raises(ValueError, match="high <= 0"):
+            get_shuffle(algo, np.array([5, 7]), 1, 0, 0, smallest - 1)
+    for algo, method in (("naive", "per_stream"), ("py1s", "stratified")):
+        keys = {"shuffle": True, "shuffle_algo": algo, "batching_method": method}
+        taken = loaded(streams, 4, **keys, shuffle_block_size=1, num_canonical_nodes=1)
+        assert len(list(taken)) == 12, (algo, method)
 
 
 COUNT_BATCHES = """

@@ -17,6 +17,7 @@ from mdsmix.mix.epoch.draws import (
     METHODS,
     count_loader_delivered,
     count_loader_draws,
+    find_tiny_blocks_of,
     get_batching_method,
 )
 from mdsmix.mix.epoch.figures import StreamInEpoch, compute_share, measure_epoch
@@ -347,6 +348,19 @@ def batching_uneven(mix: Mix) -> Findings:
             "use batching_method: random, or end the run before the last step of an epoch "
             "(max_duration); no change is needed if `mdsmix plan --nodes N --gpus N`, with the "
             "numbers of the run, does not warn of it.",
+        )
+
+
+@CHECKS.mix("error", "Streaming cannot shuffle and fails when the first epoch starts (ValueError).")
+def shuffle_blocks(mix: Mix) -> Findings:
+    """Find streams whose shuffle blocks are too small for the shuffle."""
+    tiny = find_tiny_blocks_of(mix.train)
+    if tiny:
+        yield Finding(
+            "train_loader gives {streams} shuffle blocks of too few samples: batching methods "
+            "other than random give each stream its share of shuffle_block_size.",
+            "set a larger shuffle_block_size, raise the weight, or use batching_method: random.",
+            tiny,
         )
 
 

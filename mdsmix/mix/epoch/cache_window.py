@@ -25,7 +25,12 @@ from typing import NamedTuple
 from mdsmix.foundry_yaml.loader_keys import LOADER_DEFAULTS, as_whole_number
 from mdsmix.frozen import frozen
 from mdsmix.lazy_numpy import NDArray, np
-from mdsmix.mix.epoch.draws import Machines, count_loader_draws, get_batching_method
+from mdsmix.mix.epoch.draws import (
+    Machines,
+    choose_block_size,
+    count_loader_draws,
+    get_batching_method,
+)
 from mdsmix.mix.streams.mix import Loader, StreamInMix
 
 LEAST_SHARDS = 4
@@ -142,8 +147,7 @@ class Window:
         # With fewer canonical nodes than nodes, several nodes take the samples of one section in
         # turn, so the samples of one node extend over those of the others.
         positions_read *= max(1, self.machines.layout_nodes // canonical)
-        # Streaming's default size of a shuffle block.
-        block = self.block_size or max(4_000_000 // canonical, 1 << 18)
+        block = choose_block_size(self.block_size, canonical)
         # In each region: its part of these positions, which may begin and end within a position,
         # and the positions from which the shuffle may have moved a sample into that part.
         moved = BLOCKS[self.machines.algo] * block

@@ -126,6 +126,20 @@ Weights = Sequence[Settings]
 DEVICE_PER_STREAM = "device_per_stream"
 METHODS = ("stratified", "per_stream", DEVICE_PER_STREAM)
 "The batching methods that drop samples."
+SMALLEST_BLOCKS = {"py1br": 2, "py1e": 1}
+"Shuffle -> the least samples of its blocks. With fewer, Streaming draws from an empty range."
+LARGEST_DEFAULT_BLOCK = 4_000_000
+"Streaming's default shuffle_block_size for one canonical node; for more of them it is smaller."
+SMALLEST_DEFAULT_BLOCK = 1 << 18
+
+
+def choose_block_size(block_size: int | None, canonical: int) -> int:
+    """Return shuffle_block_size, or Streaming's default if it is None.
+
+    Args:
+        canonical: the number of canonical nodes, on which the default depends.
+    """
+    return block_size or max(LARGEST_DEFAULT_BLOCK // canonical, SMALLEST_DEFAULT_BLOCK)
 
 
 def count_delivered(
@@ -163,6 +177,31 @@ def count_delivered(
         batches = per_canonical * canonical_per_node // machines.drawn
         delivered.append(batches * machines.drawn * machines.layout_nodes)
     return delivered
+
+
+def find_tiny_blocks(method: str, algo: str, block_size: int, shares: Sequence[float]) -> list[int]:
+    """Return the numbers of the streams whose shuffle blocks are so small that Streaming fails with
+    a ValueError when the first epoch begins. Batching methods other than random give each stream
+    its share of shuffle_block_size, rounded down.
+
+    Args:
+        method: the batching method.
+        algo: the shuffle's name, such as `py1e`; `none` if samples are not shuffled.
+        block_size: shuffle_block_size.
+        shares: the streams' shares of a batch, which sum to 1. A stream with the share 0 is left
+            out, since it has no samples either.
+    """
+    if algo == "none":
+        return []
+    smallest = SMALLEST_BLOCKS.get(algo, 0)
+    if method == DEVICE_PER_STREAM:
+        smallest = max(smallest, 1)
+    tiny = list[int]()
+    for number, share in enumerate(shares):
+        block = int(block_size * share) if method in METHODS else block_size
+        if share and block < smallest:
+            tiny.append(number)
+    return tiny
 
 
 def count_idle_devices(method: str, delivered: Sequence[int], machines: Machines) -> int:
@@ -460,3 +499,21 @@ def count_loader_delivered(loader: Loader, batch: int | None) -> list[int] | Non
     return count_delivered_on(
         loader, drawn, make_machines(loader, batch=batch, packing=float(ratio))
     )
+
+
+def find_tiny_blocks_of(loader: Loader) -> list[str]:
+    """Return the names of the streams whose shuffle blocks are too small (`find_tiny_blocks`). If
+    the loader sets no shuffle_block_size, the largest default is assumed.
+    """
+    drawn = count_loader_draws(loader)
+    if not drawn:
+        return []
+    method = get_batching_method(loader)
+    shares: Sequence[float] = drawn
+    if method in METHODS:  # otherwise the shares do not matter, and numpy takes time to import
+        weighting = _read_weighting(loader)
+        shares = compute_batch_shares(weighting.weights, weighting.samples, weighting.epoch_size)
+    size = as_whole_number(loader.dataset.get("shuffle_block_size")) or LARGEST_DEFAULT_BLOCK
+    algo = make_machines(loader, batch=1).algo
+    tiny = find_tiny_blocks(method, algo, size, shares)
+    return [loader.streams[number].name for number in tiny]
