@@ -274,6 +274,13 @@ def damaged_files() -> Iterator[tuple[str, bytes, str]]:
     cuts = (whole[: second + 700], whole[: second + 100], whole[:second], overwritten)
     for content in (*cuts, b"text " * 300):
         yield "a.tar", content, "is not a complete tar archive"
+    yield "a.tar", whole + whole, "other bytes follow its end mark"
+    padded = bytearray(gzip.compress(whole + bytes(1 << 22)))
+    padded[-6] ^= 1  # in the checksum, which is after all of the archive
+    for content in (bytes(padded), gzip.compress(whole)[:-8]):
+        yield "a.tar.gz", content, r"a\.tar\.gz is damaged after \d+ uncompressed"
+    stream = encode_arrow([{"text": "one"}], pa.ipc.new_stream)
+    yield "a.arrow", stream + stream, "other bytes follow the end mark of its stream"
     for new in (pa.ipc.new_stream, pa.ipc.new_file):
         whole = encode_arrow([{"text": f"text {n}"} for n in range(20)], new)
         for cut in (3, 9, 200):  # cut by 9, a stream ends after a message
@@ -288,6 +295,10 @@ def damaged_files() -> Iterator[tuple[str, bytes, str]]:
     footless = whole[:4] + b"\0" * 400 + b"\xff\xff\0\0PAR1"
     for content in (whole[:-9], b'{"text": "a"}\n' * 9, footless):
         yield "a.parquet", content, "is not a complete parquet file"
+    yield "a.parquet", whole + whole, "is several parquet files one after the other"
+    indexed = io.BytesIO()
+    pq.write_table(pa.table({"text": ["three"]}), indexed, write_page_index=True)
+    yield "a.parquet", whole + indexed.getvalue(), "is several parquet files one after the other"
     twice, file = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), io.BytesIO()
     pq.write_table(twice, file)
     yield "a.parquet", file.getvalue(), "has two columns named text"

@@ -106,7 +106,7 @@ class Arrow(Format):
             return None
         whole_file = Unit(files=(file,)).span()
         with open_arrow(file, ()) as opened:
-            return sum(int(batch.num_rows) for _, batch in _read_batches(opened.reader, whole_file))
+            return sum(int(batch.num_rows) for _, batch in _read_batches(opened, whole_file))
 
     def blocks(self, file: SourceFile, span: Span) -> Iterator[Block]:
         with open_arrow(file, span.unit.fields) as opened:
@@ -129,6 +129,10 @@ class _Opened(NamedTuple):
     """An open Arrow file or stream."""
 
     reader: Any
+    source: Any
+    "What the reader reads from."
+    size: int
+    "The bytes of the file."
     columns: list[str]
     "The columns that are read."
     unread: list[str]
@@ -165,7 +169,13 @@ def open_arrow(file: SourceFile, fields: tuple[str, ...]) -> Iterator[_Opened]:
             source.seek(0)
             options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=numbers)
             reader = open_reader(source, options=options)
-            yield _Opened(reader, columns, sorted(set(names) - set(columns)))
+            yield _Opened(
+                reader=reader,
+                source=source,
+                size=file.stat.size,
+                columns=columns,
+                unread=sorted(set(names) - set(columns)),
+            )
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, EOFError) as error:
@@ -193,7 +203,7 @@ def _decode_batches(opened: _Opened, span: Span) -> Iterator[DecodedRows]:
     decoders = make_decoders(opened.reader.schema)
     names = (*opened.columns, *opened.unread)
     rows_before = 0
-    for number, batch in _read_batches(opened.reader, span):
+    for number, batch in _read_batches(opened, span):
         batch = _validate(batch.select(opened.columns))
         step = choose_row_count(batch.num_rows, batch.nbytes)
         for start in range(0, batch.num_rows, step):
@@ -204,10 +214,19 @@ def _decode_batches(opened: _Opened, span: Span) -> Iterator[DecodedRows]:
         rows_before += batch.num_rows
 
 
-def _read_batches(reader: Any, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (number, record batch) for the record batches in the span (a range of the file)."""
+def _read_batches(opened: _Opened, span: Span) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (number, record batch) for the record batches in the span (a range of the file).
+
+    Raises EOFError if a stream ends before the file: Arrow silently stops at its end mark.
+    """
+    reader = opened.reader
     if not hasattr(reader, "num_record_batches"):  # a stream, which is one split
         yield from enumerate(reader)
+        if opened.source.tell() != opened.size:
+            raise EOFError(
+                "other bytes follow the end mark of its stream, as if streams were joined by cat: "
+                "write their batches as one stream"
+            )
         return
     for number in range(reader.num_record_batches):
         if span.holds(make_batch_ordinal(number, 0)):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
+from mdsmix.errors import Unreachable
 from mdsmix.sources.arrow import (
     MOST_ROWS,
     DecodedRows,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 BUFFER_BYTES = 1 << 20
 MOST_FOOTERS = 512
 SIGNATURE_BYTES = 28
+_MARK = b"PAR1"
+"The first and the last bytes of a parquet file."
 
 
 class Parquet(Format):
@@ -128,7 +131,8 @@ def _open(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
     Args:
         footer: the file's footer if it was read already.
 
-    Raises Unreachable if pyarrow cannot open the file, or columns are encrypted.
+    Raises Unreachable if pyarrow cannot open the file, columns are encrypted, or it is joined of
+    several files.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -140,6 +144,12 @@ def _open(file: SourceFile, footer: Any = None) -> pq.ParquetFile:
         raise make_unreadable_error(file, "parquet file", error) from None
     if not footer and _is_signed(file, stored, reader.metadata):
         raise make_encrypted_error(file)
+    if not footer and _is_joined(file, stored, reader.metadata):
+        raise Unreachable(
+            f"{file.location.url} is several parquet files one after the other, as cat and hadoop "
+            "fs -getmerge join them, and only the last one's footer is read, so records would be "
+            "lost: use the files themselves"
+        )
     return reader
 
 
@@ -155,6 +165,36 @@ def _is_signed(file: SourceFile, stored: BinaryIO, footer: Any) -> bool:
     stored.seek(file.stat.size - 8)
     length = int.from_bytes(stored.read(4), "little")
     return bool(length == footer.serialized_size + SIGNATURE_BYTES)
+
+
+def _is_joined(file: SourceFile, stored: BinaryIO, footer: Any) -> bool:
+    """Return whether whole parquet files are joined in this file. The positions in the last one's
+    footer then count from its own beginning, so they lead into the first file.
+
+    Args:
+        stored: an open reader of the file.
+        footer: the footer of the last file.
+    """
+    # Between the pages and the footer only indexes of pages and filters may lie; mostly nothing.
+    chunks = list[Any]()
+    if footer.num_row_groups:
+        chunks = _list_columns(footer.row_group(footer.num_row_groups - 1), ())
+    start = max(map(_find_chunk_end, chunks), default=len(_MARK))
+    end = file.stat.size - len(_MARK) - 4 - footer.serialized_size
+    while end - start >= 2 * len(_MARK):
+        stored.seek(start)
+        if 2 * _MARK in stored.read(min(BUFFER_BYTES, end - start)):
+            return True
+        start += BUFFER_BYTES - 2 * len(_MARK) + 1  # a mark of the end and one of a beginning
+    return False
+
+
+def _find_chunk_end(chunk: Any) -> int:
+    """Return the byte at which the pages of a column in a row group end."""
+    start = chunk.data_page_offset
+    if chunk.dictionary_page_offset:  # None or 0 if there is none
+        start = min(start, chunk.dictionary_page_offset)
+    return int(start + chunk.total_compressed_size)
 
 
 def _find_json_leaves(schema: Any) -> set[int]:

@@ -35,6 +35,8 @@ from mdsmix.sources.units import SourceFile, Span, Unit
 KEY = "__key__"
 _BUFFER_BYTES = 20 * 512
 "Bytes of tarfile's buffer, which it copies whole at each read of a header."
+_PADDING_BYTES = 1 << 16
+"Bytes after the end mark that are read at once."
 _MOST_MEMBERS = 1000
 "Members after which tarfile's list of members is emptied."
 _NOTES = (b"V", b"D")
@@ -157,6 +159,23 @@ def _read_items(archive: tarfile.TarFile, unit: Unit) -> Iterator[Item]:
         for member in group:
             record.add(member, archive)
         yield record.item()
+    _read_padding(archive)
+
+
+def _read_padding(archive: tarfile.TarFile) -> None:
+    """Read the bytes after the archive's end mark to the file's end. Writers fill a last block with
+    zeros. Only at the end of a compressed file it is known that nothing of the file is damaged.
+
+    Raises _BadArchive if a byte is not zero, as if `cat` has joined archives: tarfile silently ends
+    at the first end mark.
+    """
+    stream: Any = archive.fileobj
+    while padding := stream.read(_PADDING_BYTES):
+        if padding.strip(b"\0"):
+            raise _BadArchive(
+                "other bytes follow its end mark, as if archives were joined by cat, which tar "
+                "--concatenate joins"
+            )
 
 
 def _list_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
