@@ -96,6 +96,26 @@ def test_finish_reads_no_source_if_all_parts_are_done(project: Project) -> None:
     project.convert_ok("--finish")
 
 
+def test_a_file_that_is_renamed_before_the_parts_run_is_published_by_its_new_name(
+    project: Project,
+) -> None:
+    """The next run would otherwise report the file of the old name as lost, and refuse. The file
+    has no bad record, since the file of bad records contains the name too.
+    """
+    project.write_source(RECORDS)
+    project.convert_ok()
+    for old, new in (("a", "c"), ("c", "a")):
+        (project.folder / f"{old}.jsonl").rename(project.folder / f"{new}.jsonl")
+        chat = project.folder / "b.jsonl"
+        project.configure(streams={"web": documents(f"{new}.jsonl"), "chat": chats(chat)})
+        project.convert_ok("--part", "1/1")
+        project.convert_ok("--finish")
+        assert [source.path for source in project.manifest.sources] == [f"{new}.jsonl"]
+        assert "up to date" in project.convert_ok().out
+    project.write_source([*RECORDS, "one more"])
+    assert project.run().manifest.records.read == len(RECORDS) + 1
+
+
 def test_a_part_ignores_max_bad_and_may_have_no_unit(project: Project) -> None:
     """The share of bad records is that of all parts: if all units of this part are bad, others may
     lower it.

@@ -43,7 +43,7 @@ from mdsmix.conversion.target import (
 )
 from mdsmix.conversion.unit_files import FOLDER
 from mdsmix.encode.backends import find_known_difference
-from mdsmix.errors import RecipeError
+from mdsmix.errors import Damaged, RecipeError
 from mdsmix.estimate.budget_share import BudgetShare
 from mdsmix.frozen import frozen
 from mdsmix.kinds.recipe_changes import SAMPLE, compare_encodings, compare_sources
@@ -211,7 +211,7 @@ class StreamPlan:
     def is_up_to_date(self) -> bool:
         """Whether nothing remains to be done. Two conditions must be true: no source file has
         changed (by its size and its time or ETag), and the stream is published with exactly the
-        work units and bad records of these files.
+        work units, bad records and names of these files.
         """
         # The content of all sources must be known.
         contents = self.cache.contents(self.units)
@@ -230,7 +230,21 @@ class StreamPlan:
                 bad_names.add(name_bad_records(key, window))
         if not is_published(self.job, self.old, self.target, keys):
             return False
+        if self._published_names != {file.name for unit in self.units for file in unit.files}:
+            return False
         return not select_stale_files(self.target.quarantined, bad_names)
+
+    @property
+    def _published_names(self) -> set[str] | None:
+        """The names of the files that the published stream was made from. None before the first
+        publication, and if the list of the names is damaged; the next publication writes it again.
+        """
+        if self.old is None:
+            return None
+        try:
+            return {entry.path for entry in self.old.read_sources(self.job.folder)}
+        except Damaged:
+            return None
 
 
 @frozen(kw_only=True)
