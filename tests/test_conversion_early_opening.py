@@ -22,7 +22,7 @@ import mdsmix
 from mdsmix.cache import keep_in_cache
 from mdsmix.cli import main
 from mdsmix.cli.commands import make_app
-from mdsmix.conversion import early_opening, unit
+from mdsmix.conversion import early_opening, run, unit
 from mdsmix.conversion.source_cache import KnownSources
 from mdsmix.encode import fast_model
 from mdsmix.engines import local_engine
@@ -69,6 +69,28 @@ run()
 """A program that converts. It prints what was imported when it began to open a file, and when a
 process begins to describe the tokenizer.
 """
+
+IMPORT_WHILE_PUBLISHED = """
+import sys, threading, time
+from mdsmix.cli.main import run as run_command
+from mdsmix.conversion import run
+
+publish = run.publish_pretrained
+
+def wait_and_publish(jobs):
+    print("before", "numpy" in sys.modules, "tokenizers" in sys.modules)
+    for thread in threading.enumerate():
+        if thread.name == "mdsmix imports":
+            thread.join(60)
+    print("after", hasattr(sys.modules["mdsmix.engines.local_engine"], "LocalEngine"))
+    print("after", hasattr(sys.modules["tokenizers"], "Tokenizer"))
+    publish(jobs)
+
+run.publish_pretrained = wait_and_publish
+sys.argv = ["mdsmix", "convert", "-q", sys.argv[1]]
+run_command()
+"""
+"A program that converts. It prints what was imported before the tokenizer was published."
 
 
 @pytest.fixture
@@ -244,7 +266,7 @@ def test_a_stream_in_a_store_is_new_if_this_machine_has_converted_none_of_it(
 
 
 @pytest.mark.parametrize("options", [("--part", "1/2"), ("--limit", "5"), ()])
-def test_no_process_is_forked_while_a_thread_opens(
+def test_no_process_is_forked_while_a_thread_opens_or_imports(
     project: Project, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     forked = list[bool]()
@@ -254,6 +276,7 @@ def test_no_process_is_forked_while_a_thread_opens(
     def record(*arguments: Any) -> Any:
         threads = threading.enumerate()
         forked.append(any(isinstance(thread, fast_model._Opening) for thread in threads))
+        forked.append(any(thread.name == "mdsmix imports" for thread in threads))
         return start_worker(*arguments)
 
     def open_slowly(path: str) -> Any:
@@ -262,11 +285,32 @@ def test_no_process_is_forked_while_a_thread_opens(
 
     monkeypatch.setattr(local_engine, "start_worker", record)
     monkeypatch.setattr(fast_model, "_open_now", open_slowly)
+    monkeypatch.setattr(run, "_import_engine", lambda: time.sleep(0.3))
     # Duplicates are found by workers, before the tokenizer is needed.
     project.configure(documents("*.jsonl", duplicates="drop"))
     project.convert_ok("--workers", 2, *options)
     assert forked
     assert not any(forked)
+
+
+def test_the_engine_is_imported_while_the_tokenizer_is_published(project: Project) -> None:
+    project.convert_ok()  # the tokenizer is known
+    project.configure(local=str(project.folder / "new"))
+    command = [sys.executable, "-c", IMPORT_WHILE_PUBLISHED, str(project.recipe)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = ["before False False", "after True", "after True"]
+    assert (done.returncode, done.stdout.splitlines()) == (0, lines), done.stderr[-2000:]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_broken_library_is_reported_once(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    answer = project.convert()
+    assert answer.code == 1
+    assert answer.err.count("import of tokenizers halted") == 1
+    assert "Traceback" not in answer.err
 
 
 def test_published_bytes_are_the_same(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
