@@ -1128,6 +1128,26 @@ def test_columns_with_the_names_of_marks_are_warned_of_though_not_looked_into(
     assert "has the name of a mark" not in output
 
 
+def test_unread_reasoning_details_are_warned_of_unless_they_repeat_the_reasoning(
+    project: Project, styles: dict[str, Path]
+) -> None:
+    """OpenRouter writes both."""
+    question, answer = talk("user", "assistant")["messages"]
+    details = [{"type": "reasoning.text", "text": "Hm."}]
+    alone = {"messages": [question, answer | {"reasoning_details": details}]}
+    both = {"messages": [question, answer | {"reasoning_details": details, "reasoning": "Hm."}]}
+    project.write_source([alone, both])
+    output = configure_chats(project, styles["tools"], shape="openai").convert_ok().out
+    assert project.manifest.records.unread == {
+        "messages.reasoning_details": 1,
+        "messages.reasoning": 1,
+    }
+    warning = "WARNING: the field messages.reasoning_details of 1 record is not read, so it is "
+    assert f"{warning}ignored in training: it is a list: write its texts under the key" in output
+    drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer)
+    assert "the field messages.reasoning_details of 1 record is not read" in drafted.err
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_nemos_mask_of_the_assistant_is_warned_of(
     project: Project, styles: dict[str, Path], form: str

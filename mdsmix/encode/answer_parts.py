@@ -35,7 +35,11 @@ PARTS = ("reasoning", "calls", "answer")
 "The parts of an answer, by their names in the recipe."
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 "The keys of messages that templates print as reasoning."
-UNREAD_REASONING = tuple(f"messages.{key}" for key in REASONING_KEYS)
+REASONING_DETAILS = "reasoning_details"
+"""OpenRouter's key of messages with a list of reasoning: texts, summaries, encrypted texts. Mostly
+the message has the same text under `reasoning` too.
+"""
+UNREAD_REASONING = tuple(f"messages.{key}" for key in (*REASONING_KEYS, REASONING_DETAILS))
 "The names under which reasoning is counted that the chat template does not print."
 
 
@@ -45,6 +49,11 @@ def describe_reasoning_fix(name: str) -> str:
     Args:
         name: its name in UNREAD_REASONING.
     """
+    if name == f"messages.{REASONING_DETAILS}":
+        return (
+            "it is a list: write its texts under the key that the chat template prints "
+            f"({' or '.join(REASONING_KEYS)}), or move them into the content"
+        )
     printed_keys = [key for key in REASONING_KEYS if f"messages.{key}" != name]
     return (
         "the chat template does not print this key: rename it to the key that it prints "

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
+from mdsmix.encode.answer_parts import REASONING_DETAILS, REASONING_KEYS
 from mdsmix.encode.chat import ChatTemplate
 from mdsmix.encode.forms import find_forms, fit_role, make_call_probe
 from mdsmix.encode.template_probes import ANSWER, QUESTION, Rendering, render_probe
@@ -78,14 +79,23 @@ def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> 
     its values are 0 or 1 (or false or true), the key may be a mark, and `messages.KEY as 0 or 1` is
     yielded. If a value is a list of ranges, as `train_detail` has them, `messages.KEY as ranges of
     characters` is yielded.
+
+    OpenRouter's `reasoning_details` is left out if the conversation has reasoning under another
+    key, whose text it repeats.
     """
     # Key -> (role, value) of each message with this key.
     unread = dict[str, list[tuple[str, Any]]]()
+    # These repeat a key that is printed, or is reported itself.
+    is_repeated = any(
+        message.get(key) for message in conversation.messages for key in REASONING_KEYS
+    )
     for message in conversation.messages:
         role = message["role"]
         read_keys = {*_STRUCTURE, "tools"} if role in SYSTEM_ROLES else _STRUCTURE
         for key, value in message.items():
             # "", [] and null are empty; 0 and false are not, since they may be marks.
+            if key == REASONING_DETAILS and is_repeated:
+                continue
             is_empty = not value and type(value) not in (bool, int, float)
             if not is_empty and key not in read_keys and not prints_key(template, role, key):
                 unread.setdefault(key, []).append((role, value))
