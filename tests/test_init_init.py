@@ -390,6 +390,39 @@ REFUSED: dict[str, tuple[str, int, str]] = {
 }
 
 
+def test_links_that_are_not_followed_are_named(home: Path, tokenizer_folder: Path) -> None:
+    write_jsonl(home / "disk/a.jsonl", [{"text": "one"}])
+    write_jsonl(home / "data/b.jsonl", [{"text": "two"}])
+    for link, target in {
+        "data/linked": "../disk",
+        "data/up": "..",
+        "data/gone": "../nowhere",
+        "data/twin.jsonl": "b.jsonl",
+        "only/linked": "../disk",
+    }.items():
+        (home / link).parent.mkdir(exist_ok=True)
+        (home / link).symlink_to(target)
+
+    def init(name: str) -> Answer:
+        options = ("--tokenizer", tokenizer_folder, "-o", "recipe.yaml", "--replace")
+        return mdsmix("init", name, *options)
+
+    answer = init("data")
+    assert answer.code == 0
+    assert (
+        f"links to folders are not followed, so the files in data/linked (to {home}/disk) are not "
+        "read: to read them, name the link itself too\n"
+    ) in answer.err
+    assert f"data/gone (to {home}/nowhere) is a link to a place where there is" in answer.err
+    assert "data/twin.jsonl is a link to data/b.jsonl, whose records are read" in answer.err
+    assert "data/up" not in answer.err
+    assert [*open_recipe(home / "recipe.yaml").streams] == ["b"]
+    assert_refused(init("only"), 2, "not read: to read them, name the link itself too.")
+    # The advice works.
+    assert init("data/linked").code == 0
+    assert [*open_recipe(home / "recipe.yaml").streams] == ["a"]
+
+
 def test_commas_between_records_are_named_with_a_command_that_makes_a_list(
     home: Path, tokenizer_folder: Path
 ) -> None:

@@ -54,7 +54,11 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.shards.manifest import Manifest
 from mdsmix.shards.verification import ReadingWatcher
 from mdsmix.sources import Unit
-from mdsmix.sources.find import describe_empty_files, describe_repeated_paths
+from mdsmix.sources.find import (
+    describe_empty_files,
+    describe_repeated_paths,
+    describe_skipped_links,
+)
 from mdsmix.sources.formats import format_of, list_raised_versions
 from mdsmix.storage import map_threads
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
@@ -397,11 +401,13 @@ def _complete(draft: _Draft, tokenizer: Tokenizer, options: Options, recipe: Rec
         formats=list_raised_versions(map(format_of, draft.files), has_messages),
         source=_list_source_keys(job, old),
     )
+    paths = draft.stream.source.path if draft.stream.source else []
     warnings = (
         *warn_lost_sources(job, old, draft.files, options.reencode),
         _warn_of_empty_texts(draft),
         describe_empty_files(draft.files),
-        describe_repeated_paths(draft.stream.source.path if draft.stream.source else ()),
+        describe_repeated_paths(paths),
+        describe_skipped_links(paths, recipe.folder, draft.files),
     )
     return StreamPlan(
         job=job,

@@ -8,6 +8,7 @@ empty.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from mdsmix.shapes.shape import find_list_key
 from mdsmix.shards.index import INDEX, read_index
 from mdsmix.shards.manifest import MANIFEST
 from mdsmix.sources import ReadAs, SourceFile, plan_units, read_batches
-from mdsmix.sources.find import SPLITS, STATE, list_data_files, name_of
+from mdsmix.sources.find import SPLITS, STATE, describe_links, list_data_files, name_of
 from mdsmix.sources.format import BYTE_ORDER_MARK, parse_cells
 from mdsmix.sources.formats import NAMED, format_of
 from mdsmix.sources.inflate import open_unpacked
@@ -88,6 +89,7 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
                 data_files[file.location.url] = known_file
             else:
                 unknown.append(file.name)
+    _drop_linked_twins(data_files, notices)
     if unknown:
         notices.append(
             f"ignored, since these do not look like data: {join_names(unknown)}; a file that you "
@@ -95,6 +97,24 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
             f"format is {', '.join(NAMED)}"
         )
     return list(data_files.values())
+
+
+def _drop_linked_twins(data_files: dict[str, SourceFile], notices: Notices) -> None:
+    """Remove links to files that are among the data themselves. As a stream of its own, a link
+    would train the same records twice.
+
+    Args:
+        data_files: URL -> file; links are removed from it.
+        notices: a list that a message on the removed links is appended to.
+    """
+    for url in sorted(data_files):
+        target = os.path.realpath(url)
+        if os.path.islink(url) and target in data_files:
+            link = data_files.pop(url)
+            notices.append(
+                f"{link.name} is a link to {data_files[target].name}, whose records are read "
+                "already, and was ignored"
+            )
 
 
 def _expand_name(
@@ -115,11 +135,15 @@ def _expand_name(
             yield _NamedFile(file, is_named=True)
         return
     stats = dict(location.list(recursive=True))
+    on_links = [*describe_links(location.skipped_links(), base, "itself")]
     if not stats:
         raise RecipeError(
             f"{name} is not a file, and not a folder or pattern with files: name files of data, "
-            "a folder of them, a pattern in quotes, or a URL of a bucket."
+            "a folder of them, a pattern in quotes, or a URL of a bucket"
+            + "".join(f"; {sentence}" for sentence in on_links)
+            + "."
         )
+    notices += on_links
     for file in _list_folder_files(location, stats, base, notices):
         yield _NamedFile(file, is_named=False)
 

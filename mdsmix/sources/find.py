@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -24,7 +24,15 @@ from mdsmix.shards.index import INDEX
 from mdsmix.sources.formats import FORMATS, format_of
 from mdsmix.sources.inflate import PACKINGS
 from mdsmix.sources.units import BY_NAME, ReadAs, SourceFile
-from mdsmix.storage import FoundFiles, Location, has_pattern, is_url, locate, map_threads
+from mdsmix.storage import (
+    FoundFiles,
+    Location,
+    SkippedLink,
+    has_pattern,
+    is_url,
+    locate,
+    map_threads,
+)
 
 STATE = "state.json"
 SPLITS = "dataset_dict.json"
@@ -234,6 +242,56 @@ def describe_empty_files(files: Sequence[SourceFile]) -> str:
         f"{len(empty):,} of {plural(len(files), 'source file')} {have} 0 bytes, so no records: "
         f"{join_names(empty)}"
     )
+
+
+def describe_skipped_links(
+    paths: Iterable[str], base: str | os.PathLike[str], files: Sequence[SourceFile]
+) -> str:
+    """Return a warning of the links that the paths of a source do not follow, so that files are not
+    read; "" if there are none.
+
+    Args:
+        paths: paths, globs or URLs, as in the recipe.
+        base: the folder from which relative paths begin.
+        files: the files that the paths match.
+    """
+    skipped = dict[str, SkippedLink]()
+    for path in paths:
+        skipped |= {link.path: link for link in _locate_from(path, base).skipped_links()}
+    # A link to a folder may be followed by another path of the source, which names it.
+    read = [file.location.url for file in files]
+    unread = list[SkippedLink]()
+    for link in skipped.values():
+        if not any(url.startswith(f"{link.path}/") for url in read):
+            unread.append(link)
+    sentences = [*describe_links(unread, base, "in source.path")]
+    return f"WARNING: {'; '.join(sentences)}" if sentences else ""
+
+
+def describe_links(
+    links: Iterable[SkippedLink], base: str | os.PathLike[str], where: str
+) -> Iterator[str]:
+    """Yield a sentence on links to folders, and one on broken links.
+
+    Args:
+        base: the folder from which links are named.
+        where: the place in which the user names files, such as `in source.path`.
+    """
+    unread, broken = list[str](), list[str]()
+    for link in links:
+        shown = f"{os.path.relpath(link.path, base)} (to {link.target})"
+        (broken if link.is_broken else unread).append(shown)
+    if unread:
+        yield (
+            f"links to folders are not followed, so the files in {join_names(unread)} are not "
+            f"read: to read them, name the {choose_verb(unread, 'link', 'links')} {where} too"
+        )
+    if broken:
+        yield (
+            f"{join_names(broken)} {choose_verb(broken, 'is a link', 'are links')} to a place "
+            "where there is nothing, so nothing is read there: restore the place, or delete the "
+            f"{choose_verb(broken, 'link', 'links')}"
+        )
 
 
 def _refuse_unlisted(path: str, matches: FoundFiles) -> None:

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -28,6 +28,7 @@ from mdsmix.storage.location import (
     FoundFiles,
     Listing,
     Location,
+    SkippedLink,
     Stat,
     cut_before_pattern,
     has_pattern,
@@ -294,6 +295,18 @@ class LocalPath(Location):
                 files.append((file, status))
         return files
 
+    def skipped_links(self) -> Sequence[SkippedLink]:
+        if not has_pattern(self.path) or os.path.isdir(self.path):
+            root, patterns = self.path, ["**"]
+        else:
+            root = cut_before_pattern(self.path)
+            patterns = self.path[len(root) + 1 :].split("/")
+        if "**" not in patterns:
+            return []
+        with explain_errors("list", root or "/"):
+            links = sorted(set(_find_skipped_links(root or "/", patterns)))
+        return [link for link in links if link.is_broken or not _is_searched(link.target, root)]
+
     def _stat_source(self) -> Stat | None:
         """Return the Stat of a source's file, as `stat` does.
 
@@ -301,7 +314,7 @@ class LocalPath(Location):
         the source silently.
         """
         status = self.stat()
-        if status is None and os.path.islink(self.path):
+        if status is None and os.path.islink(self.path) and not os.path.exists(self.path):
             raise Unreachable(
                 f"cannot read {self.path}: this is a link to {os.path.realpath(self.path)}, where "
                 "there is no file; restore that file, or delete the link"
@@ -418,3 +431,40 @@ def _find_matches(folder: str, patterns: list[str]) -> Iterator[str]:
                 yield from _find_matches(entry.path, tail)
             elif not _is_folder(entry) and not tail:
                 yield entry.path
+
+
+def _find_skipped_links(folder: str, patterns: list[str]) -> Iterator[SkippedLink]:
+    """Yield the links that `_find_matches` does not follow: to a folder with files that match, or
+    to nothing. A link may be yielded more than once.
+
+    Args:
+        folder: the absolute path of the folder.
+        patterns: as those of `_find_matches`.
+    """
+    head, *tail = patterns
+    if head == "**" and tail:
+        yield from _find_skipped_links(folder, tail)
+    for entry in _scan(folder):
+        if head != "**":
+            if tail and name_matches(entry.name, head) and _is_folder(entry):
+                yield from _find_skipped_links(entry.path, tail)
+        elif entry.name.startswith("."):
+            continue
+        elif not entry.is_symlink():
+            if _is_folder(entry):
+                yield from _find_skipped_links(entry.path, patterns)
+        elif not os.path.exists(entry.path):
+            yield SkippedLink(entry.path, os.path.realpath(entry.path), is_broken=True)
+        elif _is_folder(entry) and next(_find_matches(entry.path, patterns), None):
+            yield SkippedLink(entry.path, os.path.realpath(entry.path), is_broken=False)
+
+
+def _is_searched(target: str, root: str) -> bool:
+    """Return whether a search below `root` comes through the folder `target` by its own path, or
+    `target` contains `root`, as a link to a parent does.
+    """
+    root = os.path.realpath(root)
+    if f"{root}/".startswith(f"{target}/"):
+        return True
+    is_inside = target.startswith(f"{root}/")
+    return is_inside and "/." not in target.removeprefix(root)

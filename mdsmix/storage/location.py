@@ -15,7 +15,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import BinaryIO, ClassVar, TypeAlias
+from typing import BinaryIO, ClassVar, NamedTuple, TypeAlias
 
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.frozen import frozen
@@ -35,6 +35,15 @@ class Stat:
     stamp: str
     modified: float = field(default=0.0, compare=False)
     "Seconds since 1970, by the clock of the disk or of the store."
+
+
+class SkippedLink(NamedTuple):
+    """A link on a disk that a search of all inner folders does not follow."""
+
+    path: str
+    target: str
+    is_broken: bool
+    "Whether there is nothing at `target`."
 
 
 Listing = Iterator[tuple[str, Stat]]
@@ -298,6 +307,13 @@ class Location(ABC):
         They belong to writes that were killed or are still in progress. A store has none.
         """
         return iter(())
+
+    def skipped_links(self) -> Sequence[SkippedLink]:
+        """Return the links that `expand` does not follow if this is a pattern with `**`, and that
+        `list(recursive=True)` does not follow if it is a folder: links to a folder with files that
+        match, and links to nothing. A store has no links.
+        """
+        return []
 
     def expand(self) -> FoundFiles:
         """Return (Location, Stat) of the file with this path; or, if the path is a pattern (`*`,

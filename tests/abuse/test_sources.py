@@ -92,8 +92,17 @@ def test_a_link_to_a_file_is_read_and_one_to_a_folder_only_if_the_pattern_names_
     (data / "sub").symlink_to(elsewhere)
     (data / "up").symlink_to("..")
     (data / "self").symlink_to("self")
+    unread = f"the files in data/sub (to {elsewhere}) are not read: to read them, name the link in"
+    answer = arena.run("convert", recipe, "--quiet")
+    assert (answer.code, "data/up" in answer.err) == (0, False)
+    assert unread in answer.err
     sources = manifest_of(arena.convert(recipe)).sources
     assert [file.path for file in sources] == ["data/a.jsonl", "data/b.jsonl"]
+    both = "streams.web.source.path=[data/**/*.jsonl, data/sub/**/*.jsonl]"
+    assert unread not in arena.run("convert", recipe, both, "--dry-run").err
+    (data / "disk").symlink_to("unmounted")
+    assert "data/disk (to " in arena.run("convert", recipe, "--quiet").err
+    (data / "disk").unlink()
     named = arena.recipe("data/sub/*.jsonl")
     (file,) = manifest_of(arena.convert(named, "--reencode")).sources
     assert file.path == "data/sub/b.jsonl"
