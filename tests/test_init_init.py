@@ -299,6 +299,22 @@ REFUSED: dict[str, tuple[str, int, str]] = {
         2,
         "the form of Amazon Bedrock (contents of parts without a type)",
     ),
+    "oumi.jsonl": (
+        '{"messages": [{"role": "user", "content": [{"type": "text", "content": "a"}]}, {"role": '
+        '"assistant", "content": "b"}]}\n',
+        2,
+        "the form of Oumi (parts with their text or image under content or binary), which",
+    ),
+    "generations.jsonl": (
+        '{"instruction": "a", "generations": ["b", "c"], "ratings": [5, 3]}\n',
+        2,
+        "the form of several answers to each question (distilabel's generations)",
+    ),
+    "tokenized.jsonl": (
+        '{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}\n',
+        2,
+        "the form of rows of token ids (input_ids), which no shape reads; convert the texts",
+    ),
     "rated.jsonl": (
         '{"instruction": "a", "completions": [{"response": "b", "overall_score": 8}]}\n',
         2,
@@ -343,6 +359,12 @@ REFUSED: dict[str, tuple[str, int, str]] = {
         "unknown_role: A message has a role that its shape does not know, here role: 'critic'.",
     ),
     "around.json": ('{"version": 1, "data": [{"text": "a"}]}', 2, "jq -c '.data[]'"),
+    "lines.json": ('{\n "data": [\n  {"text": "a"}\n ]\n}', 2, "jq -c '.data[]'"),
+    "kit.json": (
+        '{\n "summary": "s",\n "qa_pairs": [\n  {"question": "a", "answer": "b"}\n ]\n}',
+        2,
+        "the form of synthetic-data-kit (qa_pairs or cot_examples), which no shape reads; write",
+    ),
     "columns.json": ('{"text": {"0": "a"}, "id": {"0": 1}}', 2, 'orient="records", lines=True'),
     "turns.jsonl": (
         '{"turns": [{"speaker": "x", "said": "a"}]}\n' * 2,

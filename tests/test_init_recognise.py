@@ -303,6 +303,27 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "prompt",
         {"prompt": "prompt", "verified_answer": "reward_model.ground_truth"},
     ),
+    "slime": (
+        {"prompt": MESSAGES[:1], "label": "7", "metadata": {}},
+        "prompt",
+        {"prompt": "prompt", "verified_answer": "label"},
+    ),
+    "distilabel": (
+        {"instruction": "a", "generation": "b", "model_name": "m", "distilabel_metadata": {}},
+        "prompt_response",
+        {"prompt": "instruction", "response": "generation"},
+    ),
+    "verifiers": (
+        {
+            "example_id": 0,
+            "prompt": MESSAGES[:1],
+            "completion": CALLED[1:],
+            "reward": 1.0,
+            "tool_defs": [{"name": "f", "description": "d", "parameters": {}, "strict": None}],
+        },
+        "prompt_completion",
+        {"prompt": "prompt", "completion": "completion", "tools": "tool_defs"},
+    ),
     "openai's prompts": (
         {"messages": MESSAGES[:1], "reference_answer": "7"},
         "prompt",

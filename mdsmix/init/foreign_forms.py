@@ -164,6 +164,36 @@ def _is_dialogue_text(record: Mapping[str, Any]) -> bool:
     return isinstance(chat, str) and "USER:" in chat and "ASSISTANT:" in chat
 
 
+def _is_token_ids(record: Mapping[str, Any]) -> bool:
+    """Check whether a record is a row of token ids, as trainers write them once they have tokenized
+    their data: `{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}`.
+    """
+    ids = record.get("input_ids")
+    return isinstance(ids, list) and all(type(id) is int for id in ids)
+
+
+def _is_oumi(record: Mapping[str, Any]) -> bool:
+    """Check whether a part of a content has its text or image under `content` or `binary`, as in
+    Oumi's conversations: `{"type": "text", "content": "..."}`.
+    """
+    for message in _list_objects(record.get("messages")):
+        content = message.get("content")
+        if not isinstance(content, list):
+            continue
+        for part in _list_objects(content):
+            if "type" in part and isinstance(part.get("content", part.get("binary")), str):
+                return True
+    return False
+
+
+def _has_answers_in_list(record: Mapping[str, Any]) -> bool:
+    """Check whether a record has several answers to one question as a list of texts, as in
+    distilabel's data: `{"instruction": ..., "generations": ["...", "..."], "ratings": [5, 3]}`.
+    """
+    answers = record.get("generations")
+    return bool(answers) and isinstance(answers, list) and isinstance(answers[0], str)
+
+
 def _is_calls_as_answers(record: Mapping[str, Any]) -> bool:
     """Check whether a record has calls of tools as its answers, as in xLAM: `{"query": ...,
     "tools": "[...]", "answers": "[...]"}`.
@@ -201,6 +231,17 @@ def _is_wrapped(record: Mapping[str, Any]) -> bool:
     if name not in WRAPPERS or not items:
         return False
     return all(isinstance(item, dict) and not {"role", "from"} & {*item} for item in items)
+
+
+def _is_synthetic_data_kit(record: Mapping[str, Any]) -> bool:
+    """Check whether a record is a whole file of Meta's synthetic-data-kit: `{"summary": ...,
+    "qa_pairs": [{"question": ..., "answer": ...}, ...]}`.
+    """
+    return any(
+        "question" in pair
+        for name in ("qa_pairs", "cot_examples")
+        for pair in _list_objects(record.get(name))
+    )
 
 
 def _is_table_of_columns(record: Mapping[str, Any]) -> bool:
@@ -283,10 +324,23 @@ FORMS = (
         '`{"type": "text", "text": "..."}`, ' + OR_READ,
     ),
     ForeignForm(
+        "Oumi (parts with their text or image under content or binary)",
+        _is_oumi,
+        'write each text as `{"type": "text", "text": "..."}`, and each image as `{"type": '
+        '"image_url", "image_url": {"url": "..."}}`, with a path, a URL or a data URI, ' + OR_READ,
+    ),
+    ForeignForm(
         "UltraFeedback (completions with scores)",
         _is_rated,
         "write the best and a worse response of each record as `chosen` and `rejected`, next to "
         f"the instruction as `prompt`, {OR_READ}",
+    ),
+    ForeignForm(
+        "several answers to each question (distilabel's generations)",
+        _has_answers_in_list,
+        "write each answer that is good as a record of its own, with its question as `prompt` and "
+        "the answer as `response`, or the best and a worse answer as `chosen` and `rejected`, "
+        f"{OR_READ}",
     ),
     ForeignForm(
         "HelpSteer3 (two responses with a preference)",
@@ -305,6 +359,12 @@ FORMS = (
         _is_segments,
         'write each record as messages whose contents are parts with marks, `{"type": "text", '
         f'"text": "...", "train": false}}`, {OR_READ}',
+    ),
+    ForeignForm(
+        "rows of token ids (input_ids)",
+        _is_token_ids,
+        "convert the texts or conversations of which these rows were made, since mdsmix tokenizes "
+        "them itself and decides which tokens are trained",
     ),
     ForeignForm(
         "The Stack v2 (names of files without their contents)",
@@ -334,6 +394,13 @@ FORMS = (
         _is_calls_as_answers,
         f"write each record as messages, as in {EXAMPLE}, with the answers as the `tool_calls` of "
         f"the assistant, and the tools as `tools`, {OR_READ}",
+    ),
+    ForeignForm(
+        "synthetic-data-kit (qa_pairs or cot_examples)",
+        _is_synthetic_data_kit,
+        "write its records with `synthetic-data-kit save-as FILE -f ft`, or those of qa_pairs by "
+        "`jq -c '.qa_pairs[]'`",
+        is_whole_file=True,
     ),
     ForeignForm(
         "one object around all records",

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 from typing import Any
 
+import orjson
+
 from mdsmix.encode.answer_parts import has_earlier_call, list_parts
 from mdsmix.frozen import frozen
 from mdsmix.init.data_files import FirstRecords, read_beginning
@@ -47,6 +49,8 @@ NOT_UTF_8 = (
     "it is not UTF-8: save it as UTF-8 (in Excel: CSV UTF-8), or convert it, for example with "
     "iconv -f WINDOWS-1252 -t UTF-8"
 )
+MAX_WHOLE = 64 << 20
+"The most bytes of a file that is parsed as one JSON object."
 MAX_SHOWN = 12
 "The most fields that a line names."
 ENOUGH = 0.5
@@ -156,7 +160,7 @@ def guess_shapes(head: FirstRecords) -> list[Guess]:
     for shape in SHAPES.values():
         guesses += _guess_shape(shape, head)
     guesses += _guess_question(head)
-    guesses += _guess_nested_answer(head)
+    guesses += _guess_other_answer(head)
     guesses += _guess_openai_preference(head)
     guesses = [guess for guess in guesses if not _is_doubtful(guess)]
     lists = _find_read_lists(guesses)
@@ -253,9 +257,10 @@ def _guess_question(head: FirstRecords) -> Iterator[Guess]:
         yield try_shape(SHAPES["alpaca"], fields, {}, head)
 
 
-def _guess_nested_answer(head: FirstRecords) -> Iterator[Guess]:
-    """Yield a guess for verl's records: prompts whose verified answer is one level down, in
-    `reward_model.ground_truth`.
+def _guess_other_answer(head: FirstRecords) -> Iterator[Guess]:
+    """Yield a guess for prompts whose verified answer is elsewhere: in verl's records one level
+    down, in `reward_model.ground_truth`, and in slime's in the field `label`, a string. (In TRL's
+    records a label is true or false.)
     """
     shape = SHAPES["prompt"]
     paths = {*_list_paths(head)}
@@ -263,6 +268,9 @@ def _guess_nested_answer(head: FirstRecords) -> Iterator[Guess]:
         if name in paths and VERL_ANSWER in paths:
             yield try_shape(shape, {"prompt": name, ANSWER: VERL_ANSWER}, {}, head)
             return
+    labels = [record.get("label") for record in head.objects]
+    if "prompt" in paths and all(isinstance(label, str) for label in labels):
+        yield try_shape(shape, {"prompt": "prompt", ANSWER: "label"}, {}, head)
 
 
 def _guess_openai_preference(head: FirstRecords) -> Iterator[Guess]:
@@ -605,10 +613,10 @@ def describe_unknown(head: FirstRecords, guesses: Sequence[Guess]) -> Iterator[s
     """Yield lines on a file of no known shape: its fields, and the reasons why the nearest shapes
     do not fit.
     """
-    if not head.fields:
+    form = find_foreign_form(_read_one_object(head) or head)
+    if not head.fields and not form:
         yield _describe_no_objects(head)
         return
-    form = find_foreign_form(head)
     if form:
         yield f"{head.file.name} has the form of {form.name}, which no shape reads; {form.advice}"
         return
@@ -674,6 +682,22 @@ def _describe_no_objects(head: FirstRecords) -> str:
             f"as {writer} writes it"
         )
     return f"{message}; its first bytes are those of {format_name}" if format_name else message
+
+
+def _read_one_object(head: FirstRecords) -> FirstRecords | None:
+    """Return the one record of a file that is a JSON object over several lines; None if the file is
+    anything else, or has more than MAX_WHOLE bytes.
+    """
+    if not head.bad["not_json"] or sniff_format(head.file) != "jsonl":
+        return None
+    with head.file.open() as stored:
+        content = stored.read(MAX_WHOLE + 1)
+    if len(content) > MAX_WHOLE:
+        return None
+    try:
+        return replace(head, records=[orjson.loads(content)], bad=Counter())
+    except orjson.JSONDecodeError:
+        return None
 
 
 def _describe_delimiter(fields: Sequence[str]) -> str:

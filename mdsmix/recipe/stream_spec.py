@@ -100,7 +100,7 @@ class SourceSpec:
     """
     messages: str | None = key(None, "chat", "turns")
     "Finetuning: the field with a list of `{role, content}`."
-    tools: str | None = key(None, "functions")
+    tools: str | None = key(None, "functions", "tool_defs")
     """With `messages`, `conversations` or `chosen`: the field with the tools, as OpenAI or ShareGPT
     write them.
     """

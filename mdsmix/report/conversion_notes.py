@@ -63,6 +63,7 @@ MEANINGFUL_FIELDS = (
     "system",
     "tools",
     "functions",
+    "tool_defs",
     "images",
     "image",
     "videos",

@@ -131,6 +131,7 @@ PROMPT_RESPONSE = _make_shape_of_texts(
     response=(
         *("output", "summary", "completion", "targets", "output_text"),
         *("r1_generation", "solution", "generated_solution", "synthetic_answer"),
+        "generation",
     ),
 )
 ALPACA = Shape(
