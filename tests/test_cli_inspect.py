@@ -15,6 +15,7 @@ import pytest
 from tests.converting import Project, chats, documents, mdsmix, pairs, run_ok
 from tests.pictures import record, stream, write_drawings
 from tests.published import CONCAT, TOKEN_ROW, publish
+from tests.small_disk import SmallDisk, run_in_process
 from tests.styles import make_dialogue
 
 
@@ -143,5 +144,16 @@ def test_images_are_shown_and_written_as_they_are(project: Project, seeing: Path
         assert f"image {number}: 40 x 30 {kind}, {size:,} bytes\n" in output
         assert (out / f"web-train-1-{number}.{kind.lower()}").read_bytes() == path.read_bytes()
     assert output.endswith(f"wrote 3 images into {out}\n")
+
+    def write_on_a_full_disk() -> None:
+        """The image that does not fit is not left behind in part."""
+        SmallDisk(project.folder / "disk", 4096)
+        failed = mdsmix("inspect", project.train, "--images", project.folder / "disk/seen")
+        assert (failed.code, "cannot write" in failed.err) == (4, True)
+        assert "name another folder for --images" in failed.err
+        images = {path.read_bytes() for path in paths}
+        assert all(path.read_bytes() in images for path in (project.folder / "disk").rglob("*.*"))
+
+    run_in_process(write_on_a_full_disk)
     failed = mdsmix("inspect", project.train, "--images", project.recipe)
     assert (failed.code, "cannot write" in failed.err) == (4, True)

@@ -18,7 +18,14 @@ from typing import Any
 from mdsmix.encode.printed_parts import merge_unread_keys, name_in_records
 from mdsmix.errors import Unreachable
 from mdsmix.frozen import frozen
-from mdsmix.messages import choose_verb, format_field, join_names, make_printable, plural
+from mdsmix.messages import (
+    choose_verb,
+    flatten_error,
+    format_field,
+    join_names,
+    make_printable,
+    plural,
+)
 from mdsmix.report.drawings import Ribbon, choose_colours, make_records_ribbon
 from mdsmix.report.result import Result
 from mdsmix.report.show import Item, NamedValues, SampleText, Title
@@ -185,10 +192,14 @@ def write_images(inspection: Inspection, folder: Path) -> int:
             path = folder / name
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(picture.data)
+                locate(str(path)).write(picture.data)  # whole or not at all
             except OSError as error:
                 raise Unreachable(
                     f"cannot write {path} ({error.strerror}): name another folder for --images."
+                ) from None
+            except Unreachable as error:
+                raise Unreachable(
+                    f"{flatten_error(error)}; or name another folder for --images."
                 ) from None
             written += 1
     return written
