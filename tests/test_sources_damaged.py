@@ -358,6 +358,14 @@ def test_a_file_of_0_bytes_is_refused_if_its_format_always_has_bytes(tmp_path: P
 UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
     ("a.csv", b"a,a\n1,2\n", {}, Unreachable, "two columns are named 'a'"),
     ("a.csv", b'"a\n', {}, Unreachable, r"its columns \(not_csv\)"),
+    ("a.csv", b'a,b\n\n"1\n",2\na,b\n3,4\n', {}, Unreachable, "^line 5 of .* names the fields, as"),
+    (
+        "a.tsv",
+        2 * b"\xef\xbb\xbfa\tb\r\n1\t2\r\n",
+        {},
+        Unreachable,
+        "^line 3 of .* names the fields",
+    ),
     (
         "a.csv",
         b"\xef\xbb\xbf\na,b\n1,2\n",
@@ -421,6 +429,11 @@ def test_a_setting_or_folder_that_does_not_fit_is_refused_with_one_sentence(tmp_
         (folder / name).write_text(json.dumps(tree))
         with pytest.raises(error, match=message):
             find_files(["set"], folder.parent)
+
+
+def test_a_table_of_one_column_may_contain_its_name(tmp_path: Path) -> None:
+    batches = read_file(tmp_path, "a.csv", b"word\none\nword\n")
+    assert all_records(batches) == [{"word": "one"}, {"word": "word"}]
 
 
 def test_records_of_words_are_no_header(tmp_path: Path) -> None:

@@ -165,9 +165,33 @@ def _read_header(file: SourceFile, stretches: Iterator[Stretch]) -> _Table:
                 f"the first line of {file.location.url} does not name its columns ({fault}): "
                 "correct this line, or name the columns in the recipe with source.header"
             )
-        rows_after = stretch.slice(index + 1, len(stretch.raws))
-        return _Table(names, chain([rows_after], stretches))
+        rest = stretch.slice(index + 1, len(stretch.raws))
+        rows_after: Iterator[Stretch] = chain([rest], stretches)
+        if len(names) > 1:  # a table of one column may contain the name as a word
+            rows_after = _refuse_joined_tables(file, rows_after, stretch.raws[index])
+        return _Table(names, rows_after)
     return _Table([], iter(()))
+
+
+def _refuse_joined_tables(
+    file: SourceFile, stretches: Iterator[Stretch], header: bytes
+) -> Iterator[Stretch]:
+    """Yield all rows. Raise Unreachable if one of them is the header again: tables were joined by
+    `cat`, and the names of the fields would become a record.
+
+    Args:
+        header: the bytes of the first row, with its line end and maybe a byte order mark.
+    """
+    for stretch in stretches:
+        if header in stretch.raws:
+            earlier = stretch.raws[: stretch.raws.index(header)]
+            line = stretch.line + sum(raw.count(b"\n") for raw in earlier)
+            raise Unreachable(
+                f"line {line:,} of {file.location.url} names the fields, as its first line does, "
+                "as if tables were joined by cat, so it would be read as a record: remove this "
+                "line and others like it, or name the tables themselves in source.path"
+            )
+        yield stretch
 
 
 def _name_fields(stretches: Iterator[Stretch], header: list[str], unit: Unit) -> Iterator[Rows]:
