@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 from mdsmix.conversion.finished_units import Fingerprints, read_hashes
 from mdsmix.conversion.keys import make_lines_keys, name_hashes_file
@@ -141,7 +142,7 @@ def _find_repeats(rows_of_windows: Iterable[Rows]) -> Iterator[Rows]:
         return
     second = next(batches, None)
     if second is None:
-        yield first[_is_later(first)]
+        yield first[_flag_repeats(first)]
         return
     # More rows are written to bucket files, and sorted bucket by bucket.
     import tempfile  # 1.5 ms, and few runs have so many records
@@ -209,52 +210,74 @@ def _find_repeats_in_bucket(bucket: Path, row_numbers: int) -> Iterator[Rows]:
         block = np.fromfile(file, np.uint64, row_numbers * ROWS_AT_ONCE)
         while len(block):
             rows = np.concatenate([firsts, block.reshape(-1, row_numbers)])
-            is_later = _is_later(rows)
-            yield rows[is_later]
+            is_repeat = _flag_repeats(rows)
+            yield rows[is_repeat]
             block = np.fromfile(file, np.uint64, row_numbers * ROWS_AT_ONCE)
             if len(block):
-                firsts = rows[~is_later]
+                firsts = rows[~is_repeat]
 
 
-def _is_later(rows: Rows) -> NDArray[np.bool_]:
+def _flag_repeats(rows: Rows) -> NDArray[np.bool_]:
     """Return for each row whether an earlier row has the same fingerprint: fingerprints a, b, a
     give [False, False, True].
 
-    The rows are grouped by 32 bits of their fingerprints, by two stable sorts of 16 bits each,
-    which numpy does by counting: 4 ns a row each. Sorting by the 64 bits of a half takes 30 to 50
-    ns, and by both halves 70 to 200. So only groups with different fingerprints are sorted by both.
+    A row is sorted by 32 bits of its fingerprint only: by two stable sorts of 16 bits each, which
+    numpy does by counting, in 4 ns a row each. Sorting by the 64 bits of a half takes 30 to 50 ns,
+    and by both halves 70 to 200. Rows with equal bits are a group. Nearly always all rows of a
+    group have the same fingerprint; only the others are sorted by both halves.
     """
+    # Sort the rows into groups: by bits 0-15 of the first half, then by bits 16-31.
     first_halves = np.ascontiguousarray(rows[:, 0])
     order = np.argsort(first_halves.astype(np.uint16), kind="stable")
     high_bits = (first_halves >> np.uint64(16)).astype(np.uint16)
     order = order.take(np.argsort(high_bits.take(order), kind="stable"))
-    # In this order all rows of a fingerprint are in one group, the earliest first.
     first_halves = first_halves.take(order)
     second_halves = rows[:, 1].take(order)
-    is_equal = first_halves[1:] == first_halves[:-1]
-    is_equal &= second_halves[1:] == second_halves[:-1]
-    is_later = np.zeros(len(rows), bool)
-    is_later[order[1:][is_equal]] = True
 
-    # Groups with different fingerprints: sort their rows by both halves. Of equal rows the earliest
-    # still comes first.
+    # A row that equals the row before it is a repeat, since the sorts keep equal rows in order.
+    equals_previous = _equals_previous(first_halves) & _equals_previous(second_halves)
+    is_repeat = np.zeros(len(rows), bool)
+    is_repeat[order[equals_previous]] = True
+
+    # In a group with several fingerprints equal rows need not be next to each other: a, b, a.
     groups = first_halves.astype(np.uint32)
-    is_new_group = groups[1:] != groups[:-1]
-    is_mixed = ~(is_equal | is_new_group)
-    if is_mixed.any():
-        group_numbers = np.concatenate([[0], np.cumsum(is_new_group)])
-        are_mixed = np.zeros(group_numbers[-1] + 1, bool)
-        are_mixed[group_numbers[1:][is_mixed]] = True
-        candidates = np.flatnonzero(are_mixed.take(group_numbers))
-        first_halves = first_halves.take(candidates)
-        second_halves = second_halves.take(candidates)
-        sorted_candidates = np.lexsort((second_halves, first_halves))
-        is_equal = np.ones(len(candidates) - 1, bool)
-        for halves in (first_halves, second_halves):
-            halves = halves.take(sorted_candidates)
-            is_equal &= halves[1:] == halves[:-1]
-        is_later[order.take(candidates[sorted_candidates[1:][is_equal]])] = True
-    return is_later
+    in_mixed = _find_mixed_groups(groups, equals_previous)
+    if len(in_mixed):
+        first_halves = first_halves.take(in_mixed)
+        second_halves = second_halves.take(in_mixed)
+        by_fingerprint = np.lexsort((second_halves, first_halves))
+        equals_previous = _equals_previous(first_halves.take(by_fingerprint))
+        equals_previous &= _equals_previous(second_halves.take(by_fingerprint))
+        is_repeat[order.take(in_mixed[by_fingerprint[equals_previous]])] = True
+    return is_repeat
+
+
+def _equals_previous(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return for each value whether it equals the value before it: 5, 5, 7 give [False, True,
+    False].
+    """
+    equals_previous = np.zeros(len(values), bool)
+    equals_previous[1:] = values[1:] == values[:-1]
+    return equals_previous
+
+
+def _find_mixed_groups(
+    groups: NDArray[np.uint32], equals_previous: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Return the positions of all rows whose group has several fingerprints, ascending.
+
+    Args:
+        groups: the group of each row. The rows of a group are next to each other.
+        equals_previous: whether each row has the fingerprint of the row before it.
+    """
+    begins_group = ~_equals_previous(groups)
+    is_other_in_group = ~(equals_previous | begins_group)
+    if not is_other_in_group.any():
+        return np.empty(0, np.int64)
+    group_numbers = np.cumsum(begins_group) - 1
+    is_mixed = np.zeros(group_numbers[-1] + 1, bool)
+    is_mixed[group_numbers[is_other_in_group]] = True
+    return np.flatnonzero(is_mixed.take(group_numbers))
 
 
 def find_dropped(work: Work) -> Work:

@@ -136,8 +136,12 @@ def _mark_divided(
     ranges: Sequence[Sequence[MarkedRange]],
     backend: Backend,
 ) -> None:
-    """Write the marks of responses with several ranges, of all responses at once: as if they were
-    one text. One by one they took a seventh of a conversion of records with `train_detail`.
+    """Write the marks of responses with several ranges. These responses are joined to one text, and
+    their ranges to one list, so that one search finds the ranges of all tokens: searching in each
+    response took a seventh of a conversion of records with `train_detail`.
+
+    The responses "ab cd" and "ef", with ranges that end at 2 and 5, and at 1 and 2, give the text
+    "ab cdef" and ranges that end at 2, 5, 6 and 7.
 
     Args:
         turns: the samples. Their marks are changed in place.
@@ -150,37 +154,50 @@ def _mark_divided(
     is_divided = np.zeros(len(turns.ids), bool)
     is_divided[2 * np.array(divided) + 1] = True
     ids = turns.ids.take(is_divided)
+
+    # Join the responses. `bases`: where each of them begins in the text.
     texts = [responses[number] for number in divided]
-    located = backend.locate(texts, ids)
-    # Join the texts. `bases`: where each of them begins in the joined text.
-    joined = "".join(texts)
+    text = "".join(texts)
     bases = np.cumsum([0, *map(len, texts)])[:-1]
+
+    # Find the characters of each token.
+    located = backend.locate(texts, ids)
     starts = located.starts + np.repeat(bases, ids.lengths)
     ends = located.ends + np.repeat(bases, ids.lengths)
-    # Join the ranges, with places in the joined text.
-    pieces = [piece for number in divided for piece in ranges[number]]
-    piece_counts = np.array([len(ranges[number]) for number in divided])
-    stops = np.array([piece.stop for piece in pieces]) + np.repeat(bases, piece_counts)
-    part_numbers = np.array([piece.part_number for piece in pieces])
-    weights = np.array([piece.weight for piece in pieces])
-    # The ranges of the first and of the last character of each token. A token without a character
-    # belongs to the range of the character after it, but not to a range of the next response.
-    last_range = np.repeat(np.cumsum(piece_counts) - 1, ids.lengths)
+
+    # Join the ranges. `stops`: where each of them ends in the text.
+    joined_ranges = [marked for number in divided for marked in ranges[number]]
+    range_counts = np.array([len(ranges[number]) for number in divided])
+    stops = np.array([marked.stop for marked in joined_ranges]) + np.repeat(bases, range_counts)
+    marks_of_ranges = np.array(
+        [(marked.part_number, marked.weight) for marked in joined_ranges], MARK
+    )
+
+    # Find the ranges of the first and of the last character of each token. A token without a
+    # character belongs to the range of the character after it, but not to one of the next response.
     first = np.searchsorted(stops, starts, "right")
-    first = np.minimum(first, last_range)
+    last_of_response = np.repeat(np.cumsum(range_counts) - 1, ids.lengths)
+    first = np.minimum(first, last_of_response)
     last = np.searchsorted(stops, ends - 1, "right")
-    marks = np.zeros(len(ids.values), MARK)
-    marks["part"] = part_numbers[first]
-    marks["weight"] = weights[first]
-    # Few tokens have characters of several ranges.
+
+    # Nearly all tokens have all their characters in one range. The others get a mark one by one.
+    marks = marks_of_ranges[first]
     list_of_stops = stops.tolist()
     for token in np.flatnonzero(last > first).tolist():
-        characters = [*range(starts[token], ends[token])]
-        visible = [position for position in characters if not joined[position].isspace()]
-        numbers = [bisect_right(list_of_stops, position) for position in visible or characters]
-        marks["part"][token] = part_numbers[numbers[0]]
-        marks["weight"][token] = max(pieces[number].weight for number in numbers)
+        positions = _find_visible(text, starts[token], ends[token])
+        numbers = [bisect_right(list_of_stops, position) for position in positions]
+        marks["part"][token] = joined_ranges[numbers[0]].part_number
+        marks["weight"][token] = max(joined_ranges[number].weight for number in numbers)
     turns.marks[np.repeat(is_divided, turns.ids.lengths)] = marks
+
+
+def _find_visible(text: str, start: int, end: int) -> Sequence[int]:
+    """Return the positions of the characters from `start` to before `end` that are not white space;
+    all these positions if the characters are only white space.
+    """
+    positions = range(start, end)
+    visible = [position for position in positions if not text[position].isspace()]
+    return visible or positions
 
 
 def _extend_to_prompts(turns: Turns) -> None:
