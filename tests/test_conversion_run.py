@@ -5,12 +5,14 @@ are read lead to an error in one sentence, or to the right bytes.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shutil
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +22,15 @@ from unittest import mock
 import pytest
 import zstandard
 
-from mdsmix.conversion import unit
+from mdsmix.conversion import run, unit
 from mdsmix.conversion.gc import KEEP_SECONDS, find_garbage
-from mdsmix.conversion.planning import Options
+from mdsmix.conversion.planning import ArrayPart, Options
 from mdsmix.conversion.run import make_engine
 from mdsmix.engines import local_engine
 from mdsmix.engines.memory import count_cpus
+from mdsmix.kinds import open_recipe
 from mdsmix.storage import locate
+from tests.alarm import WAIT_SECONDS, fail_after
 from tests.converting import (
     Project,
     RecordingWatcher,
@@ -83,6 +87,33 @@ def test_a_second_run_converts_nothing_and_touches_no_file(three: Project) -> No
     assert (three.run(watcher=watcher).done, watcher.tokens) == (0, 0)
     assert three.run().state == "up to date"
     assert read_times(three.train) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"part": ArrayPart(1, 1)}])
+def test_workers_end_while_the_last_stream_is_published(
+    three: Project, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The other streams have the same workers."""
+    three.set_window_size(300)
+    three.configure(streams={name: documents("three/*.jsonl") for name in ("a", "b", "c")})
+    workers = list[set[int]]()
+
+    def count_workers(function: Any, *arguments: Any) -> Any:
+        at_work = {process.pid for process in multiprocessing.active_children()}
+        with fail_after(WAIT_SECONDS):
+            while len(workers) == 2 and multiprocessing.active_children():
+                time.sleep(0.01)
+        workers.append(at_work)
+        return function(*arguments)
+
+    for name in ("publish", "write_part_note"):
+        monkeypatch.setattr(run, name, partial(count_workers, getattr(run, name)))
+    recipe = open_recipe(three.recipe, [])
+    settings = Options(workers=2, **options)
+    do = run.convert_part if options else run.convert
+    assert len(list(do(recipe, settings, RecordingWatcher()))) == 3
+    assert workers[0] == workers[1] >= workers[2]
+    assert len(workers[0]) == 2
 
 
 def test_limit_reads_the_first_records_and_leaves_the_stream_alone(three: Project) -> None:

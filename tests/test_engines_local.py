@@ -192,6 +192,30 @@ def test_workers_stay_for_later_runs(strangers: set[str], monkeypatch: pytest.Mo
         assert run_and_list_pids(1, "4")
 
 
+def test_idle_workers_end_before_the_engine_is_closed(strangers: set[str]) -> None:
+    """The memory of workers is freed while their run publishes. A run that follows has others."""
+    with closing(LocalEngine(make_settings(2))) as engine:
+
+        def run_and_list_pids() -> set[int]:
+            results = engine.run([make_call(describe_worker)] * 6, ignore_progress, print)
+            return {pid for _, (pid, *_) in results}
+
+        def are_ended(pids: set[int]) -> bool:
+            stats = [Path(f"/proc/{pid}/stat").read_text() for pid in pids]
+            return all(stat.rpartition(")")[2].split()[0] == "Z" for stat in stats)
+
+        pids = run_and_list_pids()
+        assert not are_ended(pids)
+        engine.begin_close()
+        with fail_after(WAIT_SECONDS):
+            while not are_ended(pids):
+                time.sleep(0.01)
+        assert not pids & run_and_list_pids()
+        engine.begin_close()
+        engine.begin_close()
+        assert engine.idle == [], "a run that follows at once does not use them"
+
+
 def test_a_large_idle_worker_returns_freed_memory() -> None:
     """The end of a run takes memory itself, to count repeats."""
     with closing(LocalEngine(make_settings(1))) as engine:

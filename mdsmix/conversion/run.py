@@ -190,7 +190,7 @@ def _run_streams(
     options: Options,
     watcher: Watcher,
     engine: Engine | None,
-    run_stream: Callable[[StreamPlan, Callable[[], Engine], Watcher], OutcomeT],
+    run_stream: Callable[[StreamPlan, Callable[[], Engine], Watcher, bool], OutcomeT],
 ) -> Generator[OutcomeT, None, None]:
     """Plan all streams, and yield the outcome of `run_stream` for each.
 
@@ -199,7 +199,8 @@ def _run_streams(
         options: the options of the run.
         watcher: receives the events of the conversion.
         engine: as in `convert`.
-        run_stream: converts one planned stream, or a part of it.
+        run_stream: converts one planned stream, or a part of it. Its last argument tells whether it
+            may end the workers when it needs them no more.
     """
     # Plan. This refuses everything that can be refused without reading a source.
     if options.engine != "local":
@@ -247,7 +248,8 @@ def _run_streams(
         watcher.expect({plan.job.name: plan.bytes_to_read for plan in plans})
         for plan in plans:
             try:
-                outcome = run_stream(plan, get_engine, watcher)
+                ends_workers = engine is None and plan is plans[-1]
+                outcome = run_stream(plan, get_engine, watcher, ends_workers)
             except MdsmixError as error:
                 errors.append(error)
             else:
@@ -282,7 +284,7 @@ def _prepare_target(plans: Sequence[StreamPlan], options: Options) -> None:
 
 
 def _convert_stream(
-    plan: StreamPlan, get_engine: Callable[[], Engine], watcher: Watcher
+    plan: StreamPlan, get_engine: Callable[[], Engine], watcher: Watcher, ends_workers: bool
 ) -> Outcome:
     """Convert a stream and publish it. If the stream is up to date, only its target is read.
 
@@ -290,6 +292,7 @@ def _convert_stream(
         plan: the plan of the stream.
         get_engine: returns the engine that converts its work units.
         watcher: receives the events of the conversion.
+        ends_workers: whether the workers end while the stream is published.
     """
     began = time.monotonic()
     job = plan.job
@@ -312,6 +315,8 @@ def _convert_stream(
         engine = get_engine()
         work = find_dropped(Work.prepare(plan, engine, watcher))
         work, results, backend_note = do_units(work)
+        if ends_workers:
+            engine.begin_close()
         windows = list[DoneWindow]()
         for result in results:
             windows += result.windows
@@ -391,7 +396,7 @@ def _remember_files(plan: StreamPlan, manifest: Manifest) -> None:
 
 
 def _convert_part_of_stream(
-    plan: StreamPlan, get_engine: Callable[[], Engine], watcher: Watcher
+    plan: StreamPlan, get_engine: Callable[[], Engine], watcher: Watcher, ends_workers: bool
 ) -> PartOutcome:
     """Convert the work units of one part of an array (`--part 3/64`). Store a note at the target
     with the hashes of their sources, so that the run that publishes (`--finish`) does not read them
@@ -405,6 +410,7 @@ def _convert_part_of_stream(
         plan: the plan of the stream; its options name the part.
         get_engine: returns the engine that converts the units.
         watcher: receives the events of the conversion.
+        ends_workers: whether the workers end while the part's note is written.
     """
     began = time.monotonic()
     job = plan.job
@@ -426,6 +432,8 @@ def _convert_part_of_stream(
             dropped=work.dropped[part.units],
         )
         _, results, note = do_units(work_of_part)
+        if ends_workers:
+            engine.begin_close()
         peak = engine.peak
         # Leave the note.
         contents = [result.content for result in results]

@@ -139,6 +139,9 @@ class RayEngine:
                 self._stop()
             raise
 
+    def begin_close(self) -> None:
+        """Do nothing: the workers are on other machines, and `close` ends them."""
+
     def close(self) -> None:
         """End all supervisors, and leave the cluster."""
         with delay_sigterm():

@@ -318,5 +318,8 @@ class Engine(Protocol):
             say: called with each sentence for the user.
         """
 
+    def begin_close(self) -> None:
+        """Let idle workers of this machine end, without waiting for it, as `close` does later."""
+
     def close(self) -> None:
         """End all workers. The code that opened the engine calls this after its last run."""
