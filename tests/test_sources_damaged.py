@@ -299,6 +299,9 @@ def damaged_files() -> Iterator[tuple[str, bytes, str]]:
     indexed = io.BytesIO()
     pq.write_table(pa.table({"text": ["three"]}), indexed, write_page_index=True)
     yield "a.parquet", whole + indexed.getvalue(), "is several parquet files one after the other"
+    large = ENCODERS["parquet"]([{"text": f"text {n} " * 400} for n in range(40)])
+    for content in (whole + large, large + whole, whole + large + indexed.getvalue()):
+        yield "a.parquet", content, "is several parquet files one after the other"
     twice, file = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), io.BytesIO()
     pq.write_table(twice, file)
     yield "a.parquet", file.getvalue(), "has two columns named text"

@@ -175,17 +175,18 @@ def _is_joined(file: SourceFile, stored: BinaryIO, footer: Any) -> bool:
         stored: an open reader of the file.
         footer: the footer of the last file.
     """
-    # Between the pages and the footer only indexes of pages and filters may lie; mostly nothing.
     chunks = list[Any]()
     if footer.num_row_groups:
         chunks = _list_columns(footer.row_group(footer.num_row_groups - 1), ())
-    start = max(map(_find_chunk_end, chunks), default=len(_MARK))
-    end = file.stat.size - len(_MARK) - 4 - footer.serialized_size
-    while end - start >= 2 * len(_MARK):
+    # Between the pages and the footer are indexes and filters, mostly nothing, and as many bytes
+    # as the earlier files have. So the last file begins within so many bytes, after a file's end.
+    footer_start = file.stat.size - len(_MARK) - 4 - footer.serialized_size
+    gap = footer_start - max(map(_find_chunk_end, chunks), default=len(_MARK))
+    seam = 2 * _MARK
+    for start in range(0, max(0, gap), BUFFER_BYTES):
         stored.seek(start)
-        if 2 * _MARK in stored.read(min(BUFFER_BYTES, end - start)):
+        if seam in stored.read(min(BUFFER_BYTES, gap - start) + len(seam)):
             return True
-        start += BUFFER_BYTES - 2 * len(_MARK) + 1  # a mark of the end and one of a beginning
     return False
 
 
