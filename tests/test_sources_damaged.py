@@ -281,6 +281,12 @@ def damaged_files() -> Iterator[tuple[str, bytes, str]]:
         yield "a.tar.gz", content, r"a\.tar\.gz is damaged after \d+ uncompressed"
     stream = encode_arrow([{"text": "one"}], pa.ipc.new_stream)
     yield "a.arrow", stream + stream, "other bytes follow the end mark of its stream"
+    small, large = (
+        encode_arrow([{"text": f"text {n} " * size} for n in range(size)], pa.ipc.new_file)
+        for size in (1, 90)
+    )
+    for content in (small + small, small + large, large + small, large + small + large):
+        yield "a.feather", content, "it is several files one after the other"
     for new in (pa.ipc.new_stream, pa.ipc.new_file):
         whole = encode_arrow([{"text": f"text {n}"} for n in range(20)], new)
         for cut in (3, 9, 200):  # cut by 9, a stream ends after a message

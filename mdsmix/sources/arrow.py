@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ records and their JSON are in memory together.
 """
 MOST_ROWS = 4096
 "The most rows that are decoded at once, however short they are."
+_BLOCK = struct.Struct("<qi4xq")
+"A place in the footer of an IPC file: offset, length of the metadata, length of the body."
 _STREAM_END = b"\0\0\0\0"
 """The last bytes of a complete stream. A stream that was truncated after a message may also end in
 them.
@@ -153,7 +156,9 @@ def open_arrow(file: SourceFile, fields: tuple[str, ...]) -> Iterator[_Opened]:
             # stream ends with a mark.
             head = stored.read(len(ARROW_FILE_MAGIC))
             is_file = head == ARROW_FILE_MAGIC
-            if not is_file:
+            if is_file:
+                _check_one_file(file, stored)
+            else:
                 _check_stream_end(file, stored, head)
             source = stored if file.location.is_store else pa.memory_map(file.location.url)
             open_reader = pa.ipc.open_file if is_file else pa.ipc.open_stream
@@ -196,6 +201,59 @@ def _check_stream_end(file: SourceFile, stored: Any, head: bytes) -> None:
     stored.seek(max(0, file.stat.size - len(end)))
     if stored.read() != end:
         raise EOFError("the end mark is missing, so the file was not written completely")
+
+
+def _check_one_file(file: SourceFile, stored: Any) -> None:
+    """Raise EOFError if several IPC files are joined in this one. Only the last one's footer is
+    read, and its positions count from that file's own beginning, so they lead into the first file.
+
+    Args:
+        stored: an open reader of the file.
+    """
+    # The file ends with the footer, its length and the format's mark.
+    length_at = file.stat.size - len(ARROW_FILE_MAGIC) - 4
+    stored.seek(max(0, length_at))
+    footer_start = length_at - int.from_bytes(stored.read(4), "little")
+    stored.seek(max(0, footer_start))
+    footer = stored.read(max(0, length_at - footer_start))
+    # Between the last record batch and the footer are an end mark of 8 bytes or fewer, and as many
+    # bytes as the earlier files have. So the last file begins within so many bytes.
+    gap = footer_start - _find_batches_end(footer)
+    seam = 2 * ARROW_FILE_MAGIC
+    for start in range(0, max(0, gap), BLOCK_BYTES):
+        stored.seek(start)
+        if seam in stored.read(min(BLOCK_BYTES, gap - start) + len(seam)):
+            raise EOFError("it is several files one after the other: use the files themselves")
+
+
+def _find_batches_end(footer: bytes) -> int:
+    """Return the byte at which the last record batch of an IPC file ends; 0 if the footer, which
+    pyarrow does not show, cannot be read.
+
+    Args:
+        footer: a FlatBuffers table. Its third and fourth fields are vectors of blocks: the places
+            of dictionaries and of record batches.
+    """
+    try:
+        (table,) = struct.unpack_from("<I", footer)
+        fields = table - struct.unpack_from("<i", footer, table)[0]
+        (fields_size,) = struct.unpack_from("<H", footer, fields)
+        ends = [0]
+        for field in (8, 10):  # two sizes of 2 bytes each, then 2 bytes for each field
+            place = (
+                struct.unpack_from("<H", footer, fields + field)[0] if field < fields_size else 0
+            )
+            if not place:  # the field is not set
+                continue
+            vector = table + place
+            vector += struct.unpack_from("<I", footer, vector)[0]
+            (count,) = struct.unpack_from("<I", footer, vector)
+            if count:
+                last_block = vector + 4 + _BLOCK.size * (count - 1)
+                ends.append(sum(_BLOCK.unpack_from(footer, last_block)))
+        return max(ends)
+    except struct.error:
+        return 0
 
 
 def _decode_batches(opened: _Opened, span: Span) -> Iterator[DecodedRows]:
