@@ -732,6 +732,7 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
     thought = {"messages": [question, answer | {"reasoning": "Hm.", "score": 1}]}
     scored = {"messages": [question, answer | {"score": 0.5}]}
     rejected = {"messages": [question, answer], "rejected_response": "no"}
+    rejected["tool_defs"] = [{"name": "f"}]
     project.write_source([*keep, thought, scored, rejected])
     output = configure_chats(project, styles["tools"], shape="openai").convert_ok().out
     assert (
@@ -750,6 +751,8 @@ def test_possible_marks_and_unprinted_reasoning_are_reported(
     warning += "training: the chat template does not print this key: rename it to the key that it "
     assert warning + "prints (reasoning_content or thinking), or move its text" in output
     assert "WARNING: the field rejected_response of 1 record is not read" in output
+    assert "WARNING: the field tool_defs of 1 record is not read" in output
+    assert "set tools: tool_defs on the source" in output
     drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer)
     assert "WARNING: a: the key keep of messages is 0 or 1" in drafted.err
     assert " as 0 or 1" not in drafted.err

@@ -59,11 +59,11 @@ UNPRINTED_HINT = (
     "use the chat template of a model that reads these messages (this template does not print "
     "them), or move their text into the first question"
 )
+TOOLS = ("tools", "functions", "tool_defs")
+"Fields with the tools of a conversation."
 MEANINGFUL_FIELDS = (
     "system",
-    "tools",
-    "functions",
-    "tool_defs",
+    *TOOLS,
     "images",
     "image",
     "videos",
@@ -432,6 +432,8 @@ def _advise_on_field(name: str, may_have_images: bool) -> str:
         return IMAGES_HINT if may_have_images else NO_IMAGES_HINT
     if name in RATINGS:
         return f"if it marks bad answers, set where: {name} on the source"
+    if name in TOOLS:
+        return f"if these are the tools of conversations, set tools: {name} on the source"
     if name in UNREAD_REASONING:
         return describe_reasoning_fix(name)
     if name.startswith(f"{VARIABLES}."):
