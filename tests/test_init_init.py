@@ -223,8 +223,8 @@ REFUSED: dict[str, tuple[str, int, str]] = {
         "\x7fELF\x00\x01",
         2,
         (
-            "ignored, since these do not look like data: binary; a file that you name yourself, "
-            "and not by its folder, is also recognised by its first bytes"
+            "ignored, since neither name nor first bytes show a format of mdsmix: binary; rename a "
+            "file of plain text to .txt, or write the recipe by hand and set source.format (text, "
         ),
     ),
     "odd.jsonl": (
@@ -378,6 +378,9 @@ REFUSED: dict[str, tuple[str, int, str]] = {
         2,
         "(other values), but one list: set source.format: json",
     ),
+    "strings.json": ('["a", "b"]', 2, "(other values), but strings; `jq -c '.[] | {text: .}'`"),
+    "strings.jsonl": ('"a"\n"b"\n', 2, "(other values), but strings; `jq -c '{text: .}'`"),
+    "lists.json": ('[["a"], ["b"]]', 2, "(other values): each element of its list must be one"),
     "printed.jsonl": ("{'text': 'a'}\n", 2, "as json.dumps, and not Python's print, writes it"),
     "tabs.csv": ("prompt\tresponse\na\tb\n", 2, "its cells end in tabs: set source.format: tsv"),
     "excel.csv": ("sep=;\nprompt;response\na;b\n", 2, "delete its first line"),

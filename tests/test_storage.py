@@ -4,6 +4,7 @@ every failure is one sentence. URLs are opened or refused with a suggestion.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -372,3 +373,12 @@ def test_an_answer_of_another_form_is_one_sentence(
             monkeypatch.setenv(name, value.format(url=address))
         with pytest.raises(Unreachable, match="the store's answer was cut off, or is not an"):
             locate(url).fetch()
+
+
+def test_a_search_names_the_inner_folder_that_it_could_not_list() -> None:
+    for name, named in (("/a/b/c", "/a/b/c"), ("/a/b", "/a/b"), ("/a/bc", "/a/b"), (None, "/a/b")):
+        with (
+            pytest.raises(Unreachable, match=f"^cannot list {named}: permission denied;"),
+            explain_errors("list", "/a/b"),
+        ):
+            raise PermissionError(errno.EACCES, "Permission denied", name)

@@ -162,7 +162,11 @@ def try_operations(
             permission = location.permissions.get(name, name)
             yield Diagnosis(what, "problem", f"may not {name} ({permission}): {error}")
         except MdsmixError as error:
-            yield Diagnosis(what, "problem", f"cannot {name}: {error}")
+            # A disk's messages begin with `cannot write ...`, those of stores with the URL.
+            message = str(error)
+            if not message.startswith("cannot "):
+                message = f"cannot {name}: {message}"
+            yield Diagnosis(what, "problem", message)
             return
     if is_ok:
         yield Diagnosis(what, "ok", message)

@@ -70,7 +70,7 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
     Raises RecipeError if no file belongs to a name.
     """
     data_files = dict[str, SourceFile]()
-    unknown = list[str]()
+    unknown, unknown_named = list[str](), list[str]()
     for name in names:
         for file, is_named in _expand_name(name, locate(name), base, notices):
             file_name = _last_step(file.name)
@@ -88,13 +88,19 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
             if known_file:
                 data_files[file.location.url] = known_file
             else:
-                unknown.append(file.name)
+                (unknown_named if is_named else unknown).append(file.name)
     _drop_linked_twins(data_files, notices)
     if unknown:
         notices.append(
             f"ignored, since these do not look like data: {join_names(unknown)}; a file that you "
             "name yourself, and not by its folder, is also recognised by its first bytes, if its "
             f"format is {', '.join(NAMED)}"
+        )
+    if unknown_named:
+        notices.append(
+            "ignored, since neither name nor first bytes show a format of mdsmix: "
+            f"{join_names(unknown_named)}; rename a file of plain text to .txt, or write the "
+            f"recipe by hand and set source.format ({', '.join(NAMED)})"
         )
     return list(data_files.values())
 

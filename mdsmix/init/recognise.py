@@ -37,6 +37,7 @@ from mdsmix.shapes.fields import find_value, make_deriver, parse_field
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
 from mdsmix.shapes.preference import ANSWERS, BEGINS, REWARDS, Preference
 from mdsmix.shapes.prompt import ANSWER, Prompt
+from mdsmix.sources.formats import format_by, format_of
 from mdsmix.sources.sniff import has_comma_after_object, sniff_format
 
 COMMAS = (
@@ -671,6 +672,12 @@ def _describe_no_objects(head: FirstRecords) -> str:
     if head.bad["not_json"] and has_comma_after_object(read_beginning(head.file)):
         return f"{message}; {COMMAS}"
     format_name = sniff_format(head.file)
+    is_list = type(format_of(head.file)) is type(format_by(head.file.name, "json"))
+    if head.records and all(isinstance(record, str) for record in head.records):
+        each = ".[] | " if is_list else ""
+        return f"{message}, but strings; `jq -c '{each}{{text: .}}'` makes records of them"
+    if is_list and not head.bad:
+        return f"{message}: each element of its list must be one"
     if format_name == "json":
         return f"{message}, but one list: set source.format: json, or rename it to .json"
     if format_name == "jsonl":

@@ -369,6 +369,9 @@ def explain_errors(action: str, path: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = _REASONS.get(error.errno or 0, error.strerror or type(error).__name__)
+        # Of a search, the inner folder that could not be listed.
+        if str(error.filename).startswith(f"{path.rstrip('/')}/"):
+            path = str(error.filename)
         raise Unreachable(f"cannot {action} {path}: {reason}") from error
 
 

@@ -309,9 +309,14 @@ def _snapshot_folder(pretrained: Pretrained, name: str, kwargs: Mapping[str, Any
     try:
         files = [*_hash_files(name, str(kwargs.get("revision", "main")))]
     except OSError as error:
+        remedy = (
+            "give this user the permission to read its files."
+            if isinstance(error, PermissionError)
+            else "if its files are changed by another program, run the same command again later."
+        )
         raise Unreachable(
-            f"the {pretrained} {name} could not be read ({error.filename}: {error.strerror}): if "
-            "its files are changed by another program, run the same command again later."
+            f"the {pretrained} {name} could not be read ({error.filename}: {error.strerror}): "
+            f"{remedy}"
         ) from None
     key = [FORMAT, name, dict(kwargs), package_version("transformers"), files]
     try:
