@@ -138,8 +138,9 @@ def convert(
     """
     from mdsmix import api
 
-    # Plan the conversion, do a part of it, or do it all.
     _refuse_contradictions(part, limit, engine, finish, dry_run, verify_target)
+
+    # --dry-run: only print the plan.
     if dry_run:
         lines = api.plan_conversion(
             recipe,
@@ -157,6 +158,8 @@ def convert(
         else:
             echo(*lines)
         return
+
+    # --part K/N: convert a part of the work units, and publish nothing.
     if part is not None:
         with _show_at_end(part, quiet, as_json) as parts:
             api.convert_part(
@@ -180,6 +183,8 @@ def convert(
                 "--finish"
             )
         return
+
+    # Otherwise: convert and publish whole streams.
     with _show_at_end(None, quiet, as_json) as outcomes:
         api.convert(
             recipe,

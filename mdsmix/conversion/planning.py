@@ -266,11 +266,9 @@ class _Draft:
     """
 
     @property
-    def published_tokenizers(self) -> list[PublishedTokenizer]:
-        """A list of one, the tokenizer of the published stream; an empty list if no stream is
-        published.
-        """
-        return [PublishedTokenizer(self.old.tokenizer, self.job.root)] if self.old else []
+    def published_tokenizer(self) -> PublishedTokenizer | None:
+        """The tokenizer of the published stream; None if `old` is None."""
+        return PublishedTokenizer(self.old.tokenizer, self.job.root) if self.old else None
 
 
 def plan_streams(
@@ -292,21 +290,48 @@ def plan_streams(
     tokenizer = open_tokenizer(recipe.tokenizer, say, opener)
     if recipe.processor and any(stream.has_images for stream in streams):
         open_processor(recipe.processor, say)
-    # Find the files of each stream, and the sample that a budget asks for.
-    jobs = [make_job(recipe, stream, tokenizer, options.limit) for stream in streams]
+    drafts = _draft_streams(recipe, streams, tokenizer, options)
+
+    # A published stream keeps the tokenizer hash that it has. New streams take the hash that a
+    # published stream has for the same tokenizer.
+    published = [draft.published_tokenizer for draft in drafts if draft.published_tokenizer]
+    tokenizer_of_new = adopt_hash(tokenizer, published)
+    plans = list[StreamPlan]()
+    for draft in drafts:
+        adopted = tokenizer_of_new
+        if draft.published_tokenizer:
+            adopted = adopt_hash(tokenizer, [draft.published_tokenizer])
+        plans.append(_complete(draft, adopted, options, recipe))
+    return plans
+
+
+def _draft_streams(
+    recipe: Recipe, streams: Sequence[StreamSpec], tokenizer: Tokenizer, options: Options
+) -> list[_Draft]:
+    """List the source files of each stream, and read what is published of it.
+
+    Args:
+        recipe: the recipe of all streams.
+        streams: the streams that are planned. All have a source.
+        tokenizer: the tokenizer, with its hash by today's rule.
+        options: the options of the run.
+    """
+    whole_jobs = [make_job(recipe, stream, tokenizer, options.limit) for stream in streams]
+    # List the files of all sources at the same time.
     specs = [stream.source for stream in streams if stream.source]
     files = map_threads(
         lambda spec: sources.find_files(spec.path, recipe.folder, sources.ReadAs.of(spec)), specs
     )
-    sampled_jobs = list[Job]()
+    # A job has the sample that a budget asks for, which depends on the files.
+    jobs = list[Job]()
     budget_shares = list[BudgetShare | None]()
-    for stream, job, stream_files in zip(streams, jobs, files, strict=True):
-        sampled_job, budget_share = set_budget_sample(recipe, stream, job, stream_files)
-        sampled_jobs.append(sampled_job)
+    for stream, whole_job, stream_files in zip(streams, whole_jobs, files, strict=True):
+        job, budget_share = set_budget_sample(recipe, stream, whole_job, stream_files)
+        jobs.append(job)
         budget_shares.append(budget_share)
     # Read all targets at the same time.
-    targets = map_threads(read_target, sampled_jobs)
-    drafts = [
+    targets = map_threads(read_target, jobs)
+    return [
         _Draft(
             stream=stream,
             files=stream_files,
@@ -316,22 +341,9 @@ def plan_streams(
             old=find_published_manifest(job, target, options.reencode),
         )
         for stream, stream_files, job, budget_share, target in zip(
-            streams, files, sampled_jobs, budget_shares, targets, strict=True
+            streams, files, jobs, budget_shares, targets, strict=True
         )
     ]
-    # A published stream keeps the tokenizer hash that it has. New streams take the hash that a
-    # published stream has for the same tokenizer.
-    published_tokenizers = list[PublishedTokenizer]()
-    for draft in drafts:
-        published_tokenizers += draft.published_tokenizers
-    tokenizer_of_new = adopt_hash(tokenizer, published_tokenizers)
-    plans = list[StreamPlan]()
-    for draft in drafts:
-        adopted = tokenizer_of_new
-        if draft.old:
-            adopted = adopt_hash(tokenizer, draft.published_tokenizers)
-        plans.append(_complete(draft, adopted, options, recipe))
-    return plans
 
 
 def _refuse_where_on_texts(draft: _Draft) -> None:

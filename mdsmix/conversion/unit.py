@@ -105,8 +105,8 @@ class _UnitOfJob:
 class ReadTask(_UnitOfJob):
     """An engine's task that reads a unit without encoding it.
 
-    It hashes the unit's windows (slices of its source), so that a window which was moved to another
-    file is recognized by its content.
+    It hashes the unit's windows, so that a window which was moved to another file is recognized by
+    its content.
     """
 
     is_hashed: bool = False
@@ -116,7 +116,7 @@ class ReadTask(_UnitOfJob):
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], Content]:
         """Read the unit, and return a function that returns its content: the hashes of its windows
-        (slices of its source) and files.
+        and files.
 
         Args:
             attempt: not used: reading is the same after a worker has died.
@@ -129,8 +129,8 @@ class ReadTask(_UnitOfJob):
         return lambda: content
 
     def _read_records(self, reporter: Reporter) -> Content:
-        """Read all records of the unit, window by window (slices of its source), and return the
-        unit's content: the hashes of its windows and files.
+        """Read all records of the unit, window by window, and return the unit's content: the hashes
+        of its windows and files.
         """
         # The batches of a window are consecutive.
         digests = Digests(self.unit)
@@ -149,7 +149,7 @@ class ReadTask(_UnitOfJob):
     def _read_window(
         self, number: int, batches: Iterator[RecordBatch], digests: Digests, reporter: Reporter
     ) -> None:
-        """Read the records of one window (a slice of the unit's source), without encoding them.
+        """Read the records of one window, without encoding them.
 
         With `is_hashed`, the records' fingerprints are stored at the target. Otherwise the images
         that the records name are hashed; their hash is added to `digests`, and their sizes and
@@ -205,8 +205,7 @@ def _cut_by_images(pieces: Iterable[range], pictures: ImageReader | None) -> Ite
 
 
 def _store_hashes(job: Job, window: Window, fingerprints: bytes) -> None:
-    """Write the file `<key>.hashes` with the fingerprints of the records of a window (a slice of a
-    work unit's source).
+    """Write the file `<key>.hashes` with the fingerprints of the records of a window.
 
     Args:
         job: the job of the stream.
@@ -225,7 +224,7 @@ def find_folders(
     no images.
 
     Args:
-        batch: records that were read together, all from one window (a slice of the unit's source).
+        batch: records that were read together, all from one window.
         positions: the positions of the records in the batch.
         folders: name of a source file -> folder of its images; empty if records name no images.
     """
@@ -234,9 +233,7 @@ def find_folders(
 
 @frozen(kw_only=True)
 class UnitTask(_UnitOfJob):
-    """An engine's task that converts a work unit, window by window. A window is a slice of the
-    unit's source.
-    """
+    """An engine's task that converts a work unit, window by window."""
 
     windows: dict[int, Window] = field(default_factory=dict)
     "The unit's windows that are known before it is read: number -> window."
@@ -244,8 +241,7 @@ class UnitTask(_UnitOfJob):
     "The records of windows that are converted already: number of the window -> record."
 
     def find_finished_result(self, content: Content | None) -> UnitResult | None:
-        """Return the result of the unit if all its windows (slices of its source) are converted
-        already; otherwise None.
+        """Return the result of the unit if all its windows are converted already; otherwise None.
 
         Args:
             content: the hashes of the unit's source, for all its windows; None if they are not
@@ -257,9 +253,9 @@ class UnitTask(_UnitOfJob):
         return UnitResult(content=content, records=records, reused=frozenset(self.records))
 
     def do(self, attempt: Attempt, reporter: Reporter) -> Callable[[], UnitResult]:
-        """Convert the unit's windows (slices of its source) that no earlier run has converted.
-        Return a function that stores the last window and returns the result of the unit. The engine
-        calls this function in a thread, while the worker does the next task.
+        """Convert the unit's windows that no earlier run has converted. Return a function that
+        stores the last window and returns the result of the unit. The engine calls this function in
+        a thread, while the worker does the next task.
 
         The bytes of the source are hashed while they are read; the hashes give the keys of windows.
 
@@ -274,6 +270,7 @@ class UnitTask(_UnitOfJob):
             windows, records = self._find_finished_after_death()
         reused = frozenset(records)
         reporter.on_progress(sum(record.size for record in records.values()), 0)
+
         # Encode window after window. A window is stored when the next window begins.
         digests = Digests(self.unit)
         batches = read_batches(self.unit, self.job.limit, reporter.memory, digests, reused)
@@ -282,6 +279,7 @@ class UnitTask(_UnitOfJob):
             if open_window:
                 records[open_window.number] = self._store(open_window, digests)
             open_window = self._encode(number, window_batches, attempt, reporter)
+
         # The images of reused windows are not read again: the digests that are known count.
         for number in reused:
             digests.add_images(number, windows[number].images)
@@ -289,8 +287,7 @@ class UnitTask(_UnitOfJob):
             open_window = self._encode(0, iter(()), attempt, reporter)
 
         def finish() -> UnitResult:
-            """Store the last window (slice of the source), and return the result of the whole work
-            unit.
+            """Store the last window, and return the result of the whole unit.
 
             Raises Unreachable if the source has changed since an earlier run whose result is
             reused.
@@ -315,9 +312,9 @@ class UnitTask(_UnitOfJob):
         """Raise Unreachable if the source has changed although its size and time have not, so that
         the results of earlier runs do not fit it.
 
-        Checked are the windows (slices of the unit's source) that are reused, not converted again.
-        Under `duplicates: drop` all windows that were known before are checked, since their records
-        decided which records are dropped.
+        The windows that are reused, not converted again, are checked. Under `duplicates: drop` all
+        windows that were known before are checked, since their records decided which records are
+        dropped.
 
         Args:
             content: the hashes of the unit's source as it was read now.
@@ -331,9 +328,9 @@ class UnitTask(_UnitOfJob):
                 raise Unreachable(STALE.format(url=self.unit.files[0].location.url))
 
     def _find_finished_after_death(self) -> tuple[dict[int, Window], dict[int, UnitRecord]]:
-        """Find out which windows (slices of the unit's source) need not be converted, after a
-        worker has died on this unit. Return (windows, records): number -> each known window, and
-        number -> the stored record of each finished one.
+        """Find out which windows need not be converted, after a worker has died on this unit.
+        Return (windows, records): number -> each known window, and number -> the stored record of
+        each finished one.
 
         The windows that the dead worker stored are included. The target is listed again, since the
         shards of an older record may be gone.
@@ -343,10 +340,10 @@ class UnitTask(_UnitOfJob):
         return windows, stored.find_records(self.job, windows.values(), self.dropped)
 
     def _store(self, open_window: _OpenWindow, digests: Digests) -> UnitRecord:
-        """Store the result of a window (a slice of the unit's source) that was encoded to its end:
-        its last shards, and then the unit file, named by `name_unit_file`. It has the window's
-        UnitRecord (its shards and counts), its bad records, and the fingerprints of its records
-        (16-byte hashes that find duplicates). Return the UnitRecord.
+        """Store the result of a window that was encoded to its end: its last shards, and then the
+        unit file, named by `name_unit_file`. It has the window's UnitRecord (its shards and
+        counts), its bad records, and the fingerprints of its records (16-byte hashes that find
+        duplicates). Return the UnitRecord.
 
         The hash of the window's images is added to `digests`. The window is also noted in the cache
         of this machine.
@@ -387,9 +384,8 @@ class UnitTask(_UnitOfJob):
     def _encode(
         self, number: int, batches: Iterator[RecordBatch], attempt: Attempt, reporter: Reporter
     ) -> _OpenWindow:
-        """Encode the records of a window (a slice of the unit's source), and store each shard as
-        soon as it is full. Return the window with the rows that fill no shard; `_store` stores
-        these.
+        """Encode the records of a window, and store each shard as soon as it is full. Return the
+        window with the rows that fill no shard; `_store` stores these.
 
         Args:
             number: the number of the window in its unit.
@@ -431,8 +427,8 @@ class UnitTask(_UnitOfJob):
 
 
 class _OpenWindow:
-    """The state of one window (a slice of a work unit's source) from the first encoded record until
-    it is stored: its rows, shards, counts and bad records so far.
+    """The state of one window from the first encoded record until it is stored: its rows, shards,
+    counts and bad records so far.
     """
 
     assembled: Assembled
