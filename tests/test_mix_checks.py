@@ -422,6 +422,10 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
         text_loader(**STREAMS_CALLBACK),
         mdsmix_loader(WEB, **STREAMS_CALLBACK),
     ),
+    "top-level-key": (
+        text_loader(top={"model": {}, "data_local": "x"}),
+        text_loader(top={"model": {}, "variables": {"data_local": "x"}}),
+    ),
     "changed-accepted": (mdsmix_loader(WEB, loader={"accept_changed": True}), mdsmix_loader(WEB)),
     "separators-both": (text_loader(eos_token_id=0, bos_token_id=0), text_loader(bos_token_id=0)),
     "weights-scheme": (

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from mdsmix import plan_phases
+from mdsmix.mix.checks.top_level_keys import TOP_LEVEL_KEYS
 from mdsmix.mix.epoch.repeats import draw_epoch
 from mdsmix.mix.streams.resolve import open_phase_mixes
 from tests.converting import chats, read_files, run_ok, write_jsonl, write_recipe
@@ -275,3 +276,7 @@ def test_the_page_trains(
     found = foundry("train.losses", path=str(homes.home / config), steps=12)
     assert len(found) == 12
     assert found[-1] < found[0] - 0.3
+
+
+def test_the_top_level_keys_are_those_of_foundry(foundry: Foundry) -> None:
+    assert foundry("train.list_top_level_keys") == sorted(TOP_LEVEL_KEYS)

@@ -13,6 +13,7 @@ from mdsmix.mix.checks import (
     recipe_changed,
     samples,
     tokenizers,
+    top_level_keys,
 )
 
 CHECKS: tuple[Check, ...] = (
@@ -24,6 +25,7 @@ CHECKS: tuple[Check, ...] = (
     *outdated.CHECKS,
     *batches.CHECKS,
     *callbacks.CHECKS,
+    *top_level_keys.CHECKS,
     *publication.CHECKS,
 )
 "All checks of a mix; findings are printed in this order."

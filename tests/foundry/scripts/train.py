@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from composer.loggers import InMemoryLogger
 from llmfoundry.command_utils import train_from_yaml
+from llmfoundry.command_utils.train import TRAIN_CONFIG_KEYS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 METRICS = (
@@ -62,3 +63,8 @@ def run(code: str) -> int:
     names: dict[str, Any] = {"model": LlamaForCausalLM(config)}
     exec(code, names)
     return int(names["trainer"].state.timestamp.batch.value)
+
+
+def list_top_level_keys() -> list[str]:
+    """The keys that a YAML may have at its top level: with another one `llmfoundry train` ends."""
+    return sorted(TRAIN_CONFIG_KEYS)
