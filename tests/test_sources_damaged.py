@@ -375,6 +375,10 @@ UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
         Unreachable,
         "^line 3 of .* names the fields",
     ),
+    *(
+        ("a.csv", b"a,b\r\n1,2\r\n" + header, {}, Unreachable, "^line 3 of .* names the fields")
+        for header in (b"a,b\n", b"a,b", b"\xef\xbb\xbfa,b\r\n")
+    ),
     (
         "a.csv",
         b"\xef\xbb\xbf\na,b\n1,2\n",

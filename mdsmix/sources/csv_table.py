@@ -23,6 +23,7 @@ from mdsmix.recipe.stream_spec import list_usual_names
 from mdsmix.sources.csv_rows import LONGEST_ROW, RowReader, Stretch
 from mdsmix.sources.format import (
     BLANK,
+    BYTE_ORDER_MARK,
     CELL_REASONS,
     Block,
     Buffer,
@@ -182,9 +183,15 @@ def _refuse_joined_tables(
     Args:
         header: the bytes of the first row, with its line end and maybe a byte order mark.
     """
+    # The tables may have other line ends or byte order marks, or end without a line end.
+    text = header.removeprefix(BYTE_ORDER_MARK).rstrip(b"\r\n")
+    forms = [
+        start + text + end for start in (b"", BYTE_ORDER_MARK) for end in (b"\n", b"\r\n", b"")
+    ]
     for stretch in stretches:
-        if header in stretch.raws:
-            earlier = stretch.raws[: stretch.raws.index(header)]
+        repeated = [stretch.raws.index(form) for form in forms if form in stretch.raws]
+        if repeated:
+            earlier = stretch.raws[: min(repeated)]
             line = stretch.line + sum(raw.count(b"\n") for raw in earlier)
             raise Unreachable(
                 f"line {line:,} of {file.location.url} names the fields, as its first line does, "
