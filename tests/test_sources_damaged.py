@@ -449,6 +449,28 @@ def test_a_table_of_one_column_may_contain_its_name(tmp_path: Path) -> None:
     assert all_records(batches) == [{"word": "one"}, {"word": "word"}]
 
 
+def test_texts_with_the_marks_of_files_are_no_joined_files(tmp_path: Path) -> None:
+    """A parquet file without compression and with indexes, and an Arrow file without records."""
+    texts = [f"ends in PAR1PAR1 {number}" for number in range(400)]
+    table = pa.table({"text": texts})
+    pq.write_table(
+        table,
+        tmp_path / "a.parquet",
+        compression="none",
+        use_dictionary=False,
+        write_page_index=True,
+        data_page_size=8,
+        write_batch_size=1,
+    )
+    content = (tmp_path / "a.parquet").read_bytes()
+    assert b"PAR1PAR1" in content[:400]
+    assert [record["text"] for record in all_records(read_file(tmp_path, "a.parquet"))] == texts
+    schema = table.schema.with_metadata({"note": "ends in ARROW1ARROW1"})
+    with pa.ipc.new_file(tmp_path / "a.feather", schema):
+        pass
+    assert all_records(read_file(tmp_path, "a.feather")) == []
+
+
 def test_records_of_words_are_no_header(tmp_path: Path) -> None:
     """Usual names of fields alone, in less than half of the cells, or next to a text."""
     for content, header in (

@@ -219,11 +219,29 @@ def _check_one_file(file: SourceFile, stored: Any) -> None:
     # Between the last record batch and the footer are an end mark of 8 bytes or fewer, and as many
     # bytes as the earlier files have. So the last file begins within so many bytes.
     gap = footer_start - _find_batches_end(footer)
-    seam = 2 * ARROW_FILE_MAGIC
-    for start in range(0, max(0, gap), BLOCK_BYTES):
+    if find_next_file(stored, ARROW_FILE_MAGIC, gap):
+        raise EOFError("it is several files one after the other: use the files themselves")
+
+
+def find_next_file(stored: Any, mark: bytes, within: int) -> bool:
+    """Return whether a file of Arrow or Parquet ends, and another one follows it.
+
+    Args:
+        stored: an open reader of the file.
+        mark: the first and the last bytes of a file of the format.
+        within: the first bytes of the file, in which the other one begins if there is one.
+    """
+    seam = 2 * mark
+    for start in range(0, max(0, within), BLOCK_BYTES):
         stored.seek(start)
-        if seam in stored.read(min(BLOCK_BYTES, gap - start) + len(seam)):
-            raise EOFError("it is several files one after the other: use the files themselves")
+        piece = stored.read(min(BLOCK_BYTES, within - start) + len(seam))
+        for match in re.finditer(re.escape(seam), piece):
+            # Text may contain the seam too. Before that of files is the length of a footer.
+            length_at = start + match.start() - 4
+            stored.seek(max(0, length_at))
+            if 0 < int.from_bytes(stored.read(4), "little") <= length_at - len(mark):
+                return True
+    return False
 
 
 def _find_batches_end(footer: bytes) -> int:

@@ -19,6 +19,7 @@ from mdsmix.sources.arrow import (
     DecodedRows,
     choose_row_count,
     decode_rows,
+    find_next_file,
     make_encrypted_error,
     make_unreadable_error,
     select_columns,
@@ -182,12 +183,7 @@ def _is_joined(file: SourceFile, stored: BinaryIO, footer: Any) -> bool:
     # as the earlier files have. So the last file begins within so many bytes, after a file's end.
     footer_start = file.stat.size - len(_MARK) - 4 - footer.serialized_size
     gap = footer_start - max(map(_find_chunk_end, chunks), default=len(_MARK))
-    seam = 2 * _MARK
-    for start in range(0, max(0, gap), BUFFER_BYTES):
-        stored.seek(start)
-        if seam in stored.read(min(BUFFER_BYTES, gap - start) + len(seam)):
-            return True
-    return False
+    return find_next_file(stored, _MARK, gap)
 
 
 def _find_chunk_end(chunk: Any) -> int:
