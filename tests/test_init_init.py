@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from mdsmix.kinds import open_recipe
+from mdsmix.sources import find_files
+from mdsmix.sources.find import describe_skipped_links
 from mdsmix.storage import locate
 from tests.converting import (
     Answer,
@@ -446,6 +448,11 @@ def test_links_that_are_not_followed_are_named(home: Path, tokenizer_folder: Pat
     # The advice works.
     assert init("data/linked").code == 0
     assert [*open_recipe(home / "recipe.yaml").streams] == ["a"]
+    # A folder that another path of a source names is read, though its link is not followed.
+    (home / "data/gone").unlink()
+    for paths, is_named in ((["data/**/*.jsonl"], True), (["data/**/*.jsonl", "disk/*"], False)):
+        sentence = describe_skipped_links(paths, home, find_files(paths, home))
+        assert ("data/linked" in sentence) is is_named
 
 
 def test_commas_between_records_are_named_with_a_command_that_makes_a_list(
