@@ -103,6 +103,12 @@ def test_files_of_other_splits_that_are_trained_are_a_warning(tmp_path: Path) ->
                 "a/val-1.jsonl, a/val-2.jsonl will be trained on, since no file is for training, though their names are those of a validation split: if it is only to be evaluated on, write split: validation",
             ],
         ),
+        (
+            ["eval.jsonl"],
+            [
+                "eval.jsonl will be trained on, since no file is for training, though its name is that of an eval split"
+            ],
+        ),
         (["train.jsonl", "test.jsonl"], []),
         (["a.jsonl"], []),
     ]

@@ -187,10 +187,11 @@ def _warn_of_trained_splits(runs: Sequence[Sequence[SourceFile]]) -> Iterator[st
         names[_split_of(run[0].name)] += [file.name for file in run]
     for split, files in names.items():
         named_so = choose_verb(files, "its name is that", "their names are those")
+        article = "an" if split == "eval" else "a"
         yield (
             f"WARNING: {join_names(files)} will be trained on, since no file is for training, "
-            f"though {named_so} of a {split} split: if it is only to be evaluated on, write split: "
-            f"{split} in its stream, and add the data to train on"
+            f"though {named_so} of {article} {split} split: if it is only to be evaluated on, "
+            f"write split: {split} in its stream, and add the data to train on"
         )
 
 
