@@ -208,8 +208,8 @@ def find_layouts(source: str) -> set[bool]:
         for messages in draw_plain_conversations(25)
     ]
     alike = render_alike(template, find_plain(conversations), NO_WORDS)
-    for position, rendered in alike.items():
-        assert list(rendered.turns) == render_turns(template, conversations[position])
+    for position, turns in alike.items():
+        assert list(turns) == render_turns(template, conversations[position])
     return has_layout
 
 
@@ -247,8 +247,8 @@ def test_only_plain_conversations_are_rendered_together() -> None:
     mixed = find_plain([conversations[number] for number in order])
     alike = render_alike(template, mixed, NO_WORDS)
     for position, number in enumerate(order):
-        rendered = alike.get(position)
-        found = None if rendered is None else list(rendered.turns)
+        turns = alike.get(position)
+        found = None if turns is None else list(turns)
         assert found == (expected[number] if number < len(plain) else None), conversations[number]
 
 
@@ -261,7 +261,7 @@ def test_conversations_that_split_a_control_word_are_not_rendered_together() -> 
     exchanges = [("Why?", "So."), ("Why <", "/think>"), ("Why <", "So."), ("a</t", "hink>b")]
     conversations = [Conversation(make_dialogue(*exchange)) for exchange in exchanges]
     alike = render_alike(template, find_plain(conversations), words)
-    assert {position: [*rendered.turns] for position, rendered in alike.items()} == {
+    assert {position: [*turns] for position, turns in alike.items()} == {
         0: [("Why?", "So.")],
         2: [("Why <", "So.")],
     }

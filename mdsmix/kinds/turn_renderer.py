@@ -29,9 +29,9 @@ from mdsmix.encode.backends import Backend, make_token_search
 from mdsmix.encode.chat import (
     ChatTemplate,
     PlainPart,
-    RenderedAlike,
     TemplateLayout,
     Turn,
+    find_layout_for_roles,
     find_plain,
     find_trained_answers,
     render_alike,
@@ -281,7 +281,7 @@ class TurnRenderer:
     def _render_rows(
         self,
         conversations: Sequence[Conversation],
-        together: Mapping[int, RenderedAlike],
+        together: Mapping[int, Sequence[Turn]],
         with_specials: Set[int],
         has_marks: bool,
     ) -> RenderedRows:
@@ -290,39 +290,48 @@ class TurnRenderer:
 
         Args:
             conversations: the records.
-            together: those that were rendered together (`render_together`).
+            together: the turns of those that were rendered together (`render_together`).
             with_specials: positions of those that contain the string of a special token.
             has_marks: whether a part of a response may have another loss weight than the rest, so
                 that `ranges` are needed.
         """
         rendered = RenderedRows([], [], [], {}, Counter())
-        allows_specials = self.encoding.special_tokens_in_text == "allow"
+        refused = with_specials
+        if self.encoding.special_tokens_in_text == "allow":
+            refused = frozenset()
         for position in range(len(conversations)):
+            turns = together.get(position)
+            if turns and not has_marks and position not in refused:
+                # Most conversations: 0.2 us for each instead of 1.
+                rendered.rows.append(turns)
+                rendered.positions.append(position)
+                continue
             try:
-                if position in with_specials and not allows_specials:
+                if position in refused:
                     raise RecordRefused("special_token_in_text")
-                alike = together.get(position)
-                rows: Sequence[Sequence[Turn]]
-                if alike and alike.turns:
-                    rows = [alike.turns]
-                else:
-                    rows = self.rows_of(conversations[position], rendered.unread)
+                conversation = conversations[position]
+                rows: Sequence[Sequence[Turn]] = [turns] if turns else []
+                if not rows:
+                    rows = self.rows_of(conversation, rendered.unread)
                     # Refuse the conversation if a text of a row ends inside a control token.
                     for row in rows:
                         self.words.refuse_split([*chain.from_iterable(row)])
                 ranges = list[list[MarkedRange]]()
                 if has_marks:
-                    layout = alike.layout if alike else None
-                    ranges = self.mark_rows(conversations[position], rows, layout)
-            except RecordRefused as refused:
-                rendered.rejected[position] = refused.why
+                    layout = None
+                    if turns:
+                        roles = tuple([message["role"] for message in conversation.messages])
+                        layout = find_layout_for_roles(self.chat, roles)
+                    ranges = self.mark_rows(conversation, rows, layout)
+            except RecordRefused as error:
+                rendered.rejected[position] = error.why
             else:
                 rendered.rows.extend(rows)
                 rendered.ranges.extend(ranges)
                 rendered.positions.extend(repeat(position, len(rows)))
         return rendered
 
-    def render_together(self, plain: PlainPart) -> Mapping[int, RenderedAlike]:
+    def render_together(self, plain: PlainPart) -> Mapping[int, Sequence[Turn]]:
         """Return the turns of the conversations that can be rendered together with others like
         them, which is faster, by their positions in the batch. `rows_of`, which has to render all
         others alone, would return one row of the same turns.
