@@ -261,6 +261,30 @@ def test_settings_that_nothing_reads_are_refused(project: Project, styles: dict[
     assert_refused(project.convert(mapping), 2, "(Dict key must be str): use strings as keys")
 
 
+ADVISED = {
+    # Style of a template -> the setting that is missing, and the one that is advised.
+    "forgetful": ("rewritten_history=reject", "rewritten_history: last keeps a row"),
+    "tools": ("consecutive_roles=reject", "consecutive_roles: merge joins consecutive messages"),
+}
+
+
+@pytest.mark.parametrize("style", ADVISED)
+def test_the_setting_that_keeps_bad_records_is_named_and_works(
+    project: Project, styles: dict[str, Path], style: str
+) -> None:
+    """An error of too many bad records names it, and the records are written with it."""
+    roles = ("user", "assistant") * 2 if style == "forgetful" else ("user", "user", "assistant")
+    record = talk(*roles)
+    record["messages"][1]["content"] = "<think>\nHm.\n</think>\n\nYes."
+    project.write_source([record] * 4)
+    configure_chats(project, styles[style])
+    setting, advice = ADVISED[style]
+    assert_refused(project.convert(f"streams.web.{setting}"), 5, advice)
+    key, _, value = advice.partition(" ")
+    project.convert_ok(f"streams.web.{key.rstrip(':')}={value.split()[0]}")
+    assert project.manifest.records.written == 4
+
+
 def test_only_messages_need_a_chat_template_and_take_variables(project: Project) -> None:
     project.write_source([talk("user", "assistant")])
     warning = "WARNING: the tokenizer has no chat template, so conversations are rendered as ChatML"

@@ -229,7 +229,10 @@ def test_calls_that_a_rewritten_history_leaves_untrained_are_counted(
     answers = project.convert_ok(f"streams.web.rewritten_history={rule}").out
     assert read_trained_calls(project, last=False).count(True) == 1 - lost
     assert project.manifest.totals.untrained_calls == lost
-    assert ("set rewritten_history: each to train" in " ".join(answers.split())) == bool(lost)
+    words = " ".join(answers.split())
+    assert ("set rewritten_history: each to train" in words) == bool(lost)
+    assert len([*read_samples(project.train)]) == (2 if lost else 3)
+    assert ("3 rows of 2 records, since rewritten_history: each" in words) == (not lost)
 
 
 def test_a_special_token_in_a_variable_makes_a_bad_record(

@@ -85,6 +85,8 @@ from tests.mixes import (
 from tests.published import CARD, CONCAT, LENGTH, TOKENIZER, edit
 
 ONE_TOKEN = {"a": 0}
+EIGHTS = {"tokens": [8] * LENGTH}
+NINES = replace(WEB("nines"), row={"tokens": [9] * LENGTH})
 STREAMS_CALLBACK: Any = {"top": {"callbacks": {"mdsmix_streams": {}}}}
 INTERRUPTED = WEB(card={"index_hash": "0" * 32})
 UNEVEN = DOCS(card={"layout": "document"})
@@ -371,6 +373,7 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
     "evaluation-varies": (evaluation_drawing(repeat=0.5), evaluation_drawing(repeat=2)),
     "evaluation-repeats": (evaluation_drawing(repeat=2), evaluation_drawing(repeat=1)),
     "evaluation-trained": (evaluation_of(WEB), evaluation_of(DOCS)),
+    "samples-shared": (text_loader(WEB, WEB("again")), text_loader(WEB, DOCS)),
     "eval-label": (evaluations("held", ""), evaluations("held", "other")),
     "loader-unknown": (text_loader(loader={"name": "denoising"}), text_loader()),
     "key-dropped": (text_loader(packing_ratio=2), text_loader(predownload=2)),
@@ -533,7 +536,7 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
     ),
     (LONGER_SHARD, "shard-size", "shard.00000.mds of web: expected 998 bytes, found 999."),
     (
-        text_loader(UNCACHED, UNCACHED("b"), WEB("c")),
+        text_loader(UNCACHED, replace(UNCACHED("b"), row=EIGHTS), NINES),
         "local-unset",
         "[web, b]: no local folder is set for",
     ),
@@ -732,6 +735,23 @@ def test_only_samples_that_an_evaluation_draws_are_compared_with_trained_ones(
     assert indexes[0] == indexes[1]
     assert find(evaluation_of(one, trained=one), tmp_path / "same", id)
     assert not find(evaluation_of(WEB | {"repeat": 0}), tmp_path / "off", id)
+
+
+def test_samples_that_two_streams_share_are_counted_by_their_shards(tmp_path: Path) -> None:
+    """A shard is the samples of one stream only if its bytes are known by a hash. Equal shards of
+    one stream are its own duplicates.
+    """
+    id = "samples-shared"
+    rows = [NINES.row] * 20
+    one = PublishedStream("one", CONCAT, WEB.row, {"rows": [*rows, *[WEB.row] * 10], "shards": 3})
+    two = PublishedStream("two", CONCAT, WEB.row, {"rows": [*rows, *[EIGHTS] * 10], "shards": 3})
+    (finding,) = find(text_loader(one, two), tmp_path / "both", id)
+    assert finding.message.startswith("20 of 30 samples of two are in one too")
+    assert list(finding.streams) == ["one", "two"]
+    assert not find(text_loader(one), tmp_path / "alone", id)
+    assert not find(text_loader(one, two | {"repeat": 0}), tmp_path / "off", id)
+    unhashed = text_loader(without_hashes(one), without_hashes(one("copy")))
+    assert not find(unhashed, tmp_path / "unhashed", id)
 
 
 def test_tokens_that_the_loader_cuts_off_do_not_count_in_an_epoch(tmp_path: Path) -> None:

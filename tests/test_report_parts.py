@@ -248,6 +248,10 @@ def test_each_sentence_is_there_with_its_counts_and_warns_where_they_are_many() 
         special == "2 records contain the text of a special token; special_tokens_in_text: escape"
     )
     assert note == "a note [with] brackets"
+    more["totals"]["specials"] = 1
+    assert "1 record contains the text of a special token; special_tokens_in_text: escape" in (
+        summed(outcome("web", records, **more))
+    )
     more["totals"]["specials"] = 151  # of 300 records
     assert "WARNING: 151 records contain the text of a special token" in " ".join(
         summed(outcome("web", records, **more))

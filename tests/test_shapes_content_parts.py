@@ -414,4 +414,7 @@ def test_parallel_calls_in_neighbouring_messages_become_one_message() -> None:
     for message in (second, second | {"content": "", "reasoning_content": "hm"}):
         assert openai([USER, CALLING, message, RESULT, result, ANSWER]) == "repeated_role"
     untrained = second | {"content": "", "weight": 0}
-    assert openai([USER, CALLING, untrained, RESULT, result, ANSWER]) == "repeated_role"
+    record = {"messages": [USER, CALLING, untrained, RESULT, result, ANSWER], "tools": TOOLS}
+    for merge in ({}, {"consecutive_roles": "merge"}):
+        shape = SHAPES["openai"]
+        assert shape.read(record, shape.own_fields, **merge) == "repeated_role"

@@ -274,10 +274,11 @@ FIXES = {
     "unknown_role": "Name the roles by `source.tags`, or set another `shape`.",
     "bad_message_keys": "Set another `shape`; `source.nulls: drop` removes nulls that Arrow added.",
     "content_not_text": "Set another `shape`, such as `openai` for lists of parts.",
-    "repeated_role": "`consecutive_roles: merge` joins them.",
+    "repeated_role": "`consecutive_roles: merge` joins them, if both are trained or neither is.",
     "template_error": "The detail has the template's sentence; change the record, the template "
     "or `tokenizer.template`.",
-    "not_prefix_stable": "`rewritten_history: last` or `each` keeps rows of such conversations.",
+    "not_prefix_stable": "`rewritten_history: last` keeps a row of such a conversation, or `each` "
+    "(with `target_responses: all`) a row of each answer.",
     "untrained_in_prompt": "`target_prompts: none`.",
     "parts_not_found": "Change the record or the template; without `train_parts` the record can be "
     "trained whole.",

@@ -288,7 +288,15 @@ ADVICE = {
         "loss_weights: true reads marks such as 0.5 as loss weights; decimals of a table must be "
         "cast to float."
     ),
-    "repeated_role": "consecutive_roles: merge joins consecutive messages of one role.",
+    "repeated_role": (
+        "consecutive_roles: merge joins consecutive messages of one role if both are trained or "
+        "neither is, but no text after calls, and no message with a key such as reasoning_content."
+    ),
+    "not_prefix_stable": (
+        "The chat template changes earlier messages: rewritten_history: last keeps a row for the "
+        "last answer of such a conversation, and each, with target_responses: all, one for every "
+        "answer."
+    ),
     "unknown_role": (
         "shape: sharegpt accepts any role that its tags name (assistant_tag: ...); shape: openai "
         "accepts the role developer."

@@ -199,12 +199,24 @@ def _note_samples(manifest: Manifest) -> Iterator[str]:
     if rewritten:
         remedy = "the record's detail shows both texts"
         if encoding.rewritten_history == "reject":
-            remedy = "set rewritten_history: last, or each, to keep them"
-        yield f"the chat template rewrites the history of {rewritten:,} conversations: {remedy}"
+            remedy = "set rewritten_history: last, or each with target_responses: all, to keep them"
+        yield (
+            "the chat template rewrites the history of "
+            f"{plural(rewritten, 'conversation')}: {remedy}"
+        )
+    rows = totals.documents or totals.samples
+    written = manifest.records.written
+    if encoding.rewritten_history == "each" and rows != written:
+        name = "document" if encoding.pack else "row"
+        yield (
+            f"{plural(rows, name)} of {plural(written, 'record')}, since rewritten_history: each "
+            f"makes a {name} of each answer of a conversation whose history changes"
+        )
     specials = manifest.totals.specials
     if specials:
+        contain = "contains" if specials == 1 else "contain"
         note = (
-            f"{specials:,} records contain the text of a special token; "
+            f"{plural(specials, 'record')} {contain} the text of a special token; "
             f"special_tokens_in_text: {encoding.special_tokens_in_text}"
         )
         if is_printed_by_template(kind_of(encoding), specials, manifest.records.read):

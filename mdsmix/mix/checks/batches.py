@@ -1,11 +1,12 @@
 """Checks of weights, epochs, batches, packing, and train against eval: weights must draw the
-intended samples, an epoch must fill its batches, and an evaluation must draw the same samples each
-time, which are not trained on.
+intended samples, and each sample in one stream; an epoch must fill its batches; and an evaluation
+must draw the same samples each time, which are not trained on.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
@@ -177,6 +178,30 @@ def evaluation_trained(mix: Mix, loader: Loader) -> Findings:
             "recipe).",
             list_stream_names(trained_too),
         )
+
+
+@CHECKS.mix("warning", "An epoch draws these samples from each of the streams.")
+def samples_shared(mix: Mix) -> Findings:
+    """Find streams that are trained on and have shards of equal bytes, such as two streams of one
+    file, or two versions of one stream. Equal records in other shards are not found.
+    """
+    first_streams = dict[frozenset[tuple[str, str]], str]()  # hashes of a shard -> its stream
+    for stream in mix.train.streams:
+        if _is_off(stream):
+            continue
+        shared = Counter[str]()  # an earlier stream -> samples of this stream that it has too
+        for shard in stream.index.shards:
+            hashes = frozenset(shard.stored.hashes.items())
+            if hashes and first_streams.setdefault(hashes, stream.name) != stream.name:
+                shared[first_streams[hashes]] += shard.samples
+        for earlier, samples in shared.items():
+            yield Finding(
+                f"{samples:,} of {plural(stream.index.samples, 'sample')} of {stream.name} are in "
+                f"{earlier} too, in shards of equal bytes.",
+                "OK if intended. Otherwise remove one of the streams, or take the files that both "
+                "read out of one of them.",
+                [earlier, stream.name],
+            )
 
 
 def _identify(stream: StreamInMix) -> str:
