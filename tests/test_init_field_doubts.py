@@ -79,6 +79,28 @@ def test_reasoning_in_a_field_of_its_own_is_named(tmp_path: Path, tokenizer_fold
     assert "are not trained" not in run_init(tmp_path, tokenizer_folder, switch).err
 
 
+def test_answers_that_are_no_texts_are_said_to_be_untrained(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Such records are prompts for reinforcement learning. What init proposes makes pairs of them,
+    whose answers are trained.
+    """
+    cases = {"response": [7, True, {"x": 1}], "answer": [7, 0.5], "completion": [7]}
+    for name, values in cases.items():
+        for value in values:
+            answer = run_init(tmp_path, tokenizer_folder, {"prompt": "6 + 1?", name: value})
+            assert "kind: prompt" in answer.out
+            assert f"the values of {name} are not texts" in answer.err
+            assert f"`jq -c '.{name} |= tostring'`" in answer.err
+    # Strings, as jq writes them, make pairs; nulls are no answers; a verified answer is meant.
+    pair = run_init(tmp_path, tokenizer_folder, {"prompt": "6 + 1?", "answer": "7"})
+    assert "kind: finetuning" in pair.out
+    for other in ({"response": None}, {"ground_truth": 7}):
+        answer = run_init(tmp_path, tokenizer_folder, {"prompt": "6 + 1?"} | other)
+        assert "kind: prompt" in answer.out
+        assert "are not texts" not in answer.err
+
+
 def test_possible_marks_of_bad_answers_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:
     """The condition that `init` proposes leaves out the answers with false, 0 or -1."""
     cases = (

@@ -15,6 +15,7 @@ from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
 from mdsmix.shapes.extras import ARGUMENTS, OWN_VARIABLES, VARIABLES
 from mdsmix.shapes.fields import find_value
+from mdsmix.shapes.prompt import Prompt
 from mdsmix.shapes.sharegpt import TAGS
 from mdsmix.sources.class_labels import read_class_names
 
@@ -87,8 +88,8 @@ def _find_masked_role(guess: Guess) -> str | None:
 
 def describe_doubts(guess: Guess) -> Iterator[str]:
     """Yield a sentence on each key of the shape that could also be read from another field, on a
-    field with reasoning, on fields that may mark bad answers, and on records whose answers NeMo
-    does not train.
+    field with reasoning, on answers that are not texts, on fields that may mark bad answers, and on
+    records whose answers NeMo does not train.
     """
     for key, name in guess.fields.items():
         rivals = [
@@ -102,6 +103,7 @@ def describe_doubts(guess: Guess) -> Iterator[str]:
                 f"`{key}` is read from the field {format_field(name)} ({lengths[0]}), and not from "
                 f"{format_field(rival)} ({lengths[1]}): if that is wrong, write `{key}: {rival}`"
             )
+    yield from _describe_answers_without_text(guess)
     yield from _describe_reasoning(guess)
     yield from _describe_stand_ins(guess)
     yield from _describe_unread_tools(guess)
@@ -131,6 +133,24 @@ def describe_unread_variables(guess: Guess, variables: Set[str]) -> Iterator[str
                 f"the chat template reads a variable {name}, but the field {name} of the records "
                 f"is not passed to it: if it is that variable, move it into the records' "
                 f'{VARIABLES}, as in {{"{VARIABLES}": {{"{name}": ...}}}}'
+            )
+
+
+def _describe_answers_without_text(guess: Guess) -> Iterator[str]:
+    """Yield a sentence if records of questions and answers are read as prompts, since their answers
+    are numbers or objects, and only a text can be trained.
+    """
+    if guess.shape.gives is not Prompt:
+        return
+    for name in usual_names(SHAPES["prompt_response"], "response"):
+        values = [value for value in _list_values(guess, name) if value is not None]
+        if values and not any(isinstance(value, (str, list)) for value in values):
+            field = format_field(name)
+            yield (
+                f"the values of {field} are not texts, so these records are read as prompts for "
+                f"reinforcement learning, and {field} is not trained: to train it as the answer, "
+                f"make texts of its values, as `jq -c '.{name} |= tostring'` does, and run init "
+                "again"
             )
 
 
