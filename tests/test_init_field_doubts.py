@@ -92,6 +92,12 @@ def test_answers_that_are_no_texts_are_said_to_be_untrained(
             assert "kind: prompt" in answer.out
             assert f"the values of {name} are not texts" in answer.err
             assert f"`jq -c '.{name} |= tostring'`" in answer.err
+    # A prompt stream that is left out beside others has the sentence too.
+    write_jsonl(tmp_path / "b.jsonl", [{"text": "a document"}])
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "6 + 1?", "response": 7}])
+    both = run_ok("init", tmp_path, "--tokenizer", tokenizer_folder)
+    assert "a is left out: a prompt stream" in both.err
+    assert "a: the values of response are not texts" in both.err
     # Strings, as jq writes them, make pairs; nulls are no answers; a verified answer is meant.
     pair = run_init(tmp_path, tokenizer_folder, {"prompt": "6 + 1?", "answer": "7"})
     assert "kind: finetuning" in pair.out

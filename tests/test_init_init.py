@@ -430,9 +430,9 @@ def test_links_that_are_not_followed_are_named(home: Path, tokenizer_folder: Pat
         (home / link).parent.mkdir(exist_ok=True)
         (home / link).symlink_to(target)
 
-    def init(name: str) -> Answer:
+    def init(*names: str) -> Answer:
         options = ("--tokenizer", tokenizer_folder, "-o", "recipe.yaml", "--replace")
-        return mdsmix("init", name, *options)
+        return mdsmix("init", *names, *options)
 
     answer = init("data")
     assert answer.code == 0
@@ -441,12 +441,18 @@ def test_links_that_are_not_followed_are_named(home: Path, tokenizer_folder: Pat
         "read: to read them, name the link itself too\n"
     ) in answer.err
     assert f"data/gone (to {home}/nowhere) is a link to a place where there is" in answer.err
-    assert "data/twin.jsonl is a link to data/b.jsonl, whose records are read" in answer.err
+    assert (
+        "data/twin.jsonl is by a link the same file as data/b.jsonl, whose records are"
+        in answer.err
+    )
     assert "data/up" not in answer.err
     assert [*open_recipe(home / "recipe.yaml").streams] == ["b"]
     assert_refused(init("only"), 2, "not read: to read them, name the link itself too.")
     # The advice works.
     assert init("data/linked").code == 0
+    assert [*open_recipe(home / "recipe.yaml").streams] == ["a"]
+    both = init("data/linked", "disk")
+    assert "data/linked/a.jsonl is by a link the same file as disk/a.jsonl, whose" in both.err
     assert [*open_recipe(home / "recipe.yaml").streams] == ["a"]
     # A folder that another path of a source names is read, though its link is not followed.
     (home / "data/gone").unlink()

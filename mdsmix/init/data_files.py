@@ -106,20 +106,20 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
 
 
 def _drop_linked_twins(data_files: dict[str, SourceFile], notices: Notices) -> None:
-    """Remove links to files that are among the data themselves. As a stream of its own, a link
-    would train the same records twice.
+    """Remove links to files that are among the data themselves, and files in links to folders if
+    they are. As a stream of its own, a link would train the same records twice.
 
     Args:
-        data_files: URL -> file; links are removed from it.
+        data_files: URL -> file; these files are removed from it.
         notices: a list that a message on the removed links is appended to.
     """
     for url in sorted(data_files):
         target = os.path.realpath(url)
-        if os.path.islink(url) and target in data_files:
+        if target != url and target in data_files:
             link = data_files.pop(url)
             notices.append(
-                f"{link.name} is a link to {data_files[target].name}, whose records are read "
-                "already, and was ignored"
+                f"{link.name} is by a link the same file as {data_files[target].name}, whose "
+                "records are read already, and was ignored"
             )
 
 

@@ -242,6 +242,7 @@ def _drop_special_loaders(drafts: Sequence[Draft], notices: Notices) -> Sequence
                 f"{draft.name} is left out: a {kind.word} stream needs a run of its own; run init "
                 "with only its files, or its entry of dataset_info.json"
             )
+            notices += [f"{draft.name}: {doubt}" for doubt in describe_doubts(draft.guess)]
     return accepted
 
 
