@@ -711,6 +711,21 @@ def test_packed_streams_without_a_yaml_are_checked_for_the_mdsmix_loader(tmp_pat
     assert list_ids(run_checks(make_stream_mix(folders)), "error") == {"targets-packed"}
 
 
+def test_streams_without_a_yaml_are_checked_for_the_targets_that_they_were_made_for(
+    tmp_path: Path,
+) -> None:
+    """Of streams that were made for several targets, the first decides; the others have a line."""
+    all_answers = CHAT(card=TURNS_CARD | MESSAGES_CARD | {"target_responses": "all"})
+    both_sides = CHAT("t5", card=TURNS_CARD | {"decoder_only_format": False})
+    for stream in (all_answers, both_sides, CHAT):
+        folder = stream.publish(tmp_path / stream.name)["local"]
+        assert not list_ids(run_checks(make_stream_mix([folder])), "error"), stream.name
+    streams = (all_answers("all"), CHAT("last", card=TURNS_CARD | MESSAGES_CARD))
+    folders = [stream.publish(tmp_path / "two")["local"] for stream in streams]
+    assert "targets-wider" in list_ids(run_checks(make_stream_mix(folders)))
+    assert "targets-narrower" in list_ids(run_checks(make_stream_mix(folders[::-1])))
+
+
 def test_streams_of_other_tools_are_checked_by_index_and_first_samples(tmp_path: Path) -> None:
     in_bytes = replace(INT32, name="b", row={"tokens": (9).to_bytes(8, "little") * LENGTH})
     for stream in (DOCS("a", card=None), in_bytes, TEXT):

@@ -128,6 +128,7 @@ WRONG = (
     ("render-yaml mix.yaml --validate", 2, "llmfoundry is not installed"),
     ("render-yaml mix.yaml --into mix.yaml", 2, "names the recipe mix.yaml"),
     ("render-yaml mix.yaml --out mix.yaml", 2, "names the recipe mix.yaml"),
+    ("render-yaml mix.yaml --into data.jsonl", 2, "names the data file data.jsonl"),
     # A mix that is refused writes nothing.
     ("render-yaml mix.yaml train_loader.dataset.shuffel=1 -o out.yaml", 3, "nothing was rendered"),
 )
@@ -139,6 +140,7 @@ def test_a_wrong_command_is_refused_in_one_sentence(
     before = recipe.read_bytes()
     home = recipe.parent
     (home / "seed.yaml").write_text("seed: 1\n")
+    (home / "data.jsonl").write_text('{"text": "a"}\n')
     (home / "tabs.yaml").write_text("streams:\n\tweb: {}\n")
     (home / "typed.yaml").write_text("stream: {web: {}}\ntrain_loader: {num_workers: 0}\n")
     monkeypatch.chdir(home)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from mdsmix import __version__
 from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.foundry_yaml.training_yaml import Settings, parse_training_yaml, read_unresolved
-from mdsmix.kinds import open_recipe
+from mdsmix.kinds import is_data, open_recipe
 from mdsmix.mix.epoch.apportion import describe_shares, make_shares_table
 from mdsmix.mix.epoch.figures import make_epoch_table, measure_epoch
 from mdsmix.mix.render.foundry_config import EVALS, Section, make_sections
@@ -131,16 +131,17 @@ def _draw_batches(text: str, labels: Sequence[str]) -> str:
 
 
 def refuse_recipe(target: str, option: str) -> None:
-    """Raise RecipeError if the target is a recipe, which writing would destroy.
+    """Raise RecipeError if the target is a recipe or a data file, which writing would destroy.
 
     Args:
         target: the file to write; empty if the option is not given.
         option: the option that names the file, such as `--into`.
     """
     if os.path.isfile(target) and is_recipe_file(target):
+        content = "data file" if is_data(target) else "recipe"
         raise RecipeError(
-            f"{option} names the recipe {target}, and writing a training YAML would destroy the "
-            f"recipe; name a config of LLM-Foundry, or a new file, with {option}."
+            f"{option} names the {content} {target}, and writing a training YAML would destroy the "
+            f"{content}; name a config of LLM-Foundry, or a new file, with {option}."
         )
 
 

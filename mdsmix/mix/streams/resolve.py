@@ -224,7 +224,7 @@ def open_phase_mixes(
 
 def make_stream_mix(urls: Sequence[str]) -> Mix:
     """Open the streams at these URLs as a mix without weights. Its loader follows from the columns
-    of the streams (`_choose_loader`).
+    of the streams (`_choose_loader`), and its targets are those that the first stream was made for.
 
     Raises RecipeError if a stream is named twice.
     """
@@ -237,16 +237,16 @@ def make_stream_mix(urls: Sequence[str]) -> Mix:
     encodings = [stream.encoding for stream in streams.values() if stream.encoding]
     dataset: dict[str, Any] = {
         "streams": {name: dict(stream.settings) for name, stream in streams.items()},
-        "decoder_only_format": True,
         "shuffle": True,
     }
     if encodings:
         dataset[LENGTH] = max(encoding.max_seq_len for encoding in encodings)
+    # Rows are judged under the targets that they were made for: nothing says that a run has others.
     for encoding in encodings:
-        if encoding.pack and kind_of(encoding).has_targets:
-            # Packed rows can be read only under the targets that they were packed with.
-            for key in ("target_prompts", "target_responses"):
+        if kind_of(encoding).has_targets:
+            for key in ("decoder_only_format", "target_prompts", "target_responses"):
                 dataset.setdefault(key, getattr(encoding, key))
+    dataset.setdefault("decoder_only_format", True)
     section = {"name": _choose_loader(streams.values()), "dataset": dataset}
     return replace(make_mix({TRAIN: section}, ", ".join(urls), streams), is_bare=True)
 
