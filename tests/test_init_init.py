@@ -220,7 +220,12 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "": ("", 2, "no files are named"),
     "gone.jsonl": ("", 2, "gone.jsonl is not a file, and not a folder or pattern with files"),
     "empty.jsonl": ("", 2, "empty.jsonl is empty"),
-    "blank.jsonl": ("\n \n", 2, "blank.jsonl has only blank lines."),
+    "blank.jsonl": ("\n \n", 2, "blank.jsonl has no records: only blank lines, an empty list, or"),
+    "none.json": ("[]", 2, "none.json has no records: only blank lines, an empty list, or the"),
+    "header.csv": ("text\n", 2, "header.csv has no records: only blank lines, an empty list, or"),
+    "bare.jsonl": ("{}\n{}\n", 2, "bare.jsonl has only records without fields."),
+    "null.json": ("null", 2, "null.json has no record that is an object (other values)."),
+    "quoted.json": ('"a"', 2, "(other values), but strings; `jq -c '{text: .}'` makes records"),
     "binary": (
         "\x7fELF\x00\x01",
         2,

@@ -664,7 +664,12 @@ def _describe_no_objects(head: FirstRecords) -> str:
     that is known.
     """
     if not len(head):
-        return f"{head.file.name} has only blank lines"
+        return (
+            f"{head.file.name} has no records: only blank lines, an empty list, or the names of "
+            "columns"
+        )
+    if head.objects:
+        return f"{head.file.name} has only records without fields"
     contents = join_counts(head.bad) or "other values"
     message = f"{head.file.name} has no record that is an object ({contents})"
     if 2 * head.bad["invalid_utf8"] > len(head):
@@ -672,7 +677,8 @@ def _describe_no_objects(head: FirstRecords) -> str:
     if head.bad["not_json"] and has_comma_after_object(read_beginning(head.file)):
         return f"{message}; {COMMAS}"
     format_name = sniff_format(head.file)
-    is_list = type(format_of(head.file)) is type(format_by(head.file.name, "json"))
+    is_json = type(format_of(head.file)) is type(format_by(head.file.name, "json"))
+    is_list = is_json and read_beginning(head.file).lstrip().startswith("[")
     if head.records and all(isinstance(record, str) for record in head.records):
         each = ".[] | " if is_list else ""
         return f"{message}, but strings; `jq -c '{each}{{text: .}}'` makes records of them"
