@@ -28,7 +28,7 @@ from mdsmix.recipe import TokenizerSpec
 from mdsmix.shards import lease
 from mdsmix.storage import gcs_errors, retries, s3_client, s3_errors
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
-from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
+from mdsmix.tokenizer.opening import WITHOUT_FRAMEWORKS
 from tests import in_process
 from tests.converting import Project
 from tests.corpus import train_tokenizer, write_corpus

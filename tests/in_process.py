@@ -25,7 +25,7 @@ from mdsmix.conversion import early_opening, run
 from mdsmix.conversion.planning import Options
 from mdsmix.engines.tasks import Attempt, Engine, Reporter
 from mdsmix.tokenizer import snapshot
-from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
+from mdsmix.tokenizer.opening import WITHOUT_FRAMEWORKS
 from tests.preloaded import PreloadedPython
 
 READ_AT_IMPORT = re.compile("HF_.*|HOME|XDG_CACHE_HOME")
@@ -33,7 +33,7 @@ READ_AT_IMPORT = re.compile("HF_.*|HOME|XDG_CACHE_HOME")
 is described by a new process.
 """
 IMPORTS = (
-    "import sys; from mdsmix.tokenizer import describe; describe.hide_torch(); "
+    "import sys; from mdsmix.tokenizer import describe, opening; opening.hide_torch(); "
     "from transformers import AutoTokenizer, PreTrainedTokenizerFast; del sys.modules['torch']"
 )
 """As `describe` itself does, without torch, which transformers 5 would import: a fork of the larger

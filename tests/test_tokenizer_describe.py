@@ -23,9 +23,13 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.pre_tokenizers import ByteLevel
 
 from mdsmix.errors import Unusable
-from mdsmix.tokenizer import describe
+from mdsmix.tokenizer import describe, saving
 from mdsmix.tokenizer.bpe_json import BpeJson
 from mdsmix.tokenizer.content_hash import hash_model
+from mdsmix.tokenizer.differences import describe_class_changes, describe_model_changes
+from mdsmix.tokenizer.fields import read_ids
+from mdsmix.tokenizer.file_reader import FileFacts, FileReader
+from mdsmix.tokenizer.opening import load_tokenizer
 from mdsmix.tokenizer.transformers_five import PLAIN_CLASS, TOKENIZER_JSON
 from tests.styles import IGNORED_BOS, copy_with_config
 from tests.versions import IS_TRANSFORMERS_4
@@ -53,13 +57,13 @@ Saved = list[dict[str, Any]]
 def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
     """Return the list of the tokenizer.json files that are saved and opened again."""
     contents = Saved()
-    save_once = describe._save_once
+    save_once = saving._save_once
 
     def save(tokenizer: Any, fields: dict[str, Any], content: str) -> dict[str, str]:
         contents.append(json.loads(content))
         return save_once(tokenizer, fields, content)
 
-    monkeypatch.setattr(describe, "_save_once", save)
+    monkeypatch.setattr(saving, "_save_once", save)
     return contents
 
 
@@ -111,16 +115,16 @@ def test_a_skeleton_is_described_as_the_whole(
     folder = copy_with_config(tokenizer_folder, tmp_path / "tokenizer", **changes)
     (folder / "special_tokens_map.json").unlink()
     name = str(folder)
-    reader = describe.FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
+    reader = FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
     expected = describe.describe_tokenizer(name, {}, of_facts(reader.wait()))
     opened = list[Path | None]()
-    load = describe._load
+    load = describe.load_tokenizer
 
     def note_file(name: str, kwargs: Any, file: Path | None = None) -> Any:
         opened.append(file)
         return load(name, kwargs, file)
 
-    monkeypatch.setattr(describe, "_load", note_file)
+    monkeypatch.setattr(describe, "load_tokenizer", note_file)
     capfd.readouterr()
     assert describe.describe_tokenizer(name, {}, reader) == expected
     assert capfd.readouterr().out == ""
@@ -133,11 +137,13 @@ def test_a_skeleton_that_its_class_replaces_is_not_described(
 ) -> None:
     """As LlamaTokenizerFast does that reads a tokenizer.model, since add_prefix_space is set."""
     path = tokenizer_folder / TOKENIZER_JSON
-    reader = describe.FileReader(path, tmp_path / "joined")
+    reader = FileReader(path, tmp_path / "joined")
     description = describe._describe_by_skeleton(str(tokenizer_folder), reader)
     assert (description is not None) == IS_TRANSFORMERS_4  # 5 opens no skeleton
-    load = describe._load
-    monkeypatch.setattr(describe, "_load", lambda name, kwargs, _: load(name, kwargs, path))
+    load = describe.load_tokenizer
+    monkeypatch.setattr(
+        describe, "load_tokenizer", lambda name, kwargs, _: load(name, kwargs, path)
+    )
     assert describe._describe_by_skeleton(str(tokenizer_folder), reader) is None
 
 
@@ -149,7 +155,7 @@ def test_an_example_has_the_ids_of_the_whole(tokenizer_folder: Path, tmp_path: P
     tree = json.loads((folder / TOKENIZER_JSON).read_bytes())
     tree["normalizer"] = {"type": "Prepend", "prepend": "th"}
     (folder / TOKENIZER_JSON).write_text(json.dumps(tree))
-    reader = describe.FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
+    reader = FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
     expected = describe.describe_tokenizer(str(folder), {}, of_facts(reader.wait()))
     if IS_TRANSFORMERS_4:
         assert "'a' is [2, " in expected["class_changes"]
@@ -164,7 +170,7 @@ def test_a_skeleton_of_a_file_that_tokenizers_refuses_is_not_described(
     tree = json.loads((folder / TOKENIZER_JSON).read_bytes())
     tree["model"]["merges"].append(["no", "token"])
     (folder / TOKENIZER_JSON).write_text(json.dumps(tree))
-    reader = describe.FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
+    reader = FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
     with pytest.raises(Exception, match="out of vocabulary"):
         describe.describe_tokenizer(str(folder), {}, reader)
 
@@ -182,7 +188,7 @@ def test_an_unknown_token_that_only_a_skeleton_has_is_missed(
     tree["model"]["unk_token"] = "<nowhere>"
     tree["pre_tokenizer"] = None  # characters are no longer written as bytes
     (folder / TOKENIZER_JSON).write_text(json.dumps(tree))
-    reader = describe.FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
+    reader = FileReader(folder / TOKENIZER_JSON, tmp_path / "joined")
     with pytest.raises(Exception, match=r"<nowhere>. not found in the vocabulary"):
         describe.describe_tokenizer(str(folder), {}, reader)
 
@@ -257,13 +263,13 @@ def test_other_tokens_than_those_of_a_sentencepiece_model_are_named(
         model = SimpleNamespace(encode=lambda *_, **__: pieces)
         module = SimpleNamespace(SentencePieceProcessor=lambda **_: model)
         monkeypatch.setitem(sys.modules, "sentencepiece", module)
-        return describe._describe_model_changes(tokenizer)
+        return describe_model_changes(tokenizer)
 
     assert f"'x  y' is {by_class} by transformers and {by_model} by" in describe_with(by_model)
     assert describe_with(by_class) == ""
     assert describe_with(["x", "▁▁", "y"]) == "", "add_prefix_space: false"
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    assert describe._describe_model_changes(tokenizer) == "", "not installed"
+    assert describe_model_changes(tokenizer) == "", "not installed"
     model_file.with_name("tokenizer.json").write_text("{}")
     assert describe_with(by_model) == "", "the tokenizer comes from its tokenizer.json"
     model_file.with_name("tokenizer.json").unlink()
@@ -318,12 +324,12 @@ def test_ids_are_those_that_the_tokenizer_gives(tokenizer_folder: Path) -> None:
         size = model.get_vocab_size()
         model.add_tokens(["a new token", "a"])
         tokenizer = SimpleNamespace(get_vocab=model.get_vocab)
-        ids = describe._read_ids(tokenizer, json.loads(model.to_str()))
+        ids = read_ids(tokenizer, json.loads(model.to_str()))
         assert ids == model.get_vocab()
         assert ids["a new token"] == size
 
 
-def of_facts(facts: describe.FileFacts) -> Any:
+def of_facts(facts: FileFacts) -> Any:
     """Return a reader that has found these facts, and no skeleton."""
     return SimpleNamespace(wait_for_skeleton=lambda: None, wait=lambda: facts)
 
@@ -338,12 +344,11 @@ def test_a_file_is_hashed_as_tokenizers_reads_it(tokenizer_folder: Path, tmp_pat
     damaged.write_text(content[:-1])
     paths = (tokenizer_folder / TOKENIZER_JSON, joined, other, damaged)
     answers = [
-        describe.FileReader(path, tmp_path / f"{number}.json").wait()
-        for number, path in enumerate(paths)
+        FileReader(path, tmp_path / f"{number}.json").wait() for number, path in enumerate(paths)
     ]
     assert [answer.file_hash for answer in answers[:2]] == [expected, expected]
     assert answers[2].file_hash != expected
-    assert answers[3] == describe.FileFacts()
+    assert answers[3] == FileFacts()
     # The files that are read in place of these are the same tokenizer.
     for path, answer in zip(paths, answers[:3], strict=False):
         assert answer.joined
@@ -366,7 +371,7 @@ def test_a_file_is_as_the_tokenizer_if_only_ids_around_texts_differ(
     other_normalizer = {"normalizer": {"type": "NFD"}}
     for changes, is_as_file in (({"post_processor": ADDS_EOS}, True), (other_normalizer, False)):
         path.write_text(json.dumps(tree | changes))
-        facts = describe.FileReader(path, tmp_path / "joined").wait()
+        facts = FileReader(path, tmp_path / "joined").wait()
         assert facts.file_hash != hash_model(tree)
         facts = facts._replace(joined=None)
         described = describe.describe_tokenizer(str(tokenizer_folder), {}, of_facts(facts))
@@ -381,17 +386,16 @@ def test_ids_around_texts_are_compared_without_opening_the_whole_model(
     cuts = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     tree_of_file = tree | {"post_processor": ADDS_EOS, "truncation": cuts}
     (tmp_path / TOKENIZER_JSON).write_text(json.dumps(tree_of_file))
-    tokenizer, _ = describe._load(str(tokenizer_folder), {})
-    opened = describe._Opened(tokenizer, "", {}, {}, tree)
-    arguments = (str(tmp_path), opened, hash_model(tree))
-    expected = describe._describe_class_changes(*arguments, describe.FileFacts())
+    tokenizer, _ = load_tokenizer(str(tokenizer_folder), {})
+    arguments = (str(tmp_path), tokenizer, hash_model(tree))
+    expected = describe_class_changes(*arguments, FileFacts())
     assert expected.count("'a' is [") == 1
     hash_of_file = hash_model(tree_of_file)
     written = list[dict[str, Any]]()
     dumps = orjson.dumps
     monkeypatch.setattr(orjson, "dumps", lambda tree: written.append(tree) or dumps(tree))
-    facts = describe.FileFacts(hash_of_file)
-    sentence = describe._describe_class_changes(*arguments, facts)
+    facts = FileFacts(hash_of_file)
+    sentence = describe_class_changes(*arguments, facts)
     assert sentence == expected
     (small_tree,) = written
     assert small_tree["model"]["vocab"] == {}
@@ -417,15 +421,14 @@ def test_a_file_with_the_same_model_is_not_opened(
     path = tmp_path / TOKENIZER_JSON
     added = tree["added_tokens"] + changes.get("added_tokens", [])
     path.write_text(json.dumps(tree | changes | {"added_tokens": added}))
-    facts = describe.FileReader(path, tmp_path / "joined").wait()
+    facts = FileReader(path, tmp_path / "joined").wait()
     assert facts.skeleton
-    tokenizer, _ = describe._load(str(tokenizer_folder), {})
-    opened = describe._Opened(tokenizer, "", {}, {}, tree)
-    arguments = (str(tmp_path), opened, hash_model(tree))
-    expected = describe._describe_class_changes(*arguments, describe.FileFacts())
+    tokenizer, _ = load_tokenizer(str(tokenizer_folder), {})
+    arguments = (str(tmp_path), tokenizer, hash_model(tree))
+    expected = describe_class_changes(*arguments, FileFacts())
     assert "by the class and" in expected
     path.write_text("{}")  # nobody opens it
-    assert describe._describe_class_changes(*arguments, facts) == expected
+    assert describe_class_changes(*arguments, facts) == expected
 
 
 def test_a_switch_that_a_file_lacks_is_off(tokenizer_folder: Path) -> None:
@@ -448,7 +451,7 @@ def test_a_file_that_cuts_or_pads_texts_is_not_opened_ahead(
     for number, changes in enumerate(({}, {"truncation": cuts})):
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(tree | changes))
-        reader = describe.FileReader(path, tmp_path / f"joined {number}.json")
+        reader = FileReader(path, tmp_path / f"joined {number}.json")
         answer = reader.wait()
         assert answer.file_hash == hash_model(tree)
         notice = json.dumps({"file": str(answer.joined)}, separators=(",", ":")) + "\n"
@@ -492,8 +495,8 @@ def test_only_a_tokenizer_with_the_hash_of_its_file_is_not_compared(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = Mock(return_value="changed")
-    monkeypatch.setattr(describe, "_describe_class_changes", compared)
-    reader = describe.FileReader(tokenizer_folder / TOKENIZER_JSON, tmp_path / "joined")
+    monkeypatch.setattr(describe, "describe_class_changes", compared)
+    reader = FileReader(tokenizer_folder / TOKENIZER_JSON, tmp_path / "joined")
     facts = reader.wait()
     assert facts.file_hash
     name = str(tokenizer_folder)
@@ -505,7 +508,7 @@ def test_only_a_tokenizer_with_the_hash_of_its_file_is_not_compared(
         )
         found.append(describe.describe_tokenizer(name, {}, file)["class_changes"])
     assert found == ["", "changed", "changed"]
-    assert [call.args[1].is_skeleton for call in compared.call_args_list] == [False, False]
+    assert [call.kwargs["is_skeleton"] for call in compared.call_args_list] == [False, False]
 
 
 FLAG_TEXTS = ("a <S> b", "a<S>b", "a<s>b", "a foo b", "afoob", "A FOO b", " foo ", "Foo<S>foo")
@@ -558,7 +561,7 @@ def test_a_tokenizer_that_splits_special_tokens_is_refused(
     with pytest.raises(Unusable, match="split_special_tokens: true"):
         describe.describe_tokenizer(str(tokenizer_folder), splits)
     folder = copy_with_config(tokenizer_folder, tmp_path / "tokenizer", **splits)
-    reader = describe.FileReader(folder / TOKENIZER_JSON, tmp_path / "joined.json")
+    reader = FileReader(folder / TOKENIZER_JSON, tmp_path / "joined.json")
     with pytest.raises(Unusable, match="split_special_tokens: true"):
         describe.describe_tokenizer(str(folder), {}, reader)
     # The recipe's argument decides.

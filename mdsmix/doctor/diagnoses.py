@@ -33,7 +33,7 @@ from mdsmix.recipe import Recipe, StreamSpec
 from mdsmix.storage import Location, find_store, import_stores, locate
 from mdsmix.table import format_size
 from mdsmix.tokenizer.card import open_tokenizer
-from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
+from mdsmix.tokenizer.opening import WITHOUT_FRAMEWORKS
 
 PACKAGES = ("mosaicml-streaming", "torch", "transformers", "tokenizers", "boto3")
 "Packages whose versions are shown."

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
+from mdsmix.tokenizer.opening import WITHOUT_FRAMEWORKS
 from tests.converting import chats, documents, pairs, run_ok, write_recipe
 from tests.preloaded import PreloadedPython
 from tests.styles import STYLES, train_style

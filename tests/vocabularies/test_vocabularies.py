@@ -27,7 +27,8 @@ from mdsmix.errors import MdsmixError
 from mdsmix.recipe import TokenizerSpec
 from mdsmix.record import Conversation
 from mdsmix.tokenizer.card import Tokenizer, open_tokenizer
-from mdsmix.tokenizer.describe import FileReader, _describe_by_skeleton, describe_tokenizer
+from mdsmix.tokenizer.describe import _describe_by_skeleton, describe_tokenizer
+from mdsmix.tokenizer.file_reader import FileReader
 from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
 from tests.converting import chats, run_ok, tokens, write_jsonl, write_recipe
 from tests.converting import read_samples as samples_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mdsmix.tokenizer.describe import WITHOUT_FRAMEWORKS
+from mdsmix.tokenizer.opening import WITHOUT_FRAMEWORKS
 from tests.preloaded import PreloadedPython
 
 ROOT = Path(__file__).parents[2]
