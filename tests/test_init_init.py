@@ -657,6 +657,23 @@ def test_calls_of_tools_are_trained_as_their_records_have_them(home: Path, tmp_p
         assert f'⟦<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>' in samples
 
 
+def test_a_stream_that_is_left_out_decides_nothing_about_the_others(
+    home: Path, tokenizer_folder: Path
+) -> None:
+    """Its calls, which the template does not print, want all answers to be trained."""
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    messages = [MESSAGES[0], calling, {"role": "tool", "content": "1"}, MESSAGES[1]]
+    write_jsonl(home / "calls.jsonl", [{"messages": messages, "tools": tools}])
+    write_jsonl(home / "chats.jsonl", [{"messages": MESSAGES}])
+    _, text = write_recipe(tokenizer_folder, "calls.jsonl", "chats.jsonl")
+    assert "# left out: records tried: 1, written: 0; quarantined: 1 tools_not_printed" in text
+    assert "\ntarget_responses" not in text
+    alone = mdsmix("init", "calls.jsonl", "--tokenizer", tokenizer_folder).out
+    assert "\ntarget_responses: all    # calls of tools come before" in text
+
+
 def test_calls_before_a_rewritten_history_get_rows_of_their_own(home: Path, tmp_path: Path) -> None:
     called = {"role": "assistant", "content": "<think>hm</think><tool_call>{}</tool_call>"}
     write_jsonl(home / "a.jsonl", [{"messages": [MESSAGES[0], called, *MESSAGES]}])

@@ -144,12 +144,19 @@ def write_first_recipe(
         keys["local"] = target
     if budget:
         keys |= {"budget": budget, "absolute": True}
-    if any(draft.guess.with_spans for draft in drafts):
+    # A stream that is left out does not decide which answers of the others are trained.
+    others = list[Draft]()
+    with_all = list[Draft]()
+    for draft in drafts:
+        trains_all = draft.guess.with_spans or draft.guess.with_earlier_calls
+        (with_all if trains_all else others).append(draft)
+    try_all(keys | {"target_responses": "all"}, with_all, opened, folder)
+    deciding = [draft for draft in with_all if not (draft.refused and others)]
+    if deciding:
         keys["target_responses"] = "all"
-    elif any(draft.guess.with_earlier_calls for draft in drafts):
-        keys["target_responses"] = "all"
-        why["target_responses"] = CALLS_WHY
-    try_all(keys, drafts, opened, folder)
+        if not any(draft.guess.with_spans for draft in deciding):
+            why["target_responses"] = CALLS_WHY
+    try_all(keys, others, opened, folder)
 
     # Collect the messages and write the text.
     for draft in drafts:
