@@ -671,7 +671,7 @@ def test_a_stream_that_is_left_out_decides_nothing_about_the_others(
     assert "# left out: records tried: 1, written: 0; quarantined: 1 tools_not_printed" in text
     assert "\ntarget_responses" not in text
     alone = mdsmix("init", "calls.jsonl", "--tokenizer", tokenizer_folder).out
-    assert "\ntarget_responses: all    # calls of tools come before" in text
+    assert "\ntarget_responses: all    # calls of tools come before" in alone
 
 
 def test_calls_before_a_rewritten_history_get_rows_of_their_own(home: Path, tmp_path: Path) -> None:
