@@ -27,6 +27,7 @@ import mdsmix
 from mdsmix.conversion import unit
 from mdsmix.encode import backend_files, backends
 from mdsmix.encode.backends import CheckedBackend, Fastokens, Reference, Unequal, open_backend
+from mdsmix.encode.special_tokens import encode_texts, make_token_search
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.ragged import Ragged
 from mdsmix.recipe import TokenizerSpec
@@ -427,12 +428,12 @@ def test_units_of_a_backend_that_differs_are_not_reused(
 
 def test_the_search_finds_every_token_anywhere_and_nothing_else() -> None:
     for tokens in (LLAMA_3, T5, ["<s>", "</s>"], ["a"]):
-        specials = backends.make_token_search(tokens)
+        specials = make_token_search(tokens)
         assert all(specials(f"{a}{token}{b}") for token in tokens for a in ("", "x<") for b in "|>")
-    specials = backends.make_token_search(LLAMA_3 + T5)
+    specials = make_token_search(LLAMA_3 + T5)
     assert not any(map(specials, ["", "<|", "<|im_start|>", "<em>", "<extra_id_x>", "</span>"]))
-    assert not backends.make_token_search([])("<s>")
-    assert not backends.make_token_search([""])("<s>")
+    assert not make_token_search([])("<s>")
+    assert not make_token_search([""])("<s>")
 
 
 def test_a_control_token_in_ordinary_text_is_refused(lettered: Tokenizer, tmp_path: Path) -> None:
@@ -448,9 +449,7 @@ def test_a_control_token_in_ordinary_text_is_refused(lettered: Tokenizer, tmp_pa
         model.add_special_tokens(tokenizer.special_tokens)
         model.save(path)
         for rule, refused in (("escape", [1]), ("allow", []), ("reject", [1, 3])):
-            rows, marked, refused_rows = backends.encode_texts(
-                Reference(tokenizer), texts, rule, tokenizer
-            )
+            rows, marked, refused_rows = encode_texts(Reference(tokenizer), texts, rule, tokenizer)
             assert (marked, refused_rows) == ([1, 3], refused)
             assert rows[2].tolist() == [2, 1, 2], "an unknown character is no special token"
             assert rows[4].tolist() == [2, 1, 2], "nor is the name of one"
@@ -477,7 +476,7 @@ def test_a_record_contains_a_special_token_if_one_of_its_ids_is_special(
     """Wherever the special ids are in the vocabulary, and whatever other ids are in the batch."""
     tokens = sorted(special)
     tokenizer = replace(lettered, special_tokens=tokens, special_ids=[*map(ord, tokens)])
-    rows, marked, refused = backends.encode_texts(CodePoints(), texts, rule, tokenizer)
+    rows, marked, refused = encode_texts(CodePoints(), texts, rule, tokenizer)
     expected = [row for row, text in enumerate(texts) if special & set(text)]
     assert marked == expected
     assert refused == (expected if rule == "reject" else [])

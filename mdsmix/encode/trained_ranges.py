@@ -261,7 +261,8 @@ class SplitAnswers(NamedTuple):
 
 def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswers:
     """Return samples whose responses have only trained tokens, and whose prompts have only tokens
-    that are not trained.
+    that are not trained. If capital letters are trained tokens, the turn (`a b`, `c D e F`) becomes
+    the turns (`a b c`, `D`) and (`e`, `F`).
 
     LLM-Foundry always trains the last response of a sample. So a sample ends with its last trained
     token: the tokens after it give no loss, and are cut off. If that token is not the last of its
@@ -280,23 +281,21 @@ def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswe
     counts = sum_between(is_trained, samples.offsets)
     verdicts[(verdicts == USABLE) & (counts == 0)] = "nothing_trained"
     # Find the last trained token of each sample that has one, and the response that it is in.
+    # Prompts and responses have numbers in one list, as in `turns.ids`.
     rows = np.flatnonzero(verdicts == USABLE)
     last = np.flatnonzero(is_trained)[np.cumsum(counts)[rows] - 1]
-    sides = np.searchsorted(turns.ids.offsets[1:], last, "right")
+    responses = np.searchsorted(turns.ids.offsets[1:], last, "right")
     # Refuse samples whose last trained response is not trained to its end.
-    ends_early = turns.ids.offsets[1:][sides] != last + 1
-    if eos is None:
-        ends_early[:] = False
-    else:
-        ends_early &= samples.values[last] != eos
+    ends_early = np.zeros(len(rows), bool)
+    if eos is not None:
+        is_inside = last + 1 != turns.ids.offsets[1:][responses]
+        ends_early = is_inside & (samples.values[last] != eos)
     verdicts[rows[ends_early]] = "ends_untrained"
     if not trains_all:
-        # Refuse those with several trained pieces. A piece begins at a trained token after a token
-        # that is not trained, such as the last one of the prompt.
-        begins_piece = is_trained.copy()
-        begins_piece[1:] &= ~is_trained[:-1]
-        pieces = sum_between(begins_piece, turns.ids.offsets)[sides]
-        verdicts[rows[~ends_early & (pieces > 1)]] = "split_answer"
+        # Refuse those whose last trained response has several pieces: only the last one would be
+        # trained.
+        has_pieces = _count_pieces(turns, is_trained)[responses] > 1
+        verdicts[rows[~ends_early & has_pieces]] = "split_answer"
     # Cut off the tokens after the last trained one.
     is_split = verdicts[rows] == USABLE
     kept_lengths = samples.lengths.copy()
@@ -311,11 +310,25 @@ def split_answers(turns: Turns, trains_all: bool, eos: int | None) -> SplitAnswe
     )
 
 
+def _count_pieces(turns: Turns, is_trained: Flags) -> Lengths:
+    """Return how many runs of trained tokens begin in each prompt and response: int64 [2 * turns].
+    For the response `c D e F`, of which `D` and `F` are trained: 2.
+
+    Args:
+        turns: samples whose prompts are not trained.
+        is_trained: bool [tokens], whether each token is trained.
+    """
+    begins_piece = is_trained.copy()
+    begins_piece[1:] &= ~is_trained[:-1]
+    return sum_between(begins_piece, turns.ids.offsets)
+
+
 def _join_runs(
     samples: Ragged, is_trained: Flags, kept_lengths: Lengths, is_usable: Flags
 ) -> Turns:
     """Return samples as turns: each run of untrained tokens is a prompt, each run of trained tokens
-    a response. In the code a side is a prompt or a response.
+    a response. In the code a side is a prompt or a response. A sample of the tokens `a b c D e F`,
+    of which `D` and `F` are trained, has four sides of 3, 1, 1 and 1 tokens, so two turns.
 
     Args:
         samples: the tokens of each sample.

@@ -84,11 +84,6 @@ class Check:
     """
     find: Finder
 
-    @property
-    def is_rule(self) -> bool:
-        """Whether the check looks only at a section of a YAML, and opens no stream."""
-        return self.subject in ("loader section", "stream section")
-
     def run(self, *arguments: Any, stream: str | None = None) -> Findings:
         """Yield the findings of `find(*arguments)` that belong to this check, with its id, severity
         and consequence filled in.

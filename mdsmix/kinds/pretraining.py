@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import (
     Encoded,
     add_special_tokens,
@@ -24,6 +23,7 @@ from mdsmix.encode.encoded import (
     split_rows,
 )
 from mdsmix.encode.labels import USABLE, Lengths
+from mdsmix.encode.special_tokens import encode_texts
 from mdsmix.errors import RecipeError
 from mdsmix.kinds.kind import Kind, make_packed_columns
 from mdsmix.lazy_numpy import NDArray, np

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from mdsmix.encode import chat
 from mdsmix.encode.answer_ends import EndNote
-from mdsmix.encode.backends import encode_texts
 from mdsmix.encode.encoded import Encoded, add_special_tokens, make_encoded
 from mdsmix.encode.labels import Lengths
+from mdsmix.encode.special_tokens import encode_texts
 from mdsmix.foundry_yaml.prompt_loader import MAX_GEN_LEN, PROMPT_LOADER
 from mdsmix.kinds.finetuning import WINDOW_BYTES
 from mdsmix.kinds.kind import Piece

@@ -25,7 +25,7 @@ from mdsmix.encode.answer_parts import (
     has_earlier_call,
 )
 from mdsmix.encode.answer_spans import WeightedRange, match_answers, weigh_responses
-from mdsmix.encode.backends import Backend, make_token_search
+from mdsmix.encode.backends import Backend
 from mdsmix.encode.chat import (
     ChatTemplate,
     PlainPart,
@@ -40,6 +40,7 @@ from mdsmix.encode.control_words import ControlWords, open_control_words
 from mdsmix.encode.labels import Turns
 from mdsmix.encode.open_template import add_variables, open_stream_template
 from mdsmix.encode.rewritten_history import render_rows
+from mdsmix.encode.special_tokens import make_token_search
 from mdsmix.encode.trained_ranges import MarkedRange, mark_tokens, multiply_weights
 from mdsmix.kinds.row_faults import (
     LATER_SYSTEMS,
@@ -310,18 +311,10 @@ class TurnRenderer:
                 if position in refused:
                     raise RecordRefused("special_token_in_text")
                 conversation = conversations[position]
-                rows: Sequence[Sequence[Turn]] = [turns] if turns else []
-                if not rows:
-                    rows = self.rows_of(conversation, rendered.unread)
-                    # Refuse the conversation if a text of a row ends inside a control token.
-                    for row in rows:
-                        self.words.refuse_split([*chain.from_iterable(row)])
-                ranges = list[list[MarkedRange]]()
+                rows = [turns] if turns else self._render_alone(conversation, rendered.unread)
+                ranges: list[list[MarkedRange]] = []
                 if has_marks:
-                    layout = None
-                    if turns:
-                        roles = tuple([message["role"] for message in conversation.messages])
-                        layout = find_layout_for_roles(self.chat, roles)
+                    layout = self._find_layout(conversation) if turns else None
                     ranges = self.mark_rows(conversation, rows, layout)
             except RecordRefused as error:
                 rendered.rejected[position] = error.why
@@ -330,6 +323,24 @@ class TurnRenderer:
                 rendered.ranges.extend(ranges)
                 rendered.positions.extend(repeat(position, len(rows)))
         return rendered
+
+    def _render_alone(
+        self, conversation: Conversation, unread: Counter[str]
+    ) -> Sequence[Sequence[Turn]]:
+        """Return the rows of a conversation (`rows_of`).
+
+        Raises RecordRefused if it has no row, or if a prompt or a response ends inside a control
+        token.
+        """
+        rows = self.rows_of(conversation, unread)
+        for row in rows:
+            self.words.refuse_split([*chain.from_iterable(row)])
+        return rows
+
+    def _find_layout(self, conversation: Conversation) -> TemplateLayout | None:
+        """Return the layout with which a conversation was rendered together with others."""
+        roles = tuple([message["role"] for message in conversation.messages])
+        return find_layout_for_roles(self.chat, roles)
 
     def render_together(self, plain: PlainPart) -> Mapping[int, Sequence[Turn]]:
         """Return the turns of the conversations that can be rendered together with others like

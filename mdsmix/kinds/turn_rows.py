@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-from mdsmix.encode.backends import Backend, encode_texts
+from mdsmix.encode.backends import Backend
 from mdsmix.encode.encoded import add_special_tokens
 from mdsmix.encode.labels import Flags, Lengths, Turns
+from mdsmix.encode.special_tokens import encode_texts
 from mdsmix.lazy_numpy import np
 from mdsmix.messages import plural
 from mdsmix.ragged import Ragged
