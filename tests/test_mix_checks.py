@@ -749,6 +749,17 @@ def test_only_samples_that_an_evaluation_draws_are_compared_with_trained_ones(
     assert len(indexes) == 2
     assert indexes[0] == indexes[1]
     assert find(evaluation_of(one, trained=one), tmp_path / "same", id)
+    assert len(find(evaluation_of(WEB("copy")), tmp_path / "copy", id)) == 1
+    # Of a part, such as the files of an evaluation in a folder that is trained on.
+    rows = [*[NINES.row] * 20, *[EIGHTS] * 10]
+    part = PublishedStream("part", CONCAT, WEB.row, {"rows": rows, "shards": 3})
+    whole = PublishedStream("all", CONCAT, WEB.row, {"rows": rows[10:], "shards": 2})
+    (finding,) = find(evaluation_of(part, trained=NINES(n=10)), tmp_path / "part", id)
+    assert "evaluates on part, and 20 of its 30 samples are trained on." in finding.message
+    (finding,) = find(evaluation_of(whole, trained=part), tmp_path / "whole", id)
+    assert "evaluates on all, and 20 of its 20 samples are trained on." in finding.message
+    other = without_hashes(part("other"))
+    assert not find(evaluation_of(other, trained=part), tmp_path / "unhashed", id)
     assert not find(evaluation_of(WEB | {"repeat": 0}), tmp_path / "off", id)
 
 

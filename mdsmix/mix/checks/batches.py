@@ -24,6 +24,7 @@ from mdsmix.mix.epoch.draws import (
 from mdsmix.mix.epoch.figures import StreamInEpoch, compute_share, measure_epoch
 from mdsmix.mix.epoch.stream_counts import find_fixed_row_length
 from mdsmix.mix.streams.mix import Loader, Mix, StreamInMix, list_stream_names
+from mdsmix.shards.index import Shard
 from mdsmix.table import is_known
 
 CHECKS = CheckList()
@@ -165,19 +166,36 @@ def evaluation_repeats(mix: Mix, loader: Loader) -> Findings:
     "The evaluation's loss does not show how well the model does on text that it has not seen.",
 )
 def evaluation_trained(mix: Mix, loader: Loader) -> Findings:
-    """Find evaluations on streams that are trained on too, here or as a copy in another folder."""
+    """Find evaluations on streams that are trained on too, here or as a copy in another folder, and
+    evaluations on shards whose bytes a stream that is trained on has too.
+    """
     if loader.trains:
         return
-    trained = {_identify(stream) for stream in mix.train.streams if not _is_off(stream)}
+    fix = "OK if intended. Otherwise evaluate on samples that are held out (`holdout` in a recipe)."
+    trained = [stream for stream in mix.train.streams if not _is_off(stream)]
+    names = {_identify(stream) for stream in trained}
     drawn = [stream for stream in loader.streams if not _is_off(stream)]
-    trained_too = [stream for stream in drawn if _identify(stream) in trained]
+    trained_too = [stream for stream in drawn if _identify(stream) in names]
     if trained_too:
         yield Finding(
             "{loader} evaluates on {streams}, and the same samples are trained on.",
-            "OK if intended. Otherwise evaluate on samples that are held out (`holdout` in a "
-            "recipe).",
+            fix,
             list_stream_names(trained_too),
         )
+    trained_shards = {_identify_shard(shard) for each in trained for shard in each.index.shards}
+    for stream in drawn:
+        shared = 0
+        for shard in stream.index.shards:
+            hashes = _identify_shard(shard)
+            if hashes and hashes in trained_shards:
+                shared += shard.samples
+        if shared and stream not in trained_too:
+            yield Finding(
+                f"{{loader}} evaluates on {{streams}}, and {shared:,} of its "
+                f"{plural(stream.index.samples, 'sample')} are trained on.",
+                fix,
+                [stream.name],
+            )
 
 
 @CHECKS.mix("warning", "An epoch draws these samples from each of the streams.")
@@ -191,7 +209,7 @@ def samples_shared(mix: Mix) -> Findings:
             continue
         shared = Counter[str]()  # an earlier stream -> samples of this stream that it has too
         for shard in stream.index.shards:
-            hashes = frozenset(shard.stored.hashes.items())
+            hashes = _identify_shard(shard)
             if hashes and first_streams.setdefault(hashes, stream.name) != stream.name:
                 shared[first_streams[hashes]] += shard.samples
         for earlier, samples in shared.items():
@@ -202,6 +220,13 @@ def samples_shared(mix: Mix) -> Findings:
                 "read out of one of them.",
                 [earlier, stream.name],
             )
+
+
+def _identify_shard(shard: Shard) -> frozenset[tuple[str, str]]:
+    """Return the hashes of the shard's file, {(xxh128, hex digest)}. Shards with equal hashes have
+    the same samples. Empty if the index has no hashes.
+    """
+    return frozenset(shard.stored.hashes.items())
 
 
 def _identify(stream: StreamInMix) -> str:
