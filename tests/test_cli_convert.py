@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyarrow import parquet
 
+from mdsmix.cli import conversion_command, convert
+from mdsmix.cli.commands import make_app_for
 from mdsmix.storage.urls import STORES
 from tests.converting import (
     Answer,
@@ -206,3 +212,81 @@ def test_a_run_that_finds_nothing_to_do_imports_what_it_needs(project: Project) 
     needless |= {"tarfile", "mdsmix.sources.csv_table", "mdsmix.sources.parquet"}  # other formats
     needless |= {"mdsmix.kinds.turn_renderer", "mdsmix.kinds.preferences"}  # other kinds
     assert sorted(needless & modules) == []
+
+
+def test_words_without_options_are_parsed_as_typer_parses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do the same, and what they leave out has the same default."""
+    recipe = tmp_path / "my recipe.yaml"
+    recipe.write_text("{}")
+    calls = list[dict[str, Any]]()
+    defaults = inspect.signature(conversion_command.run_conversion)
+
+    def record(*args: Any, **kwargs: Any) -> None:
+        call = defaults.bind(*args, **kwargs)
+        call.apply_defaults()
+        call.arguments["overrides"] = list(call.arguments["overrides"] or ())
+        calls.append(call.arguments)
+
+    monkeypatch.setattr(conversion_command, "run_conversion", record)
+    monkeypatch.setattr(convert, "run_conversion", record)
+    for overrides in ([], ["max_seq_len=64"], ["a=", "b", "c=d=e", "\u00fc=-1", "a b", ""]):
+        words = ["convert", str(recipe), *overrides]
+        assert mdsmix(*words).code == 0
+        make_app_for(words)(words, standalone_mode=False)
+        direct, parsed = calls[-2:]
+        assert direct == parsed
+        assert (direct["recipe"], direct["overrides"]) == (recipe, overrides)
+    assert len(calls) == 6
+
+
+def test_what_typer_must_parse_or_refuse_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse = conversion_command.parse_without_typer
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("{}")
+    name = str(recipe)
+    assert parse([name, "a=1"]) == (recipe, ["a=1"])
+    for words in (
+        [],
+        ["-"],
+        [""],
+        [str(tmp_path)],
+        [f"{name}x"],
+        [name, "-q"],
+        [name, "--", "a=1"],
+    ):
+        assert parse(words) is None
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read every file
+    assert parse([name]) is None
+    monkeypatch.undo()
+    monkeypatch.setenv("_MDSMIX_COMPLETE", "complete_bash")
+    assert parse([name]) is None
+
+
+ENDINGS = """
+import sys
+from mdsmix.cli.main import run
+try:
+    run()
+finally:
+    print("typer" in sys.modules)
+"""
+
+
+def test_a_conversion_without_options_imports_no_typer(project: Project) -> None:
+    """Typer and the options of the command take 15 ms of CPU."""
+    project.write_source(GOOD)
+    project.configure(documents("a.jsonl", layout="document"), max_seq_len=512)
+    for more, ending in (
+        ([], "False"),
+        (["max_seq_len=256"], "False"),
+        (["max_seq_length=256"], "False"),
+        (["-q"], "True"),
+    ):
+        command = [sys.executable, "-c", ENDINGS, "convert", str(project.recipe), *more]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == ending, done.stderr
+        assert done.returncode == (2 if more == ["max_seq_length=256"] else 0)

@@ -137,7 +137,7 @@ def test_the_tokenizer_is_opened_before_the_modules_are_imported(project: Projec
     (line,) = run("--workers", 1, project.recipe, elsewhere)
     assert line.startswith("opened ['typer'] ")
     project.configure(streams={"web": documents("*.jsonl"), "more": documents("*.jsonl")})
-    (line,) = run(project.recipe)
+    (line,) = run(project.recipe, "--workers", 1)
     assert line.startswith("opened ['typer'] ")
 
 

@@ -32,10 +32,10 @@ class Stop:
 
 STOPS = (
     Stop(
-        "cli/convert.py",
-        "convert",
+        "cli/conversion_command.py",
+        "run_conversion",
         0,
-        "Reads the command line, and prints the result at the end.",
+        "Takes the options of the command line, and prints the result at the end.",
     ),
     Stop(
         "kinds/recipes.py",

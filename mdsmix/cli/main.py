@@ -74,11 +74,7 @@ def _run_command() -> Ending:
         return Ending(code, [f"error: {WINDOWS}"], describe_error("Unreachable", WINDOWS, code))
     try:
         with raise_stop_signals(), _open_tokenizer_early(sys.argv[1:]):
-            from mdsmix.cli.commands import make_app_for  # 40 ms, mostly Typer
-
-            # Click would take the name from how Python was started, also in `_MDSMIX_COMPLETE`.
-            app = make_app_for(sys.argv[1:])
-            code = app(prog_name="mdsmix", standalone_mode=False)
+            code = _call_command(sys.argv[1:])
         sys.stdout.flush()
         return _end_by_code(code)
     except MdsmixError as failed:
@@ -106,6 +102,22 @@ def _run_command() -> Ending:
         )
         tree = describe_error(type(error).__name__, sentence, 1)
         return Ending(1, [f"error: {sentence}"], tree)
+
+
+def _call_command(words: Sequence[str]) -> object:
+    """Call the command of these words. Return its exit code; None is 0."""
+    if words[:1] == ["convert"]:
+        from mdsmix.cli.conversion_command import parse_without_typer, run_conversion
+
+        parsed = parse_without_typer(words[1:])
+        if parsed:
+            run_conversion(*parsed)
+            return None
+    from mdsmix.cli.commands import make_app_for  # 40 ms, mostly Typer
+
+    # Click would take the name from how Python was started, also in `_MDSMIX_COMPLETE`.
+    app = make_app_for(words)
+    return app(prog_name="mdsmix", standalone_mode=False)
 
 
 def _print_document(ending: Ending) -> Ending:
