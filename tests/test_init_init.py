@@ -390,7 +390,6 @@ REFUSED: dict[str, tuple[str, int, str]] = {
     "lists.json": ('[["a"], ["b"]]', 2, "(other values): each element of its list must be one"),
     "printed.jsonl": ("{'text': 'a'}\n", 2, "as json.dumps, and not Python's print, writes it"),
     "tabs.csv": ("prompt\tresponse\na\tb\n", 2, "its cells end in tabs: set source.format: tsv"),
-    "excel.csv": ("sep=;\nprompt;response\na;b\n", 2, "delete its first line"),
     "shards.jsonl": ("PAR1", 2, "its first bytes are those of parquet."),
     "commas.jsonl": (
         '{"text": "a"},\n{"text": "b"},\n',

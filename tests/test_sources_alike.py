@@ -504,6 +504,10 @@ TABLES: list[tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = [
     (b"m,t\n{,[1]\n", {"parsed": ("m", "t")}, [{"m": "{", "t": [1]}]),
     (b"1;2\n3;4\n", {"header": ("a", "b")}, [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]),
     (b"a;b,c\n1;2,3\n", {}, [{"a;b": "1;2", "c": "3"}]),
+    (b"sep=;\r\na;b,c\r\n1;2\r\n", {}, [{"a": "1", "b,c": "2"}]),
+    (b'\xef\xbb\xbf"sep=,"\na,b;c\n1,2;3\n', {}, [{"a": "1", "b;c": "2;3"}]),
+    (b"sep=|\n1|2\n", {"header": ("a", "b")}, [{"a": "1", "b": "2"}]),
+    (b"sep=\t\n", {}, []),
     (b"1,a\n", {"header": ("n", "text")}, [{"n": "1", "text": "a"}]),
 ]
 

@@ -377,7 +377,10 @@ UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
     ),
     *(
         ("a.csv", b"a,b\r\n1,2\r\n" + header, {}, Unreachable, "^line 3 of .* names the fields")
-        for header in (b"a,b\n", b"a,b", b"\xef\xbb\xbfa,b\r\n")
+        for header in (
+            *(b"a,b\n", b"a,b", b"\xef\xbb\xbfa,b\r\n"),
+            *(b'"a","b"\n', b'\xef\xbb\xbf"a","b"\r\n', b"a,b\n1\n"),
+        )
     ),
     (
         "a.csv",

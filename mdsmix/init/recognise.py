@@ -719,8 +719,6 @@ def _describe_delimiter(fields: Sequence[str]) -> str:
     """
     if any("\t" in name for name in fields):
         return "; its cells end in tabs: set source.format: tsv, or rename it to .tsv"
-    if fields[0].startswith("sep="):
-        return "; delete its first line, which only spreadsheets understand"
     return ""
 
 

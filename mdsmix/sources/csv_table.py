@@ -6,7 +6,8 @@ reader returns no place, fails on a field larger than its block, and turns "NA" 
 into 7 unless configured otherwise.
 
 In countries with a decimal comma, spreadsheets separate cells by semicolons. So if the first line
-has semicolons but not the delimiter, the delimiter is `;`.
+has semicolons but not the delimiter, the delimiter is `;`. A first line such as `sep=;`, which is
+for Excel, names the delimiter and is no row.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from mdsmix.sources.units import SourceFile, Span, Unit
 
 NAME = re.compile(r"[a-z_][a-z0-9_. -]{0,40}")
 "What the name of a field looks like, in lower case."
+SEPARATOR = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([ -~\t])"?\r?\n')
+"The line before the header that names the delimiter for Excel, such as `sep=;`."
 MOST_SHOWN = 160
 "The most characters of a row in a message."
 
@@ -78,7 +81,8 @@ class CsvTable(Format):
         """Yield all rows of the table as blocks of about 4 MB.
 
         The first row names the fields, unless the recipe names them (`source.header`). If the first
-        line has `;` and lacks the format's own delimiter, `;` is the delimiter.
+        line has `;` and lacks the format's own delimiter, `;` is the delimiter. A first line such
+        as `sep=;` names it, and is left out.
         """
         with open_unpacked(file, self.packing, span.memory) as stream:
             first_line = stream.readline(LONGEST_ROW)
@@ -86,7 +90,12 @@ class CsvTable(Format):
             delimiter = self._delimiter
             if b";" in first_line and delimiter.encode() not in first_line:
                 delimiter = ";"
+            separator = SEPARATOR.fullmatch(first_line)
+            if separator:
+                delimiter = separator[1].decode()
             stretches = RowReader(first_line, stream, delimiter).read()
+            if separator:
+                stretches = _drop_first_row(stretches)
             header = list(file.read_as.header)  # as the recipe sets it
             if header:
                 stretches = _refuse_repeated_header(file, stretches, header)
@@ -96,6 +105,14 @@ class CsvTable(Format):
             # The digests cover the delimiter and the header: with others, equal bytes would be
             # other records.
             yield from make_row_blocks(file, span, f"{delimiter} {header}", rows)
+
+
+def _drop_first_row(stretches: Iterator[Stretch]) -> Iterator[Stretch]:
+    """Yield all rows but the first."""
+    for stretch in stretches:
+        yield stretch.slice(1, len(stretch.raws))
+        break
+    yield from stretches
 
 
 def _refuse_repeated_header(
@@ -169,36 +186,52 @@ def _read_header(file: SourceFile, stretches: Iterator[Stretch]) -> _Table:
         rest = stretch.slice(index + 1, len(stretch.raws))
         rows_after: Iterator[Stretch] = chain([rest], stretches)
         if len(names) > 1:  # a table of one column may contain the name as a word
-            rows_after = _refuse_joined_tables(file, rows_after, stretch.raws[index])
+            rows_after = _refuse_joined_tables(file, rows_after, names)
         return _Table(names, rows_after)
     return _Table([], iter(()))
 
 
 def _refuse_joined_tables(
-    file: SourceFile, stretches: Iterator[Stretch], header: bytes
+    file: SourceFile, stretches: Iterator[Stretch], header: list[str]
 ) -> Iterator[Stretch]:
     """Yield all rows. Raise Unreachable if one of them is the header again: tables were joined by
-    `cat`, and the names of the fields would become a record.
-
-    Args:
-        header: the bytes of the first row, with its line end and maybe a byte order mark.
+    `cat`, and the names of the fields would become a record. The other table may have other line
+    ends or quotes, and a byte order mark.
     """
-    # The tables may have other line ends or byte order marks, or end without a line end.
-    text = header.removeprefix(BYTE_ORDER_MARK).rstrip(b"\r\n")
-    forms = [
-        start + text + end for start in (b"", BYTE_ORDER_MARK) for end in (b"\n", b"\r\n", b"")
-    ]
     for stretch in stretches:
-        repeated = [stretch.raws.index(form) for form in forms if form in stretch.raws]
-        if repeated:
-            earlier = stretch.raws[: min(repeated)]
-            line = stretch.line + sum(raw.count(b"\n") for raw in earlier)
+        index = _find_header(stretch, header)
+        if index is not None:
+            line = stretch.line + sum(raw.count(b"\n") for raw in stretch.raws[:index])
             raise Unreachable(
                 f"line {line:,} of {file.location.url} names the fields, as its first line does, "
                 "as if tables were joined by cat, so it would be read as a record: remove this "
                 "line and others like it, or name the tables themselves in source.path"
             )
         yield stretch
+
+
+def _find_header(stretch: Stretch, header: list[str]) -> int | None:
+    """Return the index of the first row whose cells are those of the header; None if there is no
+    such row.
+    """
+    # Compare the first cells only, which is fast: rows are many. Almost always that is all.
+    first, *others = header
+    mark = BYTE_ORDER_MARK.decode()
+    forms = (first, f"{mark}{first}", f'{mark}"{first}"')
+    width = len(header)
+    starts: Sequence[int] = range(0, len(stretch.cells), width)
+    if stretch.widths.count(width) < len(stretch.widths):
+        starts = [*accumulate(stretch.widths, initial=0)][:-1]
+        candidates = stretch.cells
+    else:
+        candidates = stretch.cells[::width]
+    if not any(form in candidates for form in forms):
+        return None
+    for index, start in enumerate(starts):
+        cells = stretch.cells[start : start + stretch.widths[index]]
+        if cells and cells[0] in forms and cells[1:] == others and index not in stretch.faults:
+            return index
+    return None
 
 
 def _name_fields(stretches: Iterator[Stretch], header: list[str], unit: Unit) -> Iterator[Rows]:
