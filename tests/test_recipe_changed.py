@@ -220,6 +220,15 @@ def test_after_converting_again_the_recipe_is_accepted(recipe: Path) -> None:
         assert mdsmix("check", recipe).code == 3
 
 
+def test_another_path_to_the_same_files_is_published(recipe: Path) -> None:
+    """A machine without the files, which has only the paths to compare, accepts the recipe then."""
+    override = "streams.web.source.path='we[b].jsonl'"
+    run_ok("convert", recipe, override)
+    remove_source(recipe)
+    assert findings(run_ok("check", recipe, override, "--json")) == {}
+    assert findings(mdsmix("check", recipe, "--json")).keys() == {"web"}
+
+
 def edit_source(recipe: Path) -> None:
     with (recipe.parent / "web.jsonl").open("ab") as file:
         file.write(b'{"text": "one more"}\n')

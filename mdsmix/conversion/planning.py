@@ -215,7 +215,7 @@ class StreamPlan:
     def is_up_to_date(self) -> bool:
         """Whether nothing remains to be done. Two conditions must be true: no source file has
         changed (by its size and its time or ETag), and the stream is published with exactly the
-        work units, bad records and names of these files.
+        work units, bad records and names of these files, and with the recipe's keys that find them.
         """
         # The content of all sources must be known.
         contents = self.cache.contents(self.units)
@@ -233,6 +233,8 @@ class StreamPlan:
                 keys.append(key)
                 bad_names.add(name_bad_records(key, window))
         if not is_published(self.job, self.old, self.target, keys):
+            return False
+        if compare_sources(self.old.source, self.job.source):
             return False
         if self._published_names != {file.name for unit in self.units for file in unit.files}:
             return False
