@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mdsmix.load.vision import load_processor
 from mdsmix.processor import server
+from mdsmix.processor.answers import answer_question
 from tests.pictures import QWEN, seeing_tokenizer
 
 if TYPE_CHECKING:  # LLM-Foundry's environment has none
@@ -120,7 +121,7 @@ def ask_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer questions to processors in this process, since the server takes 15 s to start."""
 
     def answer(name: str, question: Any) -> tuple[Any, str]:
-        return load_processor(name).answer(question), ""
+        return answer_question(load_processor(name), question), ""
 
     monkeypatch.setattr(server, "try_to_ask", answer)
 

@@ -18,7 +18,7 @@ from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.kinds.prove_processor import FIX_UNEQUAL, find_difference, list_stored_rows
 from mdsmix.kinds.read_records import open_record_encoder
 from mdsmix.processor.card import Processor
-from mdsmix.processor.loaded import StoredRow
+from mdsmix.processor.image_rows import StoredRow
 from mdsmix.shards.manifest import TokenizerCard, name_processor_folder
 from mdsmix.sources import SourceFile, read_batches
 from mdsmix.storage import Location

@@ -26,7 +26,7 @@ from mdsmix.encode.backends import open_backend
 from mdsmix.encode.encoded import Encoded
 from mdsmix.errors import Unreachable
 from mdsmix.lazy_numpy import np
-from mdsmix.processor.loaded import StoredRow
+from mdsmix.processor.image_rows import StoredRow
 from mdsmix.processor.server import ask_processor
 from mdsmix.record import Conversation, Message
 from mdsmix.shapes.image_parts import PLACEHOLDER, place_images

@@ -26,7 +26,7 @@ from streaming.base.util import number_abbrev_to_int
 from streaming.base.world import World
 
 from mdsmix.errors import RecipeError
-from mdsmix.load.dataset import describe_error
+from mdsmix.load.checked_stream import describe_error
 from mdsmix.load.internals import Ids, fill_shuffle_block_size
 from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.mix.epoch.draws import Machines

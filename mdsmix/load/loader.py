@@ -28,8 +28,9 @@ from mdsmix.foundry_yaml.lock import list_locked_settings
 from mdsmix.foundry_yaml.section_values import find_wrong_separators
 from mdsmix.foundry_yaml.training_yaml import Config
 from mdsmix.load.batch_checks import refuse_empty_epoch, refuse_evicting, refuse_unfilled
+from mdsmix.load.checked_stream import CheckedStream, describe_error
 from mdsmix.load.collate import Collate, Packer, find_best_ratio, list_ratios
-from mdsmix.load.dataset import CheckedStream, MixDataset, describe_error
+from mdsmix.load.dataset import MixDataset
 from mdsmix.load.internals import open_process_group
 from mdsmix.load.loader_settings import LoaderSettings, read_settings
 from mdsmix.load.mix_loader import MixLoader

@@ -16,7 +16,7 @@ from mdsmix.foundry_yaml.loader_keys import DATASET_KEYS, LOADER_DEFAULTS, TARGE
 from mdsmix.foundry_yaml.rules import refuse_broken_rules
 from mdsmix.foundry_yaml.training_yaml import Config, LoaderSection, Settings, read_training_yaml
 from mdsmix.frozen import frozen
-from mdsmix.load.dataset import BEST_HASH
+from mdsmix.load.checked_stream import BEST_HASH
 from mdsmix.recipe import TokenizerSpec
 
 RULES_SKIPPED_HERE = ("workers", "key-missing", "remote-alone", "setting-null", "split-nested")

@@ -285,7 +285,7 @@ def _parse_array_encoding(encoding: str) -> ArrayEncoding | None:
 
 
 class RowStream(Protocol):
-    """What rows need of their stream (dataset.CheckedStream)."""
+    """What rows need of their stream (checked_stream.CheckedStream)."""
 
     def describe_row(self, shard: Reader, position: int) -> str:
         """Return the name of a row, for messages."""

@@ -20,17 +20,11 @@ import torch
 from torch.nn.functional import pad
 
 from mdsmix.errors import MixRefused, RecipeError
-from mdsmix.load.dataset import describe_error
+from mdsmix.load.checked_stream import describe_error
 from mdsmix.load.loader_settings import LoaderSettings
 from mdsmix.load.training_rows import RowImages, RowRules, TrainingRow, cut_row
-from mdsmix.processor.loaded import (
-    Arrays,
-    LoadedProcessor,
-    fill_row,
-    make_blank_image,
-    replace_tokens,
-    turn_upright,
-)
+from mdsmix.processor.image_rows import Arrays, fill_row, replace_tokens, turn_upright
+from mdsmix.processor.loaded import LoadedProcessor, make_blank_image
 from mdsmix.shards.manifest import Manifest, read_manifest
 from mdsmix.shards.token_ids import IGNORED_LABEL
 from mdsmix.storage import Location, locate

@@ -1,22 +1,16 @@
-"""Opens a processor of transformers, makes tokens and pixels of images with it, and tests whether a
-loader's rows equal the rows that the processor makes itself.
-
-A stored row has one token for each image. A loader replaces this token by the tokens that the
-processor makes of the image alone. That is wrong if the processor's tokens depend on the text
-around an image, or on the row's other images. `first_difference` finds such a processor.
+"""Opens a processor of transformers, and makes tokens and pixels of images with it.
 
 A LoadedProcessor imports transformers and torch, so only loaders and separate processes open one.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +20,7 @@ import xxhash
 from mdsmix.errors import Unusable
 from mdsmix.lazy_numpy import np
 from mdsmix.messages import flatten_error
+from mdsmix.processor.image_rows import Arrays, split_by_row
 from mdsmix.tokenizer.transformers_five import make_readable, open_readable_folder
 
 PROBE_SIZES = ((56, 56), (100, 333), (700, 250))
@@ -62,23 +57,6 @@ kept. A SentencePiece model is not kept either, since tokenizer.json has the sam
 """
 
 
-Arrays = dict[str, Any]
-"""Key -> array or tensor. Some keys, such as `input_ids`, have a value per token. Others, such as
-`pixel_values`, belong to a whole batch.
-"""
-
-
-class StoredRow(NamedTuple):
-    """A row of a converted stream, with its images, on which a processor is tested."""
-
-    name: str
-    "For messages, such as `one image`."
-    ids: list[int]
-    "The token ids of the row, with one token for each image."
-    images: Sequence[Any]
-    "The images of the row: bytes of files, or images of Pillow."
-
-
 class ProcessedImages(NamedTuple):
     """The tokens and pixels that a processor makes of a batch of images."""
 
@@ -88,15 +66,6 @@ class ProcessedImages(NamedTuple):
     """
     batch_entries: Arrays
     "The other entries of the batch, such as `pixel_values`, as the model takes them."
-
-
-class RowsOfBatch(NamedTuple):
-    """A processor's batch, split into rows."""
-
-    rows: list[Arrays]
-    "For each row the arrays with a value per token, without padding."
-    batch_entries: Arrays
-    "The entries of the batch that have no value per token, such as `pixel_values`."
 
 
 class LoadedProcessor:
@@ -193,21 +162,6 @@ class LoadedProcessor:
             return counted == [self.count_by_trying(size) for size in PROBE_SIZES]
         except Exception:
             return False
-
-    def answer(self, question: Mapping[str, Any]) -> Any:
-        """Answer a question that another process has sent.
-
-        Args:
-            question: its keys decide what is answered:
-                `sizes` (pairs of height and width): the token count of each size, by `count`;
-                `rows` (a list of StoredRow): the result of `first_difference`;
-                neither: the result of `card`.
-        """
-        if "sizes" in question:
-            return [self.count(size) for size in question["sizes"]]
-        if "rows" in question:
-            return first_difference(self, question["rows"])
-        return self.card()
 
     def card(self) -> dict[str, Any]:
         """Return the fields of `processor.card.Processor` without name and path; `files` is
@@ -404,197 +358,3 @@ def make_blank_image(size: Sequence[int]) -> Any:
     from PIL import Image
 
     return Image.new("RGB", (size[1], size[0]))
-
-
-def first_difference(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> str | None:
-    """Compare two ways of making a batch: a loader replaces the image tokens of stored rows, and
-    transformers makes rows of the whole texts. Return a sentence on the first difference; None if
-    all rows are equal.
-
-    Each row is compared alone, then all rows with images in one batch. A row with an odd image that
-    the processor refuses is left out, since `convert` puts such a record into the quarantine.
-    """
-    decoded = [row._replace(images=[turn_upright(image) for image in row.images]) for row in rows]
-    refuses = partial(_is_refused, processor)
-    usable = [row for row in decoded if not any(map(refuses, row.images))]
-    with_images = [row for row in usable if row.images]
-    batches = [[row] for row in usable]
-    if with_images:
-        batches.append(with_images)
-    class_name = type(processor.processor).__name__
-    for batch in batches:
-        name = batch[0].name if len(batch) == 1 else "several rows in one batch"
-        try:
-            problem = next(_find_differences(processor, batch), None)  # only the first
-        except Exception as error:
-            problem = f"makes input_ids by a rule of its own ({flatten_error(error)[:300]})"
-        if problem:
-            return f"for {name}, {class_name} {problem}"
-    return None
-
-
-def _is_refused(processor: LoadedProcessor, image: Any) -> bool:
-    """Return whether an image is odd and the processor refuses it. Then `count` returns a reason,
-    not a number.
-    """
-    size = image.height, image.width
-    return is_odd(size) and isinstance(processor.count(size), str)
-
-
-def _find_differences(processor: LoadedProcessor, rows: Sequence[StoredRow]) -> Iterator[str]:
-    """Yield the differences between the batch that the processor makes of whole texts and the batch
-    that a loader makes of stored rows. Each difference is the end of a sentence that begins with
-    the processor's name: `makes other pixel_values ...`.
-    """
-    texts = [processor.decode(row.ids) for row in rows]
-    images = [row.images for row in rows]
-    # Let the processor make a batch of the whole texts. A stored text contains the text around an
-    # image, which the processor prints itself.
-    before, after = processor.around
-    stored_token = f"{before}{processor.token}{after}"
-    whole_texts = [text.replace(stored_token, processor.token) for text in texts]
-    whole = split_by_row(processor.process_texts(whole_texts, images))
-    # Let it make the tokens and pixels of the images alone, as a loader does.
-    pieces: list[list[Arrays]] = [[] for _ in texts]
-    pixels: Arrays = {}
-    if any(images):
-        pieces, pixels = processor.process_images(images)
-    # Compare the counts of tokens, each row, and the pixels.
-    for row_images, row_pieces in zip(images, pieces, strict=True):
-        yield from _find_wrong_counts(processor, row_images, row_pieces)
-    for text, row_pieces, whole_row in zip(texts, pieces, whole.rows, strict=True):
-        loader_row = _make_loader_row(processor, text, row_pieces)
-        # A key that only one of the two rows has must be 0 at every token.
-        zeros = 0 * whole_row["input_ids"]
-        for key in {**whole_row, **loader_row}:
-            if not are_equal(whole_row.get(key, zeros), loader_row.get(key, zeros)):
-                yield OTHER_VALUES.format(key=key)
-    for key, values in whole.batch_entries.items():
-        if not are_equal(values, pixels.get(key)):
-            yield OTHER_VALUES.format(key=key)
-
-
-OTHER_VALUES = "makes other {key} from the whole text than the loader makes from the stored row"
-"The end of a sentence that begins with the processor's name."
-
-
-def _find_wrong_counts(
-    processor: LoadedProcessor, images: Sequence[Any], pieces: Sequence[Arrays]
-) -> Iterator[str]:
-    """Compare the number of tokens that the processor makes of each image with its count for the
-    image's size. Yield the end of a sentence for each difference.
-
-    Args:
-        processor: the processor.
-        images: the images of one row.
-        pieces: for each image, the arrays that the processor makes of it.
-    """
-    for image, image_arrays in zip(images, pieces, strict=True):
-        number = len(image_arrays["input_ids"])
-        counted = processor.count((image.height, image.width))
-        if number != counted:
-            yield (
-                f"makes {number} tokens of an image of {image.width} x {image.height} pixels, but "
-                f"its count for this size is {counted}"
-            )
-
-
-def split_by_row(batch: Any) -> RowsOfBatch:
-    """Split a processor's batch into rows.
-
-    Arrays that contain only zeros are left out: generic tokenizers return such token_type_ids,
-    which vision models do not accept.
-    """
-    mask = batch["attention_mask"].bool()
-    # A tensor with the shape of the mask has a value per token.
-    by_token = {
-        key: values for key, values in batch.items() if getattr(values, "shape", None) == mask.shape
-    }
-    keys = [key for key, values in by_token.items() if key != "attention_mask" and values.any()]
-    rows = [
-        {key: by_token[key][number][row_mask].numpy() for key in keys}
-        for number, row_mask in enumerate(mask)
-    ]
-    return RowsOfBatch(rows, {key: values for key, values in batch.items() if key not in by_token})
-
-
-def _make_loader_row(processor: LoadedProcessor, text: str, pieces: Sequence[Arrays]) -> Arrays:
-    """Return the row that a loader makes of a text: the ids of the text, with each image token
-    replaced by the tokens of its image, and the arrays that the images have besides ids, such as
-    token_type_ids.
-
-    Raises ValueError if the text does not have one image token for each image.
-
-    Args:
-        processor: its tokenizer is used.
-        text: the text of a stored row, with one image token for each image.
-        pieces: for each image, its tokens and other arrays, as `process_images` returns them.
-    """
-    ids = np.array(processor.tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
-    spots = np.flatnonzero(ids == processor.token_id)
-    if len(spots) != len(pieces):
-        raise ValueError(
-            f"the text has {len(spots)} tokens {processor.token} for {len(pieces)} images"
-        )
-    return fill_row(ids, spots, pieces)
-
-
-def fill_row(ids: Any, spots: Any, pieces: Sequence[Arrays]) -> Arrays:
-    """Replace the image tokens of a row by the tokens of its images. Return key -> int64 array,
-    with a value per token of the new row.
-
-    Args:
-        ids: int64, the row's token ids.
-        spots: the positions of the image tokens in `ids`.
-        pieces: the arrays of each image, by key. Keys other than `input_ids` have the value 0 at
-            the row's own tokens.
-    """
-    if not pieces:
-        return {"input_ids": replace_tokens(ids, spots, [])}
-    filled = Arrays()
-    for key in pieces[0]:
-        values = ids if key == "input_ids" else np.zeros_like(ids)
-        filled[key] = replace_tokens(values, spots, [piece[key] for piece in pieces])
-    return filled
-
-
-def turn_upright(content: Any) -> Any:
-    """Return a decoded image in RGB, turned upright as its EXIF asks.
-
-    Args:
-        content: the file's bytes, or Pillow's image.
-    """
-    from PIL import Image, ImageOps
-
-    image = Image.open(io.BytesIO(content)) if isinstance(content, bytes) else content
-    return ImageOps.exif_transpose(image).convert("RGB")
-
-
-def replace_tokens(values: Any, spots: Any, pieces: Sequence[Any]) -> Any:
-    """Return `values` as int64, with the value at each of `spots` replaced by one of the pieces.
-
-    Args:
-        values: the ids of one row, or other values per token.
-        spots: ascending positions in `values`.
-        pieces: for each position, the values that replace the value there; any number of them.
-    """
-    # Split the values before each spot. Each stretch after the first begins with the value that is
-    # replaced.
-    first, *later_stretches = np.split(values, spots)
-    arrays = [first]
-    for piece, stretch in zip(pieces, later_stretches, strict=True):
-        arrays += [np.asarray(piece, np.int64), stretch[1:]]
-    return np.concatenate(arrays)
-
-
-def are_equal(first: Any, second: Any) -> bool:
-    """Return whether two tensors or arrays have the same shapes and values. Lists are equal if they
-    have equally many items and these are equal.
-    """
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(are_equal, first, second))
-    # Llama 4's pixels are bfloat16, which NumPy does not have.
-    arrays = [
-        values.double() if hasattr(values, "double") else values for values in (first, second)
-    ]
-    return np.array_equal(arrays[0], arrays[1])

@@ -4,7 +4,7 @@ and all of its workers.
 A processor needs transformers and torch, which take 10 s to import and 730 MB. So workers do not
 import them. The server, `python -m mdsmix.processor.server`, starts with the run and imports both
 at the first question. It ends with the run, or with the process that started it. Outside a run, the
-first question starts the server. `LoadedProcessor.answer` lists the questions.
+first question starts the server. `answers.answer_question` lists the questions.
 """
 
 from __future__ import annotations
@@ -187,6 +187,7 @@ def serve_at_stdin() -> None:
     """Serve at the socket that is this process's stdin."""
     import socket
 
+    from mdsmix.processor.answers import answer_question
     from mdsmix.processor.loaded import LoadedProcessor
 
     open_processor_once = cache(LoadedProcessor)
@@ -195,7 +196,7 @@ def serve_at_stdin() -> None:
         """Open the processor that the question names, if it is not open yet, and return its
         answer.
         """
-        return open_processor_once(question["name"]).answer(question)
+        return answer_question(open_processor_once(question["name"]), question)
 
     serve(socket.socket(fileno=0), answer)
 

@@ -19,7 +19,7 @@ from streaming.base.dataset import _ShardState
 from streaming.base.hashing import is_hash
 
 from mdsmix.errors import MdsmixError, RecipeError, Unreachable
-from mdsmix.load.dataset import BEST_HASH, FASTEST_FIRST
+from mdsmix.load.checked_stream import BEST_HASH, FASTEST_FIRST
 from mdsmix.load.loader_settings import read_settings
 from mdsmix.load.mix_loader import MixLoader
 from mdsmix.recipe import TokenizerSpec
