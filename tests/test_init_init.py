@@ -27,6 +27,7 @@ from tests.converting import (
     write_jsonl,
 )
 from tests.editor import list_marks
+from tests.published import LENGTH, publish
 from tests.styles import FORGETS, train_style
 from tests.tool_styles import QWEN_2_5
 
@@ -654,6 +655,22 @@ def test_calls_of_tools_are_trained_as_their_records_have_them(home: Path, tmp_p
         samples = run_ok("inspect", f"mix-{form}/calls/train").out
         arguments = {"parquet": '{"b": "x"}', "jsonl": '{"a": null, "b": "x"}'}[form]
         assert f'⟦<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>' in samples
+
+
+def test_a_stream_of_tokens_is_named_without_a_source(home: Path, tokenizer_folder: Path) -> None:
+    """What init proposes makes a recipe that can be checked."""
+    rows = [{"tokens": [number] * LENGTH} for number in range(8)]
+    publish(home / "old/web", {"tokens": f"ndarray:int32:{LENGTH}"}, rows)
+    refused = mdsmix("init", "old/web", "--tokenizer", tokenizer_folder)
+    words = "old/web/train/index.json is the index of a stream of tokens, which needs no conversion"
+    assert_refused(refused, 2, words)
+    (stream,) = re.findall(r"without a source, `({.*})`", refused.err)
+    tree = f"{{tokenizer: {tokenizer_folder}, max_seq_len: {LENGTH}, streams: {{web: {stream}}}}}"
+    (home / "recipe.yaml").write_text(tree)
+    assert "\n1 stream may be mixed" in run_ok("check", "recipe.yaml").out
+    # A stream of texts is a source.
+    publish(home / "texts", {"text": "str"}, [{"text": "a"}] * 3)
+    assert "path: texts/train" in run_ok("init", "texts", "--tokenizer", tokenizer_folder).out
 
 
 def test_a_stream_that_is_left_out_decides_nothing_about_the_others(

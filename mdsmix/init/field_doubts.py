@@ -149,8 +149,8 @@ def _describe_answers_without_text(guess: Guess) -> Iterator[str]:
             yield (
                 f"the values of {field} are not texts, so these records are read as prompts for "
                 f"reinforcement learning, and {field} is not trained: to train it as the answer, "
-                f"make texts of its values, as `jq -c '.{name} |= tostring'` does, and run init "
-                "again"
+                f"make texts of its values (of JSON Lines: `jq -c '.{name} |= tostring'`), and run "
+                "init again"
             )
 
 

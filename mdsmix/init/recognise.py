@@ -14,6 +14,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
+from pathlib import PurePath
 from typing import Any
 
 import orjson
@@ -82,6 +83,8 @@ CAPTIONS = ("txt", "text", "caption")
 "Names of the field with the caption of an image."
 BESIDE_CAPTIONS = frozenset({"__key__", "json", "__url__"})
 "Fields that records of images with captions may have as well."
+TOKEN_COLUMNS = frozenset({"tokens", "turns", "input_ids"})
+"Columns of MDS streams that contain token ids."
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
@@ -614,6 +617,12 @@ def describe_unknown(head: FirstRecords, guesses: Sequence[Guess]) -> Iterator[s
     """Yield lines on a file of no known shape: its fields, and the reasons why the nearest shapes
     do not fit.
     """
+    if format_of(head.file).rule == "format.mds" and not TOKEN_COLUMNS.isdisjoint(head.fields):
+        yield (
+            f"{head.file.name} is the index of a stream of tokens, which needs no conversion: name "
+            f"it in a recipe as a stream without a source, {_name_published(head)}"
+        )
+        return
     form = find_foreign_form(_read_one_object(head) or head)
     if not head.fields and not form:
         yield _describe_no_objects(head)
@@ -639,6 +648,18 @@ def describe_unknown(head: FirstRecords, guesses: Sequence[Guess]) -> Iterator[s
         "  If your fields have other names, write the recipe by hand and name them under source "
         f"(docs/data.md of mdsmix), {OR_READ}"
     )
+
+
+def _name_published(head: FirstRecords) -> str:
+    """Return the keys of a recipe's stream without a source: `{kind: pretraining, local: web,
+    split: train}` for the index web/train/index.json of a stream with the column `tokens`.
+    """
+    # Without a kind, a recipe of such streams alone has the finetuning loader.
+    kind = "kind: pretraining, " if "tokens" in head.fields else ""
+    folder = PurePath(head.file.name).parent
+    if not folder.name:  # the index is in the recipe's own folder
+        return f"`{{{kind}local: ..., split: ...}}`, with the folder above that of the index"
+    return f"`{{{kind}local: {folder.parent}, split: {folder.name}}}`"
 
 
 def _explain_reasons(guesses: Sequence[Guess]) -> Iterator[str]:
