@@ -59,7 +59,7 @@ def refuse_unfilled(dataset: MixDataset, label: str) -> None:
     streams = dataset.streams
     proportions = [float(stream.proportion) for stream in streams]
     block_size = choose_block_size(dataset.shuffle_block_size, machines.canonical)
-    tiny = find_tiny_blocks(method, machines.algo, block_size, proportions)
+    tiny = find_tiny_blocks(method, machines.shuffle, block_size, proportions)
     if tiny:
         parts = f"the parts of {join_names([streams[number].name for number in tiny])} in "
         raise RecipeError(
@@ -143,5 +143,6 @@ def _describe_machines(dataset: MixDataset, drawn: int) -> Machines:
         nodes=world.num_nodes,
         gpus=world.ranks_per_node,
         num_canonical_nodes=dataset.num_canonical_nodes or 0,
-        algo=dataset.shuffle_algo if dataset.shuffle else "none",
+        algo=dataset.shuffle_algo,
+        is_shuffled=bool(dataset.shuffle),
     )

@@ -19,6 +19,7 @@ import yaml
 from streaming import Stream, StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
+from torch.utils.data import DataLoader
 
 from mdsmix import plan_phases
 from mdsmix.load import build_loader
@@ -312,6 +313,24 @@ def test_steps_are_those_of_real_ranks(dataset: StreamingDataset, tmp_path: Path
         # What devices draw beyond the steps that all have is said to be dropped.
         assert epoch.dropped == of_ranks.sum() - held or not drop_last
     dataset.batch_size, dataset.batching_method = 4, "random"
+
+
+def test_steps_without_shuffling_follow_the_shuffle_algo(
+    dataset: StreamingDataset, tmp_path: Path
+) -> None:
+    """Streaming takes 64 canonical nodes under py1s and py2s, with and without shuffling. An epoch
+    then has more samples than the stream, since each canonical node gets as many as the others.
+    """
+    local = dataset.streams[0].local
+    for algo, is_shuffled in itertools.product(("py1s", "py2s", "py1e"), (False, True)):
+        keys = {"shuffle": is_shuffled, "shuffle_algo": algo}
+        theirs = StreamingDataset(local=local, batch_size=4, **keys)
+        steps = len(list(DataLoader(theirs, batch_size=4, collate_fn=len)))
+        section = {"streams": {"web": {"local": local}}, "max_seq_len": 4, **keys}
+        loader = {"name": "text", "dataset": section, "drop_last": False, "num_workers": 0}
+        plan = _plan(tmp_path, {"train_loader": loader, "global_train_batch_size": 4})
+        assert plan.epoch.steps == steps, keys
+        assert (steps > -(-SIZES[0] // 4)) == (algo != "py1e")
 
 
 def _plan(folder: Path, config: dict[str, Any], **asked: Any) -> Plan:

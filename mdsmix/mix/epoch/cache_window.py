@@ -138,7 +138,8 @@ class Window:
         that order, so few positions mean few shards. Infinite if the shuffle may move a sample any
         distance.
         """
-        if self.method != "random" or self.partition != "orig" or self.machines.algo not in BLOCKS:
+        shuffle = self.machines.shuffle
+        if self.method != "random" or self.partition != "orig" or shuffle not in BLOCKS:
             return math.inf
         canonical = self.machines.canonical
         # The windows of workers begin anywhere in a batch, so together they extend over one more
@@ -150,7 +151,7 @@ class Window:
         block = choose_block_size(self.block_size, canonical)
         # In each region: its part of these positions, which may begin and end within a position,
         # and the positions from which the shuffle may have moved a sample into that part.
-        moved = BLOCKS[self.machines.algo] * block
+        moved = BLOCKS[shuffle] * block
         return self.regions * (positions_read / self.regions + 2 + moved)
 
 

@@ -47,7 +47,8 @@ class Machines:
     num_canonical_nodes: int = 0
     "0: not set."
     algo: str = "py1e"
-    "shuffle_algo; `none` without shuffling."
+    "shuffle_algo. Without shuffling it still decides Streaming's default of num_canonical_nodes."
+    is_shuffled: bool = True
 
     def __post_init__(self) -> None:
         """Refuse machines that Streaming or LLM-Foundry would refuse."""
@@ -72,6 +73,11 @@ class Machines:
                 f"{plural(nodes, 'node')}, since every node would read nearly every shard: make "
                 "one of the two a multiple of the other."
             )
+
+    @property
+    def shuffle(self) -> str:
+        """The shuffle's name, such as `py1e`; `none` if samples are not shuffled."""
+        return self.algo if self.is_shuffled else "none"
 
     @property
     def ranks(self) -> int:
@@ -157,7 +163,7 @@ def count_delivered(
     """
     if method not in METHODS:
         return list(drawn)
-    if machines.algo == "py1e":
+    if machines.shuffle == "py1e":
         # This shuffle fails on a stream of fewer samples than canonical nodes.
         drawn = [count if count >= machines.canonical else 0 for count in drawn]
     if method == "stratified":
@@ -465,11 +471,13 @@ def make_machines(loader: Loader, **fields: Any) -> Machines:
         fields: the other fields of Machines, such as batch=64.
     """
     dataset = loader.dataset
-    algo = "none"
-    if dataset.get("shuffle"):
-        algo = str(dataset.get("shuffle_algo") or "py1e")
     canonical = as_whole_number(dataset.get("num_canonical_nodes")) or 0
-    return Machines(num_canonical_nodes=max(0, canonical), algo=algo, **fields)
+    return Machines(
+        num_canonical_nodes=max(0, canonical),
+        algo=str(dataset.get("shuffle_algo") or "py1e"),
+        is_shuffled=bool(dataset.get("shuffle")),
+        **fields,
+    )
 
 
 def count_delivered_on(loader: Loader, drawn: Sequence[int], machines: Machines) -> list[int]:
@@ -514,6 +522,6 @@ def find_tiny_blocks_of(loader: Loader) -> list[str]:
         weighting = _read_weighting(loader)
         shares = compute_batch_shares(weighting.weights, weighting.samples, weighting.epoch_size)
     size = as_whole_number(loader.dataset.get("shuffle_block_size")) or LARGEST_DEFAULT_BLOCK
-    algo = make_machines(loader, batch=1).algo
-    tiny = find_tiny_blocks(method, algo, size, shares)
+    shuffle = make_machines(loader, batch=1).shuffle
+    tiny = find_tiny_blocks(method, shuffle, size, shares)
     return [loader.streams[number].name for number in tiny]

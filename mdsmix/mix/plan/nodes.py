@@ -82,7 +82,7 @@ def compute_chance_of_fetch(
     piece = max(1.0, shard * passes / max(full_passes + is_drawn, 1e-12))
     # A stratified batch is divided among nodes after the shuffle, so every node reads from every
     # section.
-    if machines.algo == "naive" or method == "stratified":
+    if machines.shuffle == "naive" or method == "stratified":
         # Each sample of the piece is read by a random node.
         is_read = 1 - (1 - 1 / machines.layout_nodes) ** piece
     else:
@@ -106,7 +106,7 @@ def plan_node(drawn: Sequence[int], loader: Loader, machines: Machines, epochs: 
     """
     dataset = loader.dataset
     # Every epoch reads the same shards if it draws the same samples, or all samples.
-    draws_the_same = dataset.get("sampling_method") == "fixed" or machines.algo == "none"
+    draws_the_same = dataset.get("sampling_method") == "fixed" or machines.shuffle == "none"
     draws_all = True
     for stream, draws in zip(loader.streams, drawn, strict=True):
         if draws % (stream.index.samples or 1):
