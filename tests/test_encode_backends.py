@@ -349,8 +349,10 @@ def test_a_difference_on_a_hard_string_is_found_and_stored_with_its_text(
 ) -> None:
     monkeypatch.setattr(backends, "Fastokens", WrongOnOneText)
     monkeypatch.setattr(backends, "make_hard_strings", lambda tokenizer: ["a", WRONG])
-    with pytest.raises(RecipeError, match=f"fastokens .* differs from the reference on '{WRONG}'"):
-        open_backend(tokenizer, "fastokens").encode(["a"], False)
+    backend = open_backend(tokenizer, "fastokens")
+    for _ in range(2):  # as in a notebook, where a second command has the same backend
+        with pytest.raises(RecipeError, match=f"fastokens .* from the reference on '{WRONG}'"):
+            backend.encode(["a"], False)
     with pytest.raises(Unequal, match=WRONG) as caught:
         open_backend(tokenizer).encode(["a"], False)
     assert list((tmp_path / "backends").glob("*.equal")) == []

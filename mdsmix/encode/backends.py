@@ -433,13 +433,13 @@ class CheckedBackend(Backend):
         """
         if self._is_proved:
             return
-        self._is_proved = True
         texts = make_hard_strings(self._tokenizer)
         file = locate_proof(self._tokenizer, self.label)
         proof = _name_proof(texts)
         with suppress(OSError):
-            if file.read_bytes() == proof:
-                return
+            self._is_proved = file.read_bytes() == proof
+        if self._is_proved:
+            return
         try:
             for match_special in (False, True):
                 self.check(texts, match_special)
@@ -450,6 +450,7 @@ class CheckedBackend(Backend):
                 f"tokenizer.backend is {self._name}, but {unequal}; in the recipe, set "
                 "tokenizer.backend to auto."
             ) from None
+        self._is_proved = True
         with suppress(Unreachable):  # a later run compares them again
             keep_in_cache(file, proof)
 
