@@ -26,7 +26,7 @@ from mdsmix.conversion import early_opening, run, unit
 from mdsmix.conversion.source_cache import KnownSources
 from mdsmix.encode import fast_model
 from mdsmix.engines import local_engine
-from mdsmix.errors import RecipeError
+from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.storage import retries
 from mdsmix.tokenizer import snapshot
 from tests.converting import Answer, Project, assert_refused, chats, documents, read_public_files
@@ -300,6 +300,35 @@ def test_the_engine_is_imported_while_the_tokenizer_is_published(project: Projec
     done = subprocess.run(command, capture_output=True, text=True)
     lines = ["before False False", "after True", "after True"]
     assert (done.returncode, done.stdout.splitlines()) == (0, lines), done.stderr[-2000:]
+
+
+def test_no_import_goes_on_after_an_error(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that the program of the user then forks would wait for the import for ever."""
+
+    def fail(*_: object) -> None:
+        raise Unreachable("no disk")
+
+    monkeypatch.setattr(run, "_prepare_target", fail)
+    monkeypatch.setattr(run, "_import_engine", lambda: time.sleep(0.5))
+    with pytest.raises(Unreachable, match="no disk"):
+        mdsmix.convert(project.recipe, progress=False)
+    assert all(thread.name != "mdsmix imports" for thread in threading.enumerate())
+
+
+def test_ctrl_c_before_the_import_has_begun(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupt(thread: threading.Thread) -> None:
+        if thread.name == "mdsmix imports":
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupt)
+    assert project.convert().code == 130
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

@@ -223,6 +223,8 @@ def _run_streams(
             if plan.old is None and not options.is_finish:
                 begin_opening(plan.job.tokenizer, plan.job.backend)
                 if engine is None and options.engine == "local" and not importing.ident:
+                    # Also after an error: a program may then fork processes itself.
+                    cleanup.callback(_wait_for, importing)
                     importing.start()
         _prepare_target(plans, options)
         # Start the one process that counts images' tokens for all workers.
@@ -236,8 +238,7 @@ def _run_streams(
             """
             if engine is not None:
                 return engine
-            if importing.ident:
-                importing.join()  # a process that is forked meanwhile would wait for its locks
+            _wait_for(importing)  # a process that is forked meanwhile would wait for its locks
             new_engine = make_engine(recipe, plans, options, watcher)
             # Twice, since Ctrl-C may come before the first line of the first call is done.
             for _ in range(2):
@@ -267,6 +268,12 @@ def _import_engine() -> None:
     with suppress(Exception):  # it is raised again where the module is needed
         import_module("mdsmix.engines.local_engine")
         import_module("tokenizers")
+
+
+def _wait_for(thread: threading.Thread) -> None:
+    """Wait until this thread has ended. It need not have begun, as after a Ctrl-C."""
+    if thread.is_alive():
+        thread.join()
 
 
 def _prepare_target(plans: Sequence[StreamPlan], options: Options) -> None:
