@@ -11,20 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mdsmix.conversion.job import Job
 from mdsmix.encode.backends import open_backend
 from mdsmix.errors import RecipeError, Unreachable
-from mdsmix.kinds.prove_processor import FIX_UNEQUAL, find_difference, list_stored_rows
 from mdsmix.kinds.read_records import open_record_encoder
 from mdsmix.processor.card import Processor
-from mdsmix.processor.image_rows import StoredRow
 from mdsmix.shards.manifest import TokenizerCard, name_processor_folder
 from mdsmix.sources import SourceFile, read_batches
 from mdsmix.storage import Location
 from mdsmix.tokenizer.card import Tokenizer
 from mdsmix.tokenizer.published import fetch_folder, publish_folder
 from mdsmix.tokenizer.transformers_five import TOKENIZER_JSON
+
+if TYPE_CHECKING:
+    from mdsmix.processor.image_rows import StoredRow
 
 TRIED_RECORDS = 16
 "A processor is tried on the rows of so many first records of the source."
@@ -86,6 +88,8 @@ def refuse_unproved_processor(job: Job, files: Sequence[SourceFile]) -> None:
     """
     if not job.processor:
         return
+    from mdsmix.kinds.prove_processor import FIX_UNEQUAL, find_difference
+
     rows = _read_first_rows(job, files)
     difference = find_difference(Path(job.processor.path), job.encoding, job.tokenizer, rows)
     if difference:
@@ -97,6 +101,8 @@ def refuse_unproved_processor(job: Job, files: Sequence[SourceFile]) -> None:
 
 def _read_first_rows(job: Job, files: Sequence[SourceFile]) -> Iterator[StoredRow]:
     """Yield the rows of the first records of the source."""
+    from mdsmix.kinds.prove_processor import list_stored_rows
+
     backend = open_backend(job.tokenizer, "reference")
     first_units = job.make_units(files[:1])[:1]  # empty if the source has no files
     for unit in first_units:

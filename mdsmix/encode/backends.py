@@ -21,13 +21,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import xxhash
 
 from mdsmix.cache import keep_in_cache
-from mdsmix.encode import word_form
 from mdsmix.encode.backend_files import (
     WORD_FORM_VERSION,
     locate_difference,
@@ -37,10 +36,7 @@ from mdsmix.encode.backend_files import (
     name_fastokens,
 )
 from mdsmix.encode.fast_model import open_model
-from mdsmix.encode.scan_form import ScanForm
 from mdsmix.encode.separator import TextJoiner, find_separators
-from mdsmix.encode.token_spelling import TokenSpans, TokenSpelling
-from mdsmix.encode.word_form import CharacterParts, FirstSpace, read_scan_form
 from mdsmix.errors import RecipeError, Unreachable
 from mdsmix.freed_memory import release_freed_memory
 from mdsmix.lazy_numpy import NDArray, np
@@ -50,6 +46,13 @@ from mdsmix.storage import map_threads
 from mdsmix.tokenizer.bpe_json import find_joined
 from mdsmix.tokenizer.card import Tokenizer
 from mdsmix.tokenizer.snapshot import package_version
+
+if TYPE_CHECKING:
+    # word_form and token_spelling take 3 ms to import. Only SentencePiece tokenizers, and marks on
+    # parts of messages, need them.
+    from mdsmix.encode.scan_form import ScanForm
+    from mdsmix.encode.token_spelling import TokenSpans, TokenSpelling
+    from mdsmix.encode.word_form import CharacterParts, FirstSpace
 
 FIRST_COMPARED = 16
 "How many of the first texts of a stream each process compares."
@@ -149,12 +152,16 @@ class Reference(Backend):
 
     @cached_property
     def _spelling(self) -> TokenSpelling:
+        from mdsmix.encode.token_spelling import TokenSpelling
+
         return TokenSpelling(self._path)
 
     def locate(self, texts: Sequence[str], ids: Ragged) -> TokenSpans:
         spans = self._spelling.find_spans(texts, ids)
         if spans:
             return spans
+        from mdsmix.encode.token_spelling import TokenSpans
+
         # Find the texts whose tokens do not spell them.
         parts = list[TokenSpans]()
         for number, text in enumerate(texts):
@@ -179,6 +186,8 @@ class Reference(Backend):
             model.post_processor = post_processor
         if not np.array_equal(encoding.ids, ids):
             raise Unequal(self.label, text)
+        from mdsmix.encode.token_spelling import TokenSpans
+
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return TokenSpans(spans[:, 0], spans[:, 1])
 
@@ -205,6 +214,8 @@ class Fastokens(Backend):
         self._tokenizer = tokenizer
         words = self._open_word_form(tokenizer) if tries_word_form else None
         if words:
+            from mdsmix.encode.word_form import CharacterParts, FirstSpace, read_scan_form
+
             self._scan_form = read_scan_form(str(locate_word_form(tokenizer.hash)))
             aliases = self._scan_form.aliases if self._scan_form else []
             self._parts = CharacterParts.read(words, aliases)
@@ -280,7 +291,9 @@ def _keep_word_form(tokenizer: Tokenizer) -> bool:
     """
     if not may_have_word_form(tokenizer.path):
         return False
-    content = word_form.make_word_form(Path(find_joined(tokenizer.path)).read_bytes())
+    from mdsmix.encode.word_form import make_word_form
+
+    content = make_word_form(Path(find_joined(tokenizer.path)).read_bytes())
     if content is None:
         return False
     keep_in_cache(locate_word_form(tokenizer.hash), content)
