@@ -132,6 +132,30 @@ def test_possible_marks_of_bad_answers_are_named(tmp_path: Path, tokenizer_folde
             assert kept == [value for value in values if value == 1]
 
 
+def test_records_that_continue_others_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """H2O LLM Studio prints the parents of a record before its question."""
+    head = "id,parent_id,instruction,output\n"
+    warning = "2 records name another record in the field parent_id, which is not read"
+    for name, rows, is_warned in (
+        ("chained", "1,,a?,b\n2,1,c?,d\n3,2,e?,f\n", True),
+        ("single", "1,,a?,b\n2,,c?,d\n3,,e?,f\n", False),
+    ):
+        source = tmp_path / f"{name}.csv"
+        source.write_text(head + rows)
+        recipe = tmp_path / f"{name}.yaml"
+        drafted = run_ok("init", source, "--tokenizer", tokenizer_folder, "-o", recipe)
+        assert (f"of the first 3 records, {warning}" in drafted.err) == is_warned
+        assert (f"WARNING: {warning}" in run_ok("convert", recipe).out) == is_warned
+    table = pa.table({"prompt": ["a?", "c?"], "response": ["b", "d"], "parent_id": [None, "1"]})
+    pq.write_table(table, tmp_path / "column.parquet")
+    recipe = tmp_path / "column.yaml"
+    source = tmp_path / "column.parquet"
+    drafted = run_ok("init", source, "--tokenizer", tokenizer_folder, "-o", recipe)
+    assert "1 record names another record in the field parent_id" in drafted.err
+    unseen = "WARNING: the records may name another record in the field parent_id"
+    assert unseen in run_ok("convert", recipe).out
+
+
 def test_marks_in_place_of_questions_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:
     """NVIDIA's records for code have `-`, since the questions are in other data sets."""
     answer = {"role": "assistant", "content": "x = 1"}

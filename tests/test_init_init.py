@@ -191,11 +191,14 @@ def test_media_that_cannot_be_read_are_not_trained_as_text(
         return {"messages": turns}
 
     write_jsonl(home / "heard.jsonl", [chat("<audio>Who speaks?") | {"audios": ["a.wav"]}] * 9)
+    spoken = [chat("<speech>Who?")] * 5 + [chat("<sound>Who?")] * 4
+    write_jsonl(home / "spoken.jsonl", spoken)  # as NeMo RL and VILA write it
     write_jsonl(home / "mixed.jsonl", [chat("Who?")] * 19 + [chat("<video>Who?")])
-    answer, text = write_recipe(tokenizer_folder, "heard.jsonl", "mixed.jsonl")
+    answer, text = write_recipe(tokenizer_folder, "heard.jsonl", "spoken.jsonl", "mixed.jsonl")
     assert [*open_recipe("recipe.yaml").streams] == ["mixed"]
     assert "# left out: records tried: 9, written: 9; 9 of these contain <audio>" in text
     assert "heard is left out: " in answer.err
+    assert "spoken is left out: " in answer.err
     warning = (
         "some of the first 20 records of mixed contain placeholders of media, which would be "
         "trained as text: 1 <video>"

@@ -262,6 +262,7 @@ def test_from_init_to_an_export(tmp_path: Path, tokenizer_folder: Path) -> None:
     run_ok("init", tmp_path / "w.jsonl", "--tokenizer", tokenizer_folder, "-o", recipe)
     assert "loss_weights: true" in recipe.read_text()
     assert "have loss weights, which only mdsmix.load" in recipe.read_text()
+    assert "mark the characters of answers" not in recipe.read_text()
     overrides = (f"local={tmp_path / 'out'}", "target_responses=all")
     output = run_ok("convert", recipe, *overrides).out
     totals = manifest_of(tmp_path / "out/w/train").totals

@@ -10,6 +10,7 @@ from typing import Any
 
 from mdsmix.encode.printed_parts import MASKED_ROLE
 from mdsmix.init.recognise import Guess, usual_names
+from mdsmix.kinds.turn_rows import PARENT, describe_parents
 from mdsmix.messages import format_field, join_names, make_printable, plural
 from mdsmix.record import Conversation
 from mdsmix.shapes import SHAPES
@@ -108,6 +109,7 @@ def describe_doubts(guess: Guess) -> Iterator[str]:
     yield from _describe_stand_ins(guess)
     yield from _describe_unread_tools(guess)
     yield from _describe_possible_marks(guess)
+    yield from _describe_parents(guess)
     role = _find_masked_role(guess)
     if role:
         yield (
@@ -220,6 +222,15 @@ def _describe_possible_marks(guess: Guess) -> Iterator[str]:
             f"{plural(len(values), 'record')}: if it marks bad answers, write `where: {condition}` "
             "under source, which leaves them out"
         )
+
+
+def _describe_parents(guess: Guess) -> Iterator[str]:
+    """Yield a sentence if questions name the record that they continue."""
+    if PARENT not in guess.unread or {"prompt", "instruction"}.isdisjoint(guess.fields):
+        return
+    named = sum(value not in (None, "") for value in _list_values(guess, PARENT))
+    if named:
+        yield f"of the first {plural(len(guess.head), 'record')}, {describe_parents(named)}"
 
 
 def _has_alike_values(guess: Guess, name: str, other: str) -> bool:

@@ -65,7 +65,7 @@ NULLS_FAIL = "nulls inside objects are removed, since the chat template fails on
 LIMIT = "convert publishes nothing if more than a tenth of the records is bad"
 FIX = "correct the records, or set max_bad in the recipe"
 TOOLS_NOT_PRINTED = "tools_not_printed"
-UNSUPPORTED_MEDIA = ("<audio>", "<video>")
+UNSUPPORTED_MEDIA = ("<audio>", "<video>", "<sound>", "<speech>", "<video-audio>")
 "Placeholders of media that mdsmix does not read."
 IMAGE_TOKENS = ("<|image_pad|>", "<image>", "<|image|>", "<image_soft_token>", "[IMG]")
 "Image tokens of known models, for tokenizers that declare no image_token."
@@ -217,7 +217,12 @@ def _describe_training(draft: Draft) -> Iterator[str]:
             f"{plural(guess.marked, 'record')} of these mark which answers are trained: "
             "`target_responses: all` trains every marked answer, `last` only the last marked answer"
         )
-    if guess.with_spans:
+    if guess.with_spans and guess.options.get(WEIGHTS):
+        yield (
+            f"{plural(guess.with_spans, 'record')} of these give loss weights to answers, or to "
+            "characters of them"
+        )
+    elif guess.with_spans:
         yield (
             f"{plural(guess.with_spans, 'record')} of these mark the characters of answers "
             "that are trained"

@@ -27,6 +27,7 @@ PATH_END = "</img>"
 "The end of an image's path in the texts of Qwen-VL. HTML has no such tag."
 PLACEHOLDERS = (
     *("<image>", "<video>", "<audio>", PATH_END),
+    *("<sound>", "<speech>", "<video-audio>"),  # NeMo RL
     *("<start-image>", "<cot-process>", "<image_placeholder>"),  # ms-swift, DeepSeek-VL
     *FILLED_IN,
 )
@@ -34,6 +35,10 @@ PLACEHOLDERS = (
 these strings as text.
 """
 _PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDERS)))
+PARENT = "parent_id"
+"""The field in which a record of H2O LLM Studio names the record that it continues: the question
+and the answer of that record come before its own question.
+"""
 MESSAGES_AS_TEXT = '[{"role": ...}]'
 """The name under which `count_message_texts` counts: such a text is a whole conversation, which its
 writer has not decoded.
@@ -213,6 +218,22 @@ def count_message_texts(texts: Iterable[str], records: Iterable[Iterable[str]]) 
 def is_message_text(text: str) -> bool:
     """Check whether a text begins as a list of messages does, as JSON or Python writes it."""
     return _MESSAGE_TEXT.match(text) is not None
+
+
+def describe_parents(count: int | None) -> str:
+    """Return a warning of questions that may continue another record.
+
+    Args:
+        count: the number of records whose field `parent_id` is not empty; None if the field was not
+            looked into.
+    """
+    records = "the records" if count is None else plural(count, "record")
+    verb = "may name" if count is None else "names" if count == 1 else "name"
+    return (
+        f"{records} {verb} another record in the field {PARENT}, which is not read: if that is "
+        "what comes before the question, as in H2O LLM Studio, it is missing in the rows: join "
+        "each record with its parents, as the messages of one conversation"
+    )
 
 
 def describe_message_texts(count: int) -> str:

@@ -21,7 +21,12 @@ from mdsmix.kinds import kind_of
 from mdsmix.kinds.membership import DUPLICATE, HELD_OUT, NOT_HELD_OUT
 from mdsmix.kinds.printed_texts import PRINTED_BY_TEMPLATE, is_printed_by_template
 from mdsmix.kinds.row_faults import ROW_FAULTS, describe_row_fault
-from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
+from mdsmix.kinds.turn_rows import (
+    MESSAGES_AS_TEXT,
+    PARENT,
+    describe_message_texts,
+    describe_parents,
+)
 from mdsmix.messages import format_field, format_percent, join_counts, join_names, plural
 from mdsmix.report.trained_tokens import list_untrained_tokens
 from mdsmix.shapes.extras import VARIABLES
@@ -61,6 +66,8 @@ UNPRINTED_HINT = (
 )
 TOOLS = ("tools", "functions", "tool_defs")
 "Fields with the tools of a conversation."
+QUESTIONS = frozenset({"prompt", "instruction"})
+"Keys of the recipe for the question of a record."
 MEANINGFUL_FIELDS = (
     "system",
     *TOOLS,
@@ -322,6 +329,8 @@ def _note_unread(
                 f"{plural(records_with_field[name], 'record')} is not read, so it is ignored in "
                 f"training: {hint}, or remove these records"
             )
+    if PARENT in records_with_field and not QUESTIONS.isdisjoint(fields):
+        yield f"WARNING: {describe_parents(filled.get(PARENT))}"
     yield from _note_false_input(records, question_input)
     yield from _note_other_systems(records, system)
 
