@@ -208,7 +208,10 @@ def test_a_run_that_finds_nothing_to_do_imports_what_it_needs(project: Project) 
     needless |= {"numpy", "random", "tempfile", "socket", "concurrent.futures"}
     needless |= {"mdsmix.conversion.gc"}  # its patterns are needed to delete
     needless |= {"mdsmix.engines.local_engine", "multiprocessing.connection"}  # no workers
-    needless |= {"mdsmix.encode.template_code"}  # what a template does is in the cache
+    needless |= {
+        "mdsmix.encode.template_code",
+        "mdsmix.encode.placeholders",
+    }  # what a template does is in the cache
     needless |= {"tarfile", "mdsmix.sources.csv_table", "mdsmix.sources.parquet"}  # other formats
     needless |= {"mdsmix.kinds.turn_renderer", "mdsmix.kinds.preferences"}  # other kinds
     needless |= {"mdsmix.encode.word_form", "mdsmix.encode.token_spelling"}  # SentencePiece

@@ -24,8 +24,9 @@ from mdsmix.encode.chat import (
 )
 from mdsmix.encode.control_words import ControlWords
 from mdsmix.encode.open_template import format_today, open_template, parse_day
+from mdsmix.encode.placeholders import KEY, PLACEHOLDER_PATTERN
 from mdsmix.encode.rewritten_history import NO_WORDS
-from mdsmix.encode.template_code import KEY, PLACEHOLDER_PATTERN, make_template_sandbox
+from mdsmix.encode.template_code import make_template_sandbox
 from mdsmix.errors import RecipeError
 from mdsmix.record import Conversation, RecordRefused, RichConversation
 from mdsmix.shapes.messages import MESSAGES

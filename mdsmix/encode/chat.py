@@ -54,7 +54,7 @@ class ChatTemplate:
     template: Template
     placeholder_template: Template | None
     """The same template, compiled so that it can render placeholders instead of contents
-    (`template_code.py`); None if that is not possible.
+    (`placeholders.py`); None if that is not possible.
     """
     variables: Mapping[str, Any]
     source: str
@@ -384,28 +384,31 @@ def find_layout_for_roles(template: ChatTemplate, roles: tuple[str, ...]) -> Tem
 
     Return None if the template does more with a content than strip and print it.
     """
-    from mdsmix.encode import template_code as code
+    from mdsmix.encode import placeholders
 
     with_placeholders = template.with_placeholders
     if with_placeholders is None:
         return None
     try:
-        probe = Conversation(code.make_placeholders(roles))
+        probe = Conversation(placeholders.make_placeholders(roles))
         turns = with_placeholders.render_turns_by_prefix(probe)
-    except (RecordRefused, code.InspectedContent):
+    except (RecordRefused, placeholders.InspectedContent):
         return None
     layout = TemplateLayout([], [])
     for text in chain.from_iterable(turns):
         # The pieces repeat in fours: plain text, space before a placeholder, its number, space
         # after it; then plain text again.
-        pieces = re.split(code.PLACEHOLDER_PATTERN, text)
+        pieces = re.split(placeholders.PLACEHOLDER_PATTERN, text)
         plain = pieces[::4]
         # A turn ends between a placeholder and the space next to it: the space is then in `plain`.
-        if any(code.SPACE_BEFORE in piece or code.SPACE_AFTER in piece for piece in plain):
+        if any(
+            placeholders.SPACE_BEFORE in piece or placeholders.SPACE_AFTER in piece
+            for piece in plain
+        ):
             return None
         first = len(layout.contents)
-        placeholders = zip(pieces[1::4], pieces[2::4], pieces[3::4], strict=True)
-        for space_before, number, space_after in placeholders:
+        printed = zip(pieces[1::4], pieces[2::4], pieces[3::4], strict=True)
+        for space_before, number, space_after in printed:
             strip = _STRIPS[bool(space_before), bool(space_after)]
             layout.contents.append(PrintedContent(int(number), strip))
         layout.sides.append(SideLayout(plain, slice(first, len(layout.contents))))

@@ -42,7 +42,7 @@ PROBES: tuple[Any, ...] = (str, _as_parts)
 "Functions that make the content of a probe message from a string. They are tried in this order."
 CODE = (
     *("template_facts.py", "chat.py", "control_words.py", "forms.py", "open_template.py"),
-    *("template_code.py", "template_probes.py", "text_layouts.py"),
+    *("placeholders.py", "template_code.py", "template_probes.py", "text_layouts.py"),
 )
 "The files of this package on whose code the facts depend. Another content makes new facts."
 

@@ -5,7 +5,7 @@ its time on look-ups and on JSON. But most conversations of a stream have the sa
 others: the same roles, and the same keys with values of the same sort. If a template only prints
 these values, or asks a question about them that has the same answer for each conversation, then
 their texts are equal except for the values. So one rendering with placeholders
-(`template_code.py`) in the place of the values gives a layout, with which the texts of all these
+(`placeholders.py`) in the place of the values gives a layout, with which the texts of all these
 conversations are made. If the template does anything else with a value, its conversations have no
 layout.
 
@@ -31,7 +31,7 @@ from mdsmix.record import Conversation, Message, RecordRefused, Tools
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from mdsmix.encode.template_code import Assumption, Notes, PrintedValue
+    from mdsmix.encode.placeholders import Assumption, Notes, PrintedValue
 
 TEXT, OBJECT, EMPTY_OBJECT = 2, 3, 4
 """The sorts of values in a structure: a string that is not blank, the arguments of a call, and
@@ -258,37 +258,37 @@ class LayoutCache:
         does something with a value that a placeholder does not allow. The arguments are those of
         `find`.
         """
-        from mdsmix.encode import template_code as code
+        from mdsmix.encode import placeholders
 
         # Render placeholders, which note in `notes` what the template does with them. The tools
         # have the first numbers, also if they are not placeholders.
         assert self._with_placeholders is not None
         sandbox: Any = self._with_placeholders.template.environment
-        notes = code.Notes()
+        notes = placeholders.Notes()
         numbers = count()
         shown_tools: list[Any] | None = None
         if tools is not None:
-            printed_tools = [code.PrintedValue(next(numbers)) for _ in tools]
-            shown_tools = [code.ObjectPlaceholder(value, notes) for value in printed_tools]
+            printed_tools = [placeholders.PrintedValue(next(numbers)) for _ in tools]
+            shown_tools = [placeholders.ObjectPlaceholder(value, notes) for value in printed_tools]
             if self._inspects_tools:
                 shown_tools = [*tools]
         messages = [_make_placeholder(message, numbers, notes) for message in structure]
         sandbox.notes = notes
         try:
             text = self._with_placeholders.render(messages, add_generation_prompt, shown_tools)
-        except (RecordRefused, code.InspectedContent):
+        except (RecordRefused, placeholders.InspectedContent):
             return None
         finally:
             sandbox.notes = None
         # Split the text at the placeholders: plain text, then three groups of the pattern for each.
-        parts = re.split(code.PLACEHOLDER_PATTERN, text)
+        parts = re.split(placeholders.PLACEHOLDER_PATTERN, text)
         groups = zip(parts[1::4], parts[2::4], parts[3::4], strict=True)
-        printed = [code.find_printed(group, notes) for group in groups]
+        printed = [placeholders.find_printed(group, notes) for group in groups]
         # The template fails on a value that has no JSON, even if it does not print that JSON: so
         # the layout assumes that this JSON can be written.
         as_json = {value for value in notes.printed if value.steps}
         not_printed = as_json.difference(printed)
-        is_writable = {code.Assumption(value, "__eq__", "") for value in not_printed}
+        is_writable = {placeholders.Assumption(value, "__eq__", "") for value in not_printed}
         return TextLayout(
             pieces=parts[::4],
             printed=printed,
@@ -310,12 +310,12 @@ def _make_placeholder(description: Any, numbers: Iterator[int], notes: Notes) ->
         numbers: gives each text and each object its number.
         notes: where the placeholders note what the template does with them.
     """
-    from mdsmix.encode import template_code as code
+    from mdsmix.encode import placeholders
 
     if description == TEXT:
-        return code.make_text_placeholder(code.PrintedValue(next(numbers)), notes)
+        return placeholders.make_text_placeholder(placeholders.PrintedValue(next(numbers)), notes)
     if description == OBJECT:
-        return code.ObjectPlaceholder(code.PrintedValue(next(numbers)), notes)
+        return placeholders.ObjectPlaceholder(placeholders.PrintedValue(next(numbers)), notes)
     if description == EMPTY_OBJECT:
         return {}
     if not isinstance(description, tuple):
@@ -323,7 +323,7 @@ def _make_placeholder(description: Any, numbers: Iterator[int], notes: Notes) ->
     if description[0] == "list":
         return [_make_placeholder(inner, numbers, notes) for inner in description[1:]]
     entries = [(name, _make_placeholder(inner, numbers, notes)) for name, inner in description[1:]]
-    return code.PlaceholderMessage(entries)
+    return placeholders.PlaceholderMessage(entries)
 
 
 class PrefixTexts:
