@@ -413,6 +413,8 @@ def _describe_type(hint: Any) -> str:
         if float in options:  # every whole number is a number
             options = tuple(option for option in options if option is not int)
         return " or ".join(map(_describe_type, options))
+    if hint == list[str]:  # `read` makes a list of one string
+        return "text or a list"
     short_form = get_short_form(hint)
     if short_form:
         return short_form.words

@@ -467,6 +467,21 @@ def test_links_that_are_not_followed_are_named(home: Path, tokenizer_folder: Pat
     for paths, is_named in ((["data/**/*.jsonl"], True), (["data/**/*.jsonl", "disk/*"], False)):
         sentence = describe_skipped_links(paths, home, find_files(paths, home))
         assert ("data/linked" in sentence) is is_named
+    # A pattern may not come through the folder of a link, though that is inside its root. Another
+    # path that names only a file of this folder does not read the others.
+    write_jsonl(home / "sets/other/c.jsonl", [{"text": "three"}])
+    write_jsonl(home / "sets/other/d.jsonl", [{"text": "four"}])
+    write_jsonl(home / "sets/main/e.jsonl", [{"text": "five"}])
+    (home / "sets/main/link").symlink_to("../other")
+    pattern = "sets/m*/**/*.jsonl"
+    for paths, is_named in (
+        ([pattern], True),
+        ([pattern, "sets/other/c.jsonl"], True),
+        ([pattern, "sets/other/*"], False),
+        (["sets/**/*.jsonl"], False),
+    ):
+        sentence = describe_skipped_links(paths, home, find_files(paths, home))
+        assert ("sets/main/link" in sentence) is is_named
 
 
 def test_commas_between_records_are_named_with_a_command_that_makes_a_list(

@@ -51,7 +51,7 @@ def test_a_value_that_does_not_fit_is_named() -> None:
         ({"name": "x", "knid": "a"}, "knid is not a known key; did you mean kind?"),
         ({"name": "x", "size": 1}, "size is not a known key; write inner.size."),
         ({"name": "x", "state": "c"}, "state is not a known key"),
-        ({"name": "x", "words": 3}, "words is 3; it must be a list or null."),
+        ({"name": "x", "words": 3}, "words is 3; it must be text or a list or null."),
         ({"name": "x", "kind": "c"}, "kind is 'c'; it must be a or b."),
         ({"name": "x", "ratio": True}, "ratio is True; it must be a number."),
         ({"name": "x", "inner": {}}, "inner.size is missing."),

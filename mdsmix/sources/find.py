@@ -258,12 +258,13 @@ def describe_skipped_links(
     skipped = dict[str, SkippedLink]()
     for path in paths:
         skipped |= {link.path: link for link in _locate_from(path, base).skipped_links()}
+    if not skipped:
+        return ""
     # Another path of the source may name the link to a folder, or the folder itself.
-    read = [file.location.url for file in files]
-    unread = list[SkippedLink]()
-    for link in skipped.values():
-        if not any(url.startswith((f"{link.path}/", f"{link.target}/")) for url in read):
-            unread.append(link)
+    read = {os.path.realpath(file.location.url) for file in files}
+    unread = [
+        link for link in skipped.values() if link.is_broken or not read.issuperset(link.files)
+    ]
     sentences = [*describe_links(unread, base, "in source.path")]
     return f"WARNING: {'; '.join(sentences)}" if sentences else ""
 

@@ -305,7 +305,17 @@ class LocalPath(Location):
             return []
         with explain_errors("list", root or "/"):
             links = sorted(set(_find_skipped_links(root or "/", patterns)))
-        return [link for link in links if link.is_broken or not _is_searched(link.target, root)]
+            found = set[str]()
+            if any(link.files for link in links):
+                found = {*map(os.path.realpath, _find_matches(root or "/", patterns))}
+        # A link to a parent is a loop. Files that are found by their own paths are not missing.
+        inside = f"{os.path.realpath(root or '/')}/"
+        return [
+            link
+            for link in links
+            if link.is_broken
+            or not (inside.startswith(f"{link.target}/") or found.issuperset(link.files))
+        ]
 
     def _stat_source(self) -> Stat | None:
         """Return the Stat of a source's file, as `stat` does.
@@ -458,16 +468,8 @@ def _find_skipped_links(folder: str, patterns: list[str]) -> Iterator[SkippedLin
                 yield from _find_skipped_links(entry.path, patterns)
         elif not os.path.exists(entry.path):
             yield SkippedLink(entry.path, os.path.realpath(entry.path), is_broken=True)
-        elif _is_folder(entry) and next(_find_matches(entry.path, patterns), None):
-            yield SkippedLink(entry.path, os.path.realpath(entry.path), is_broken=False)
-
-
-def _is_searched(target: str, root: str) -> bool:
-    """Return whether a search below `root` comes through the folder `target` by its own path, or
-    `target` contains `root`, as a link to a parent does.
-    """
-    root = os.path.realpath(root)
-    if f"{root}/".startswith(f"{target}/"):
-        return True
-    is_inside = target.startswith(f"{root}/")
-    return is_inside and "/." not in target.removeprefix(root)
+        elif _is_folder(entry):
+            files = {*map(os.path.realpath, _find_matches(entry.path, patterns))}
+            if files:
+                target = os.path.realpath(entry.path)
+                yield SkippedLink(entry.path, target, is_broken=False, files=tuple(sorted(files)))

@@ -44,6 +44,8 @@ class SkippedLink(NamedTuple):
     target: str
     is_broken: bool
     "Whether there is nothing at `target`."
+    files: tuple[str, ...] = ()
+    "The real paths of the files that the search would find through the link."
 
 
 Listing = Iterator[tuple[str, Stat]]
