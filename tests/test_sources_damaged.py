@@ -452,6 +452,21 @@ def test_a_table_of_one_column_may_contain_its_name(tmp_path: Path) -> None:
     assert all_records(batches) == [{"word": "one"}, {"word": "word"}]
 
 
+def test_a_cut_arrow_file_is_not_read_into_memory(tmp_path: Path) -> None:
+    """The bytes at its end, which are those of a record, are no length of a footer."""
+    table = pa.table({"text": ["\x7f" * 1000] * 16_000})
+    with pa.ipc.new_file(tmp_path / "whole", table.schema) as writer:
+        writer.write_table(table)
+    content = (tmp_path / "whole").read_bytes()[: 12 << 20]
+    tracemalloc.start()
+    try:
+        with pytest.raises(Unreachable, match=r"a\.feather is not a complete arrow file"):
+            read_file(tmp_path, "a.feather", content)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_texts_with_the_marks_of_files_are_no_joined_files(tmp_path: Path) -> None:
     """A parquet file without compression and with indexes, and an Arrow file without records."""
     texts = [f"ends in PAR1PAR1 {number}" for number in range(400)]

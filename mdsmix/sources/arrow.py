@@ -210,12 +210,16 @@ def _check_one_file(file: SourceFile, stored: Any) -> None:
     Args:
         stored: an open reader of the file.
     """
-    # The file ends with the footer, its length and the format's mark.
+    # The file ends with the footer, its length and the format's mark. In a file that was cut, other
+    # bytes are there: pyarrow's error says so, and the length is not that of a footer.
     length_at = file.stat.size - len(ARROW_FILE_MAGIC) - 4
     stored.seek(max(0, length_at))
-    footer_start = length_at - int.from_bytes(stored.read(4), "little")
-    stored.seek(max(0, footer_start))
-    footer = stored.read(max(0, length_at - footer_start))
+    length, mark = stored.read(4), stored.read()
+    footer_start = length_at - int.from_bytes(length, "little")
+    if mark != ARROW_FILE_MAGIC or footer_start < 0:
+        return
+    stored.seek(footer_start)
+    footer = stored.read(length_at - footer_start)
     # Between the last record batch and the footer are an end mark of 8 bytes or fewer, and as many
     # bytes as the earlier files have. So the last file begins within so many bytes.
     gap = footer_start - _find_batches_end(footer)
