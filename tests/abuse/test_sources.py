@@ -90,6 +90,9 @@ def test_a_link_to_a_file_is_read_and_one_to_a_folder_only_if_the_pattern_names_
     data = arena.home / "data"
     (data / "b.jsonl").symlink_to(elsewhere / "b.jsonl")
     (data / "sub").symlink_to(elsewhere)
+    # Without another file in it, all of the folder is read: by the link to b.jsonl.
+    assert "data/sub" not in arena.run("convert", recipe, "--quiet", "--dry-run").err
+    (elsewhere / "c.jsonl").write_bytes((elsewhere / "b.jsonl").read_bytes())
     (data / "up").symlink_to("..")
     (data / "self").symlink_to("self")
     unread = f"the files in data/sub (to {elsewhere}) are not read: to read them, name the link in"
@@ -104,8 +107,8 @@ def test_a_link_to_a_file_is_read_and_one_to_a_folder_only_if_the_pattern_names_
     assert "data/disk (to " in arena.run("convert", recipe, "--quiet").err
     (data / "disk").unlink()
     named = arena.recipe("data/sub/*.jsonl")
-    (file,) = manifest_of(arena.convert(named, "--reencode")).sources
-    assert file.path == "data/sub/b.jsonl"
+    sources = manifest_of(arena.convert(named, "--reencode")).sources
+    assert [file.path for file in sources] == ["data/sub/b.jsonl", "data/sub/c.jsonl"]
     recipe = arena.recipe("data/**/*.jsonl")
     # Otherwise the link's target would be silently missing from the stream.
     for name, target, message in (
