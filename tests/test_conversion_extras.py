@@ -1142,16 +1142,17 @@ def test_unread_reasoning_details_are_warned_of_unless_they_repeat_the_reasoning
     details = [{"type": "reasoning.text", "text": "Hm."}]
     alone = {"messages": [question, answer | {"reasoning_details": details}]}
     both = {"messages": [question, answer | {"reasoning_details": details, "reasoning": "Hm."}]}
-    project.write_source([alone, both])
+    turns = {"messages": [*both["messages"], *alone["messages"]]}
+    project.write_source([alone, both, turns])
     output = configure_chats(project, styles["tools"], shape="openai").convert_ok().out
     assert project.manifest.records.unread == {
-        "messages.reasoning_details": 1,
-        "messages.reasoning": 1,
+        "messages.reasoning_details": 2,
+        "messages.reasoning": 2,
     }
-    warning = "WARNING: the field messages.reasoning_details of 1 record is not read, so it is "
+    warning = "WARNING: the field messages.reasoning_details of 2 records is not read, so it is "
     assert f"{warning}ignored in training: it is a list: write its texts under the key" in output
     drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer)
-    assert "the field messages.reasoning_details of 1 record is not read" in drafted.err
+    assert "the field messages.reasoning_details of 2 records is not read" in drafted.err
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

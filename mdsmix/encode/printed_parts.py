@@ -80,16 +80,14 @@ def find_unread_keys(template: ChatTemplate, conversation: RichConversation) -> 
     yielded. If a value is a list of ranges, as `train_detail` has them, `messages.KEY as ranges of
     characters` is yielded.
 
-    OpenRouter's `reasoning_details` is left out if the conversation has reasoning under another
-    key, whose text it repeats.
+    OpenRouter's `reasoning_details` is left out if its message has reasoning under another key,
+    whose text it repeats.
     """
     # Key -> (role, value) of each message with this key.
     unread = dict[str, list[tuple[str, Any]]]()
-    # These repeat a key that is printed, or is reported itself.
-    is_repeated = any(
-        message.get(key) for message in conversation.messages for key in REASONING_KEYS
-    )
     for message in conversation.messages:
+        # Details then repeat a key that is printed, or is reported itself.
+        is_repeated = any(message.get(key) for key in REASONING_KEYS)
         role = message["role"]
         read_keys = {*_STRUCTURE, "tools"} if role in SYSTEM_ROLES else _STRUCTURE
         for key, value in message.items():
