@@ -200,6 +200,11 @@ KNOWN: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
         "alpaca",
         {"instruction": "question", "output": "response", "system": "system_prompt"},
     ),
+    "messages with a system prompt": (
+        {"system_prompt": "s", "messages": MESSAGES},
+        "openai",
+        {"messages": "messages", "system": "system_prompt"},
+    ),
     "ms-swift with earlier rounds": (
         {"query": "a", "response": "b", "history": [["c", "d"]]},
         "alpaca",

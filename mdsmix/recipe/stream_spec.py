@@ -118,7 +118,7 @@ class SourceSpec:
     "Alpaca: the field with the answer."
     history: str | None = None
     "Alpaca: the field with earlier questions and answers, if records have one."
-    system: str | None = None
+    system: str | None = key(None, "system_prompt", "system_message")
     "The field with the system message of a conversation, if records have one."
     chosen: str | None = None
     "Preference: the field with the better answer, a text, a message or messages."

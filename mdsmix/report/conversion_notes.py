@@ -69,7 +69,7 @@ TOOLS = ("tools", "functions", "tool_defs")
 QUESTIONS = frozenset({"prompt", "instruction"})
 "Keys of the recipe for the question of a record."
 MEANINGFUL_FIELDS = (
-    "system",
+    *("system", "system_prompt", "system_message"),
     *TOOLS,
     "images",
     "image",
