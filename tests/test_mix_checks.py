@@ -197,6 +197,10 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
     "rows-too-long": (text_loader(max_seq_len=LENGTH - 1), text_loader()),
     "rows-cut": (finetuning_loader(LONGER_CHATS), finetuning_loader(FULL_CHATS)),
     "sides-unseen": (encoder_decoder(2 * LENGTH, LENGTH + 1), encoder_decoder(2 * LENGTH, LENGTH)),
+    "rows-uncut": (
+        foundry_turns((LENGTH, LENGTH), decoder_only_format=False, pad_to_longest=True),
+        foundry_turns((LENGTH, LENGTH), decoder_only_format=False, allow_pad_trimming=True),
+    ),
     "rows-short": (text_loader(max_seq_len=2 * LENGTH), text_loader()),
     "rows-uneven": (text_loader(UNEVEN), text_loader(DOCS)),
     "pad-missing": (
@@ -589,6 +593,11 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
     (foundry_turns((2, LENGTH)), "rows-cut tokenizer-unknown", ""),
     (foundry_turns((LENGTH, LENGTH)), "rows-cut sample-unusable tokenizer-unknown", ""),
     (foundry_turns((LENGTH, LENGTH), **ENCODER_DECODER), "sides-unseen tokenizer-unknown", ""),
+    (
+        foundry_turns((LENGTH, LENGTH), **ENCODER_DECODER, pad_to_longest=True),
+        "rows-uncut tokenizer-unknown",
+        f"has {2 * LENGTH} tokens, context and target together; max_seq_len is {LENGTH}",
+    ),
     (encoder_decoder(2 * LENGTH, 2 * LENGTH - 1), "sides-unseen", ""),
     (encoder_decoder(LENGTH, 2 * LENGTH - 1, cut_rows=1), "rows-cut", ""),
     (encoder_decoder(LENGTH - 1, 2 * LENGTH - 1), "", ""),

@@ -84,6 +84,7 @@ def cases(places: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[s
     for attributes in ({}, LEFT):
         yield case("pairs chats", attributes=attributes, **two_sided)
     yield case("chats", allow_pad_trimming=True, **two_sided)
+    yield case("pairs chats", pad_to_longest=True, **two_sided)
     yield case("text", "text")
     yield case("bytes", "text")
     for attributes in ({"pad_token": "<|endoftext|>"}, NO_PAD):
@@ -95,6 +96,23 @@ def cases(places: dict[str, dict[str, str]], tokenizer: Path) -> Iterator[dict[s
 def test_batches_are_foundrys(foundry: Foundry, tokenizer_folder: Path, tmp_path: Path) -> None:
     for case in cases(write_streams(tmp_path), tokenizer_folder):
         assert foundry("loaders.compare", case=case) > 4, case
+
+
+def test_pad_to_longest_does_not_cut_rows_of_an_encoder_decoder(
+    foundry: Foundry, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """As the check `rows-uncut` says. Contexts have up to 28 tokens."""
+    places = write_streams(tmp_path)
+    widths = dict[str, int]()
+    for key in ("pad_to_longest", "allow_pad_trimming"):
+        made = config({"chats": places["chats"]}, decoder_only_format=False, num_workers=0)
+        made["train_loader"]["dataset"] |= {"max_seq_len": 8, key: True}
+        section = {"drop_last": False, "prefetch_factor": None, "persistent_workers": False}
+        made["train_loader"] |= section | {"pin_memory": False}
+        made["tokenizer"] = {"name": str(tokenizer_folder), "kwargs": {}}
+        widths[key] = foundry("loaders.find_widest", config=made)
+    assert widths["pad_to_longest"] > 16
+    assert widths["allow_pad_trimming"] == 8
 
 
 def test_a_preview_is_what_the_real_loader_draws(lab: Lab, foundry: Foundry) -> None:

@@ -40,6 +40,12 @@ DEFAULT_GEN_LEN = 32
     "rows-cut",
 )
 @CHECKS.stream(
+    "warning",
+    "For an encoder-decoder, LLM-Foundry's finetuning loader does not cut at max_seq_len under "
+    "pad_to_longest: true: a batch is as long as its longest context or target. mdsmix cuts it.",
+    "rows-uncut",
+)
+@CHECKS.stream(
     "error",
     "The loader silently cuts longer samples: text is lost, and a conversation whose target is cut "
     "off fails in mid-training.",
@@ -51,6 +57,16 @@ def rows_long(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
         return  # `prompt_cut` counts the answer too
     excess = _find_excess(loader, stream)
     if excess is None:
+        return
+    if _never_cuts(loader, stream) and excess.check != "rows-too-long":
+        yield Finding(
+            "{loader} sets pad_to_longest: true and decoder_only_format: false, and the longest "
+            f"sample of {{streams}} has {_find_longest(loader, stream):,} tokens, context and "
+            f"target together; max_seq_len is {loader.row_limit}.",
+            "remove pad_to_longest; allow_pad_trimming: true shortens batches too, and then rows "
+            "are cut.",
+            id="rows-uncut",
+        )
         return
     fix = "convert and train with a larger max_seq_len, or split long records before converting."
     if excess.check == "rows-cut":
@@ -197,6 +213,15 @@ def _find_counted_cuts(manifest: Manifest, loader: Loader, keeps_long: bool) -> 
             f"({counts.truncated_tokens / tokens:.1%})",
         )
     return None
+
+
+def _never_cuts(loader: Loader, stream: StreamInMix) -> bool:
+    """Check for settings under which LLM-Foundry does not cut conversations at max_seq_len. It cuts
+    the columns of pairs when it reads them.
+    """
+    is_encoder_decoder = loader.name == "finetuning" and loader.decoder_only_format is False
+    pads_to_longest = bool(loader.dataset.get("pad_to_longest"))
+    return is_encoder_decoder and pads_to_longest and "turns" in stream.columns
 
 
 def _find_longest(loader: Loader, stream: StreamInMix) -> int:

@@ -239,17 +239,19 @@ def _find_padding(
         if isinstance(machines.packing, Estimate):
             phrase += " (auto: estimated here, worked out when training begins)"
         return RowPadding(limit, phrase)
+    is_trimmed = bool(dataset.get("pad_to_longest") or dataset.get("allow_pad_trimming"))
+    length = plural(limit, "token")
+    if is_trimmed:
+        length = f"at most {length}"
     if dataset.get("decoder_only_format") is False and not loader.is_text:
         # An encoder-decoder reads a context and a target.
-        phrase = f"context and target padded to {plural(limit, 'token')} each"
-        return RowPadding(2 * limit, phrase)
+        phrase = f"context and target padded to {length} each"
+        if dataset.get("pad_to_longest"):
+            phrase = "context and target padded to the longest of a device's batch"
+        return RowPadding(mark_estimate(2 * limit, is_exact=not is_trimmed), phrase)
     first = loader.streams[0]
     if loader.is_mdsmix and find_id_columns(first.columns) == PREFERENCE_COLUMNS:
         # Preferences with images: each answer is a row of its own, with the prompt before it.
-        is_trimmed = bool(dataset.get("pad_to_longest") or dataset.get("allow_pad_trimming"))
-        length = plural(limit, "token")
-        if is_trimmed:
-            length = f"at most {length}"
         phrase = f"both answers, each with the prompt, padded to {length}"
         return RowPadding(mark_estimate(2 * limit, is_exact=not is_trimmed), phrase)
     longest = _estimate_trimmed_length(streams, loader, machines)

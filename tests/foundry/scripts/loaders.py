@@ -65,6 +65,13 @@ def compare(case: dict[str, Any]) -> int:
     return len(left)
 
 
+def find_widest(config: dict[str, Any]) -> int:
+    """Return the tokens of the longest padded row, of an encoder or a decoder, that LLM-Foundry's
+    loader gives.
+    """
+    return max(batch[key].shape[1] for batch in batches(config) for key in ("input_ids", "labels"))
+
+
 def _same(left: list[Batch], right: list[Batch], added: set[str]) -> None:
     assert len(left) == len(right), (len(left), len(right))
     for n, (one, other) in enumerate(zip(left, right, strict=True)):
