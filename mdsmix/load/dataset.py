@@ -9,6 +9,7 @@ string, because torch.distributed.checkpoint reads a checkpoint into a state wit
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -290,14 +291,17 @@ class MixDataset(ShardKeeper):
         self._begin_at(self._get_state() | {"epoch": self.next_epoch, "sample_in_epoch": 0})
 
     @property
-    def last_place(self) -> int:
+    def last_place(self) -> float:
         """The last position in an epoch from which Streaming can start: the epoch's size, rounded
         down to a multiple of the ranks, plus one sample for each rank. With 10 samples and 4 ranks
-        it is 12.
+        it is 12. Infinite for all batching methods but `random`: from a position after their last
+        batch Streaming gives no batch.
 
         A saved position may be after this one, since Streaming repeats samples until all canonical
         nodes (its sections of an epoch) have the same number.
         """
+        if self.batching_method != "random":
+            return math.inf
         ranks: int = self._parallel_rank_world.num_ranks
         return int(self.epoch_size) // ranks * ranks + ranks
 

@@ -84,6 +84,29 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next(mixed: Any, settings: 
     assert passes(resumed, 2) == whole[1:]
 
 
+@pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
+def test_a_state_near_the_end_of_a_lengthened_epoch_has_the_rest(mixed: Any, method: str) -> None:
+    """Under py1s an epoch has more batches than samples divided by the batch. Streaming begins at
+    all of them unless the batching method is random.
+    """
+    settings = {"batching_method": method, "shuffle_algo": "py1s", "num_canonical_nodes": 64}
+    loader = loaded(mixed, **settings)
+    states, batches = [], []
+    for batch in loader:
+        batches.append(first_tokens([batch]))
+        states.append(store(loader.state_dict()))
+    next_epoch = first_tokens(loader)
+    late = [n for n, s in enumerate(states) if s["sample_in_epoch"] > loader.dataset.epoch_size]
+    assert late or method == "stratified"
+    del loader
+    for number in {*late, len(states) - 2, len(states) - 1}:
+        resumed = loaded(mixed, **settings)
+        resumed.load_state_dict(states[number])
+        rest = [token for batch in batches[number + 1 :] for token in batch]
+        assert first_tokens(resumed) == (rest or next_epoch), number
+        del resumed
+
+
 @pytest.mark.parametrize("settings", [SETTINGS[0], SETTINGS[3]], ids=str)
 def test_a_loader_that_was_iterated_goes_on_from_a_state(mixed: Any, settings: Any) -> None:
     """After whole passes, in the middle of one, and from one state after another. The pass that was
