@@ -115,6 +115,8 @@ def test_possible_marks_of_bad_answers_are_named(tmp_path: Path, tokenizer_folde
         ("correct", [0, 0, 1], "where: correct == 1", "is not 1 in 2 of the first 3"),
         ("reward", [0.0, 1.0, 1.0], "where: reward == 1", "is not 1 in 1 of the first 3"),
         ("reward", [0.0, 0.5, 1.0], "", ""),
+        ("train", [0, 1, 1], "where: train == 1", "is not 1 in 1 of the first 3"),
+        ("loss", [0.31, 1.0, 0.0], "", ""),
         ("resolved", [True, True, True], "", ""),
         ("synthetic", [False, False, True], "", ""),
         ("label", [4, 1, 0], "", ""),

@@ -18,6 +18,7 @@ from mdsmix.shapes.extras import ARGUMENTS, OWN_VARIABLES, VARIABLES
 from mdsmix.shapes.fields import find_value
 from mdsmix.shapes.prompt import Prompt
 from mdsmix.shapes.sharegpt import TAGS
+from mdsmix.shapes.training_marks import TRAIN_KEYS
 from mdsmix.sources.class_labels import read_class_names
 
 BAD_ANSWER_MARKS = frozenset({"label", "labels", "chosen", "is_good", "desirable", "kto_tag"})
@@ -29,6 +30,7 @@ POSSIBLE_MARKS = frozenset(
         *("correct", "is_correct", "verified", "is_verified", "resolved", "passed", "success"),
         *("successful", "valid", "is_valid", "accepted", "safe", "is_safe", "reward"),
         *BAD_ANSWER_MARKS,
+        *TRAIN_KEYS,  # of a message; here of a whole record
     )
 )
 "Names of fields that may mark bad answers by false, 0 or -1, but may say something else as well."
