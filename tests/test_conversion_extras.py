@@ -1155,6 +1155,23 @@ def test_unread_reasoning_details_are_warned_of_unless_they_repeat_the_reasoning
     assert "the field messages.reasoning_details of 2 records is not read" in drafted.err
 
 
+def test_calls_that_are_contents_with_a_recipient_are_warned_of(
+    project: Project, styles: dict[str, Path]
+) -> None:
+    """Messages of harmony, gpt-oss's format: their arguments would be trained as an answer."""
+    question, answer = talk("user", "assistant")["messages"]
+    call = {"role": "assistant", "content": "{}", "recipient": "functions.get_weather"}
+    result = {"role": "tool", "content": "sun"}
+    project.write_source(
+        [{"messages": [question, call, result, answer]}, {"messages": [question, answer]}]
+    )
+    output = configure_chats(project, styles["tools"], shape="openai").convert_ok().out
+    warning = "the field messages.recipient of 1 record is not read, so it is ignored in training: "
+    assert f"WARNING: {warning}if it names a tool, the messages' contents" in output
+    drafted = run_ok("init", project.folder / "a.jsonl", "--tokenizer", project.tokenizer)
+    assert warning in drafted.err
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_nemos_mask_of_the_assistant_is_warned_of(
     project: Project, styles: dict[str, Path], form: str

@@ -43,6 +43,17 @@ UNREAD_REASONING = tuple(f"messages.{key}" for key in (*REASONING_KEYS, REASONIN
 "The names under which reasoning is counted that the chat template does not print."
 
 
+RECIPIENT = "messages.recipient"
+"""The key in which messages of harmony, gpt-oss's format, name the tool that they call; the
+arguments are their content.
+"""
+RECIPIENT_FIX = (
+    "if it names a tool, the messages' contents are trained as answers, not as calls: write each "
+    "as the `tool_calls` of its message"
+)
+"What to do about calls that are read as texts."
+
+
 def describe_reasoning_fix(name: str) -> str:
     """Return what to do about reasoning that the chat template does not print.
 

@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from mdsmix.encode.answer_parts import UNREAD_REASONING, describe_reasoning_fix
+from mdsmix.encode.answer_parts import (
+    RECIPIENT,
+    RECIPIENT_FIX,
+    UNREAD_REASONING,
+    describe_reasoning_fix,
+)
 from mdsmix.encode.open_template import NO_TEMPLATE, open_tokenizer_template
 from mdsmix.encode.printed_parts import (
     describe_possible_marks,
@@ -293,12 +298,13 @@ def _describe_trial(draft: Draft) -> Iterator[str]:
             unread.append(name_in_records(name, fields))
     if unread:
         yield f"fields of {draft.name} that are not read: {join_printable(unread)}"
-    for name in UNREAD_REASONING:
+    for name in (*UNREAD_REASONING, RECIPIENT):
         if name in tried.unread:
+            fix = RECIPIENT_FIX if name == RECIPIENT else describe_reasoning_fix(name)
             yield (
                 f"WARNING: of {first_records}, the field {name_in_records(name, fields)} of "
                 f"{plural(tried.unread[name], 'record')} is not read, so it is ignored in "
-                f"training: {describe_reasoning_fix(name)}"
+                f"training: {fix}"
             )
     for mark in describe_possible_marks(tried.unread):
         yield f"WARNING: {draft.name}: {mark}"

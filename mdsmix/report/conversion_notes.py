@@ -7,7 +7,12 @@ from itertools import chain
 
 from mdsmix.conversion.bad_records import ARRAY
 from mdsmix.conversion.run import Outcome, PartOutcome
-from mdsmix.encode.answer_parts import UNREAD_REASONING, describe_reasoning_fix
+from mdsmix.encode.answer_parts import (
+    RECIPIENT,
+    RECIPIENT_FIX,
+    UNREAD_REASONING,
+    describe_reasoning_fix,
+)
 from mdsmix.encode.open_template import NO_TEMPLATE
 from mdsmix.encode.printed_parts import (
     MASKED_ROLE,
@@ -90,6 +95,7 @@ MEANINGFUL_FIELDS = (
     "messages.videos",
     "messages.audios",
     *UNREAD_REASONING,
+    RECIPIENT,
     "messages.content beside tool_calls",
 )
 "Fields that change the meaning of a record in LLaMA-Factory, OpenAI, TRL and others."
@@ -457,6 +463,8 @@ def _advise_on_field(name: str, may_have_images: bool) -> str:
         return f"if these are the tools of conversations, set tools: {name} on the source"
     if name in UNREAD_REASONING:
         return describe_reasoning_fix(name)
+    if name == RECIPIENT:
+        return RECIPIENT_FIX
     if name.startswith(f"{VARIABLES}."):
         return VARIABLE_HINT
     if name.startswith(UNPRINTED):
