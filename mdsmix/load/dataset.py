@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from types import FrameType
 from typing import Any
@@ -260,6 +260,9 @@ class MixDataset(ShardKeeper):
                     "loader returned and the checkpoint contains."
                 )
 
+        # Before the first batch of a run Streaming saves the epoch -1. The next one is 0.
+        state["epoch"] = max(state["epoch"], 0)
+
         # Compare the state's data and devices with the data and devices of this run.
         saved_lock = None
         if obj.get(LOCK_KEY) is None:
@@ -305,6 +308,37 @@ class MixDataset(ShardKeeper):
         ranks: int = self._parallel_rank_world.num_ranks
         return int(self.epoch_size) // ranks * ranks + ranks
 
+    def begin_after_late_state(self, state: Mapping[str, Any], drop_last: bool) -> None:
+        """Make the next pass read the epoch after that of a state after `last_place`. Warn of the
+        samples of the state's epoch that this skips, unless the state is at the epoch's end.
+
+        Args:
+            state: a state that `load_state_dict` has checked.
+            drop_last: whether the loader leaves out a last batch with fewer samples than others.
+        """
+        canonical: int = state["num_canonical_nodes"]
+        drawn = -(-int(self.epoch_size) // canonical) * canonical
+        left = drawn - state["sample_in_epoch"]
+        step = int(self.batch_size or 1) * self._parallel_rank_world.num_ranks
+        if left >= (step if drop_last else 1) and World.detect().is_local_leader:
+            log.warning(
+                "The checkpoint is at sample %s of epoch %s, and Streaming cannot begin after "
+                "sample %s of it. So the next pass is epoch %s, and the last %s of epoch %s, some "
+                "of which may be in no earlier batch, are skipped. Each epoch draws %s of %s "
+                "samples, since there are %s; with num_canonical_nodes: 1 it draws each once, in "
+                "another order.",
+                f"{state['sample_in_epoch']:,}",
+                f"{state['epoch']:,}",
+                f"{int(self.last_place):,}",
+                f"{state['epoch'] + 1:,}",
+                plural(left, "sample"),
+                f"{state['epoch']:,}",
+                f"{drawn:,}",
+                f"{int(self.epoch_size):,}",
+                plural(canonical, "canonical node"),
+            )
+        self.set_epoch(state["epoch"] + 1)
+
     def _resume(self, world: World, epoch: int) -> tuple[int, int]:
         """Return the epoch and the sample at which the next pass begins, from the state in shared
         memory if there is one.
@@ -313,11 +347,20 @@ class MixDataset(ShardKeeper):
         or in parts while another rank makes it. Then it is read again until it is whole. Raises
         Unreachable if it is not whole after SECONDS_OF_A_STATE.
         """
+        resume = partial(super()._resume, world, epoch)
+        epoch_and_sample: tuple[int, int] = self._repeat_until_whole(resume)
+        return epoch_and_sample
+
+    def _repeat_until_whole(self, use_state: Callable[[], Any]) -> Any:
+        """Call a function that uses the state in shared memory, and return its result. Call it
+        again as long as the state is empty or in parts, because another rank makes it.
+
+        Raises Unreachable if the state is not whole after SECONDS_OF_A_STATE.
+        """
         end = time.monotonic() + SECONDS_OF_A_STATE
         while True:
             try:
-                epoch_and_sample: tuple[int, int] = super()._resume(world, epoch)
-                return epoch_and_sample
+                return use_state()
             # From json, or from mmap if the memory has no size yet.
             except ValueError as error:
                 if time.monotonic() > end:
@@ -339,7 +382,7 @@ class MixDataset(ShardKeeper):
         was begun before; Streaming by itself would then ignore the state.
         """
         self.__dict__.update(self._settings_before_epochs, initial_physical_nodes=None)
-        super().load_state_dict(state)
+        self._repeat_until_whole(partial(super().load_state_dict, state))
         self.next_epoch = state["epoch"]
         self.starts += 1
 

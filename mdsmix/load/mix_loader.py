@@ -154,7 +154,7 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
         super().load_state_dict(obj)
         # Streaming cannot start after this position, where the epoch has no batch left.
         if obj["sample_in_epoch"] > self.dataset.last_place:
-            self.dataset.set_epoch(obj["epoch"] + 1)
+            self.dataset.begin_after_late_state(obj, self.drop_last)
         self._follow_dataset()
         self._may_be_over = True
 

@@ -16,6 +16,7 @@ import accelerate
 import pytest
 import pytorch_lightning as lightning
 import torch
+from streaming import StreamingDataset
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
@@ -107,6 +108,62 @@ def test_a_state_near_the_end_of_a_lengthened_epoch_has_the_rest(mixed: Any, met
         del resumed
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_samples_that_streaming_cannot_resume_are_warned_of(
+    mixed: Any, drop_last: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under `random` and py1s, from a state after the epoch's size. Not at the end of an epoch: 75
+    canonical nodes draw 150 samples, of which six are left over with drop_last.
+    """
+    settings = {"drop_last": drop_last, "shuffle_algo": "py1s", "num_canonical_nodes": 75}
+    loader = loaded(mixed, **settings)
+    states = [store(loader.state_dict()) for _ in loader]
+    del loader
+    is_late = [state["sample_in_epoch"] > 98 for state in states]
+    warned = list[bool]()
+    for state in states[is_late.index(True) :]:
+        caplog.clear()
+        resumed = loaded(mixed, **settings)
+        resumed.load_state_dict(state)
+        left = 150 - state["sample_in_epoch"]
+        warned.append(f"the last {left} samples of epoch 0, some of which may" in caplog.text)
+        assert warned[-1] == bool("Streaming cannot begin" in caplog.text)
+        del resumed
+    assert warned == [True] * (len(warned) - 1) + [False]
+    assert len(warned) > 4
+
+
+def test_a_state_before_the_first_batch_is_the_beginning(mixed: Any) -> None:
+    """Its epoch is -1."""
+    whole = passes(loaded(mixed), 2)
+    state = store(loaded(mixed).state_dict())
+    for _ in range(2):
+        resumed = loaded(mixed)
+        resumed.load_state_dict(state)
+        state = store(resumed.state_dict())
+    assert passes(resumed, 2) == whole
+
+
+def test_a_state_that_another_rank_is_writing_is_loaded_again(
+    mixed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streaming raises ValueError if the shared memory has no size yet."""
+    loader = loaded(mixed)
+    state = store(next(loader.state_dict() for _ in loader))
+    load = StreamingDataset.load_state_dict
+    failures = iter([ValueError("cannot mmap an empty file")] * 2)
+
+    def load_later(self: StreamingDataset, obj: dict[str, Any]) -> None:
+        for failure in failures:
+            raise failure
+        load(self, obj)
+
+    monkeypatch.setattr(StreamingDataset, "load_state_dict", load_later)
+    loader.load_state_dict(state)
+    assert next(failures, None) is None
+    assert len(first_tokens(loader)) == 80
+
+
 @pytest.mark.parametrize("settings", [SETTINGS[0], SETTINGS[3]], ids=str)
 def test_a_loader_that_was_iterated_goes_on_from_a_state(mixed: Any, settings: Any) -> None:
     """After whole passes, in the middle of one, and from one state after another. The pass that was
@@ -155,7 +212,7 @@ def test_a_state_that_another_rank_still_writes_is_waited_for(
 ) -> None:
     """Streaming fails on it. When a rank makes the memory of the state, it is empty at first."""
     loader = loaded(mixed)
-    state = store(loader.state_dict()) | {"sample_in_epoch": 16}
+    state = store(loader.state_dict()) | {"epoch": 0, "sample_in_epoch": 16}
     loader.load_state_dict(state)
     memory = loader.dataset._resume_shm.buf
     whole = bytes(memory)
