@@ -508,6 +508,8 @@ TABLES: list[tuple[bytes, dict[str, Any], list[dict[str, Any]]]] = [
     (b'\xef\xbb\xbf"sep=,"\na,b;c\n1,2;3\n', {}, [{"a": "1", "b;c": "2;3"}]),
     (b"sep=|\n1|2\n", {"header": ("a", "b")}, [{"a": "1", "b": "2"}]),
     (b"sep=\t\n", {}, []),
+    (b'"sep=;\na";b\n1;2\n', {}, [{"sep=;\na": "1", "b": "2"}]),  # a cell of two lines
+    (b'"sep=;\na";b\n', {"header": ("n", "t")}, [{"n": "sep=;\na", "t": "b"}]),
     (b"1,a\n", {"header": ("n", "text")}, [{"n": "1", "text": "a"}]),
 ]
 

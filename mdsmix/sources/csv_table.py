@@ -39,7 +39,7 @@ from mdsmix.sources.units import SourceFile, Span, Unit
 
 NAME = re.compile(r"[a-z_][a-z0-9_. -]{0,40}")
 "What the name of a field looks like, in lower case."
-SEPARATOR = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([ -~\t])"?\r?\n')
+SEPARATOR = re.compile(rb'(?:\xef\xbb\xbf)?("?)sep=([ !#-~\t])\1\r?\n')
 "The line before the header that names the delimiter for Excel, such as `sep=;`."
 MOST_SHOWN = 160
 "The most characters of a row in a message."
@@ -92,7 +92,7 @@ class CsvTable(Format):
                 delimiter = ";"
             separator = SEPARATOR.fullmatch(first_line)
             if separator:
-                delimiter = separator[1].decode()
+                delimiter = separator[2].decode()
             stretches = RowReader(first_line, stream, delimiter).read()
             if separator:
                 stretches = _drop_first_row(stretches)
