@@ -147,6 +147,8 @@ REFUSED_OVERRIDES = {
     "streams.chat.source.messages='{a}{b}'": "source.messages is the template '{a}{b}', whose value is always text",
     "streams.chat.columns=compact target_responses=all": "columns: compact works only with target_prompts: none",
     "no-equals-sign": "`no-equals-sign` is not an override",
+    "max_seq_len=\udcff": "the override 'max_seq_len=\\udcff' is not valid UTF-8",
+    "streams.web.source.path=\udcff.txt": "the override 'streams.web.source.path=\\udcff.txt' is not valid UTF-8",
 }
 
 

@@ -29,6 +29,7 @@ from mdsmix.recipe.plain_yaml import read_plain_yaml
 from mdsmix.recipe.rules import add_held_out, find_contradictions
 from mdsmix.recipe.spec import Recipe, WeightSpec
 from mdsmix.recipe.stream_spec import ImagesSpec, StreamSpec
+from mdsmix.record import is_encodable
 from mdsmix.storage import begins_like_url, is_url, locate
 
 if TYPE_CHECKING:
@@ -209,6 +210,13 @@ def _read_tree(recipe: RecipeInput, path: str, overrides: Sequence[str]) -> Any:
         if not OVERRIDE.match(override):
             raise RecipeError(
                 f"`{override}` is not an override: write key=value, for example max_seq_len=4096."
+            )
+        if not is_encodable(override):
+            raise RecipeError(
+                mask_secrets(
+                    f"the override {override!r} is not valid UTF-8, which YAML must be: write it "
+                    "in UTF-8, and rename a file whose name is not."
+                )
             )
         _require_yaml_value(override)
     if isinstance(recipe, (str, os.PathLike)):
