@@ -157,7 +157,7 @@ def test_a_published_stream_is_refused_if_max_bad_is_lower_now(strict: Project) 
 
 def test_a_dry_run_reports_lost_and_unpublished_files_and_backends(strict: Project) -> None:
     strict.run()
-    reason = f"they would be published at {strict.train}"
+    reason = f"all units are converted already; they would be published at {strict.train}"
     assert f"{reason}-" in describe(strict, "publish=versioned")
     (strict.train / "index.json").rename(strict.folder / "index")
     assert "0 of 1 work units" in describe(strict)

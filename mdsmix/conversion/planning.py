@@ -551,7 +551,7 @@ def _list_reasons(plan: StreamPlan, unfinished: Sequence[Unit]) -> Iterator[str]
         yield f"units of {join_names(names, 5)} are new, edited or incomplete"
     if not unfinished and not plan.is_up_to_date:
         folder = job.place(old.index_hash)
-        yield f"some finished units are not published yet; they would be published at {folder}"
+        yield f"all units are converted already; they would be published at {folder}"
 
 
 def _find_unfinished(plan: StreamPlan, dropped: Iterable[Dropped]) -> list[Unit]:
