@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from itertools import count
@@ -19,7 +21,7 @@ import pytest
 from mdsmix.errors import Unreachable
 from mdsmix.shards import lease as module
 from mdsmix.shards.lease import Holder, hold_lease
-from mdsmix.storage import Location, locate
+from mdsmix.storage import Location, azure_client, gcs_client, hub_errors, locate, s3_client
 from mdsmix.storage.local import LocalPath
 from tests.alarm import WAIT_SECONDS
 from tests.clock import Clock
@@ -174,6 +176,50 @@ def test_a_fork_waits_until_a_beat_has_ended(
         child.start()
         child.join()
         assert child.exitcode == 0
+
+
+def test_a_fork_takes_no_lock_of_a_store_that_a_beat_needs() -> None:
+    """The thread that writes a beat holds the lease's lock, and then takes the store's."""
+    locks: dict[str, Any] = {
+        "s3": s3_client._client_lock,
+        "azure": azure_client._client_lock,
+        "gcs": gcs_client._session_lock,
+        "hub": hub_errors._requests_lock,
+    }
+    is_beating = threading.Event()
+    taken = list[str]()
+
+    def beat() -> None:
+        with module._beating:
+            is_beating.set()
+            time.sleep(0.3)  # the fork begins, and waits for the lease's lock
+            for name, lock in locks.items():
+                if lock.acquire(timeout=1):
+                    taken.append(name)
+                    lock.release()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    assert is_beating.wait(WAIT_SECONDS)
+    child = get_context("fork").Process(target=_take_and_release, args=[[*locks.values()]])
+    child.start()
+    assert taken == [*locks]
+    child.join()
+    assert child.exitcode == 0
+    _take_and_release([*locks.values()])
+    thread.join()
+
+
+def _take_and_release(locks: list[Any]) -> None:
+    """Check that the locks are free after a fork, also for other threads."""
+
+    def take() -> None:
+        for lock in (module._beating, *locks):
+            assert lock.acquire(timeout=WAIT_SECONDS)
+            lock.release()
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(take).result()
 
 
 def test_a_lease_whose_counter_rises_is_respected_and_a_released_one_is_free(

@@ -44,6 +44,7 @@ from mdsmix.messages import Say
 from mdsmix.shards.index import INDEX, Index, parse_index
 from mdsmix.shards.manifest import MANIFEST, parse_manifest
 from mdsmix.storage import Location, map_files
+from mdsmix.storage.fork_locks import hold_while_forking
 from mdsmix.storage.threads import await_system_threads
 
 LEASE_PATH = ".mdsmix/lease"
@@ -66,9 +67,7 @@ ten such answers in a row are rare.
 # A child that is forked while a beat is being written would wait forever for the locks that the
 # store client had taken. So a fork waits until the beat is written.
 _beating = threading.RLock()
-os.register_at_fork(
-    before=_beating.acquire, after_in_parent=_beating.release, after_in_child=_beating.release
-)
+hold_while_forking(_beating, before_others=True)
 
 
 @frozen(kw_only=True)

@@ -31,6 +31,7 @@ from mdsmix.storage.azure_account import (
     find_account_name,
 )
 from mdsmix.storage.azure_errors import AzureError, AzureErrors
+from mdsmix.storage.fork_locks import hold_while_forking
 from mdsmix.storage.location import Bytes, Stat
 from mdsmix.storage.object_reader import make_parts_reader
 from mdsmix.storage.retries import Connection, retry
@@ -48,11 +49,7 @@ MOST_BYTES_WITH_MD5 = 4 << 20
 "The most bytes of a range for which Azure sends an MD5."
 
 _client_lock = threading.RLock()
-os.register_at_fork(
-    before=_client_lock.acquire,
-    after_in_parent=_client_lock.release,
-    after_in_child=_client_lock.release,
-)
+hold_while_forking(_client_lock)
 
 
 class Client(NamedTuple):

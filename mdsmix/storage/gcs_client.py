@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
+from mdsmix.storage.fork_locks import hold_while_forking
 from mdsmix.storage.gcs_errors import (
     ANONYMOUS,
     DAMAGED,
@@ -66,11 +67,7 @@ _SEARCH_SECONDS = 30
 _searched_at = -math.inf
 "When the last search for credentials ended without any; -inf: none has, or some were found since."
 _session_lock = threading.RLock()
-os.register_at_fork(
-    before=_session_lock.acquire,
-    after_in_parent=_session_lock.release,
-    after_in_child=_session_lock.release,
-)
+hold_while_forking(_session_lock)
 
 
 class Session(NamedTuple):

@@ -8,12 +8,12 @@ which uploads, raises a ConnectionError whose text names the status.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from mdsmix.storage.fork_locks import hold_while_forking
 from mdsmix.storage.retries import show_wait
 from mdsmix.storage.store_errors import StoreErrors, hide_password, is_temporary_status
 
@@ -138,11 +138,7 @@ _requests = 0
 of their own.
 """
 _requests_lock = threading.Lock()
-os.register_at_fork(
-    before=_requests_lock.acquire,
-    after_in_parent=_requests_lock.release,
-    after_in_child=_requests_lock.release,
-)
+hold_while_forking(_requests_lock)
 
 
 _RETRY = re.compile(r"\[Retry (\d+)/")

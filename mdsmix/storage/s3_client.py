@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import orjson
 
 from mdsmix.errors import Unreachable
+from mdsmix.storage.fork_locks import hold_while_forking
 from mdsmix.storage.location import Stat
 from mdsmix.storage.retries import Connection, retry
 from mdsmix.storage.s3_errors import AWS, Answer, S3Errors, find_endpoint_variable, find_error_code
@@ -38,11 +39,7 @@ _SETTINGS = ("AWS_", "S3_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "REQUESTS_C
 "Beginnings of the environment variables, in upper case, that set the client's options."
 
 _client_lock = threading.RLock()
-os.register_at_fork(
-    before=_client_lock.acquire,
-    after_in_parent=_client_lock.release,
-    after_in_child=_client_lock.release,
-)
+hold_while_forking(_client_lock)
 
 
 def ask_s3(url: str, request: Callable[[Any], T]) -> T:
