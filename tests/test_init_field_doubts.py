@@ -91,7 +91,9 @@ def test_answers_that_are_no_texts_are_said_to_be_untrained(
             answer = run_init(tmp_path, tokenizer_folder, {"prompt": "6 + 1?", name: value})
             assert "kind: prompt" in answer.out
             assert f"the values of {name} are not texts" in answer.err
-            assert f"`jq -c '.{name} |= tostring'`" in answer.err
+            # `tostring` alone makes the answer "null" of a record without one.
+            program = f"if .{name} == null then . else .{name} |= tostring end"
+            assert f"`jq -c '{program}'`" in answer.err
     # A prompt stream that is left out beside others has the sentence too.
     write_jsonl(tmp_path / "b.jsonl", [{"text": "a document"}])
     write_jsonl(tmp_path / "a.jsonl", [{"prompt": "6 + 1?", "response": 7}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -462,6 +463,14 @@ def test_links_that_are_not_followed_are_named(home: Path, tokenizer_folder: Pat
     both = init("data/linked", "disk")
     assert "data/linked/a.jsonl is by a link the same file as disk/a.jsonl, whose" in both.err
     assert [*open_recipe(home / "recipe.yaml").streams] == ["a"]
+    # Links to one file that is not among the data are one stream too.
+    for link in ("one", "two"):
+        (home / "pair").mkdir(exist_ok=True)
+        (home / "pair" / f"{link}.jsonl").symlink_to(home / "disk/a.jsonl")
+    pair = init("pair")
+    assert "pair/two.jsonl is by a link the same file as pair/one.jsonl, whose" in pair.err
+    (stream,) = open_recipe(home / "recipe.yaml").sourced
+    assert stream.source.path == [str(home / "pair/one.jsonl")]
     # A folder that another path of a source names is read, though its link is not followed.
     (home / "data/gone").unlink()
     for paths, is_named in ((["data/**/*.jsonl"], True), (["data/**/*.jsonl", "disk/*"], False)):
@@ -675,8 +684,12 @@ def test_calls_of_tools_are_trained_as_their_records_have_them(home: Path, tmp_p
         assert f'⟦<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>' in samples
 
 
-def test_a_stream_of_tokens_is_named_without_a_source(home: Path, tokenizer_folder: Path) -> None:
-    """What init proposes makes a recipe that can be checked."""
+def test_a_stream_of_tokens_is_named_without_a_source(
+    home: Path, tokenizer_folder: Path, bucket: str
+) -> None:
+    """What init proposes makes a recipe that can be checked: of a folder that is not called train,
+    after it was renamed.
+    """
     rows = [{"tokens": [number] * LENGTH} for number in range(8)]
     publish(home / "old/web", {"tokens": f"ndarray:int32:{LENGTH}"}, rows)
     refused = mdsmix("init", "old/web", "--tokenizer", tokenizer_folder)
@@ -686,6 +699,29 @@ def test_a_stream_of_tokens_is_named_without_a_source(home: Path, tokenizer_fold
     tree = f"{{tokenizer: {tokenizer_folder}, max_seq_len: {LENGTH}, streams: {{web: {stream}}}}}"
     (home / "recipe.yaml").write_text(tree)
     assert "\n1 stream may be mixed" in run_ok("check", "recipe.yaml").out
+    # MDSWriter writes into any folder; a recipe trains only on those called train.
+    (home / "old/web/train").rename(home / "old/web/flat")
+    refused = mdsmix("init", "old/web", "--tokenizer", tokenizer_folder)
+    assert "to train on it, rename its folder to train, and name it" in refused.err
+    assert f"without a source, `{stream}`; a folder of another" in refused.err
+    # The recipe may be in the folder of the index.
+    (home / "old/web/flat").rename(home / "old/web/train")
+    with contextlib.chdir(home / "old/web/train"):
+        refused = mdsmix("init", ".", "--tokenizer", tokenizer_folder)
+        assert "`{kind: pretraining, local: .., split: train}`" in refused.err
+    # In a bucket the folder is a remote.
+    url = f"s3://{bucket}/web"
+    for file in (home / "old/web/train").iterdir():
+        locate(f"{url}/train/{file.name}").write(file.read_bytes())
+    refused = mdsmix("init", url, "--tokenizer", tokenizer_folder)
+    assert f"`{{kind: pretraining, remote: {url}, split: train}}`" in refused.err
+    (home / "recipe.yaml").write_text(tree.replace("local: old/web", f"remote: {url}"))
+    assert "\n1 stream may be mixed" in run_ok("check", "recipe.yaml").out
+    # No loader reads ids without labels.
+    publish(home / "ids", {"input_ids": f"ndarray:int32:{LENGTH}"}, [{"input_ids": [1] * LENGTH}])
+    refused = mdsmix("init", "ids", "--tokenizer", tokenizer_folder)
+    assert_refused(refused, 2, "has the form of rows of token ids (input_ids)")
+    assert "needs no conversion" not in refused.err
     # A stream of texts is a source.
     publish(home / "texts", {"text": "str"}, [{"text": "a"}] * 3)
     assert "path: texts/train" in run_ok("init", "texts", "--tokenizer", tokenizer_folder).out

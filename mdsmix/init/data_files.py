@@ -29,7 +29,7 @@ from mdsmix.sources.format import BYTE_ORDER_MARK, parse_cells
 from mdsmix.sources.formats import NAMED, format_of
 from mdsmix.sources.inflate import open_unpacked
 from mdsmix.sources.sniff import sniff_format
-from mdsmix.storage import Location, Stat, locate
+from mdsmix.storage import Location, Stat, find_store, locate
 
 Notices = list[str | MdsmixError]
 "Messages on data that is in no stream: strings, and errors of files that could not be read."
@@ -106,21 +106,24 @@ def find_data(names: Sequence[str], base: Path, notices: Notices) -> list[Source
 
 
 def _drop_linked_twins(data_files: dict[str, SourceFile], notices: Notices) -> None:
-    """Remove links to files that are among the data themselves, and files in links to folders if
-    they are. As a stream of its own, a link would train the same records twice.
+    """Keep one path of each file that links lead to by several paths: its own, or the first link if
+    its own is not among the data. The others would train the same records twice.
 
     Args:
         data_files: URL -> file; these files are removed from it.
         notices: a list that a message on the removed links is appended to.
     """
-    for url in sorted(data_files):
-        target = os.path.realpath(url)
-        if target != url and target in data_files:
-            link = data_files.pop(url)
-            notices.append(
-                f"{link.name} is by a link the same file as {data_files[target].name}, whose "
-                "records are read already, and was ignored"
-            )
+    targets = {url: os.path.realpath(url) for url in data_files if not find_store(url)}
+    kept = dict[str, SourceFile]()  # the file that links lead to -> the path that is read
+    for url, target in sorted(targets.items(), key=lambda item: (item[0] != item[1], item)):
+        if target not in kept:
+            kept[target] = data_files[url]
+            continue
+        link = data_files.pop(url)
+        notices.append(
+            f"{link.name} is by a link the same file as {kept[target].name}, whose records are "
+            "read already, and was ignored"
+        )
 
 
 def _expand_name(

@@ -153,8 +153,9 @@ def _describe_answers_without_text(guess: Guess) -> Iterator[str]:
             yield (
                 f"the values of {field} are not texts, so these records are read as prompts for "
                 f"reinforcement learning, and {field} is not trained: to train it as the answer, "
-                f"make texts of its values (of JSON Lines: `jq -c '.{name} |= tostring'`), and run "
-                "init again"
+                "make texts of its values (of JSON Lines: "
+                f"`jq -c 'if .{name} == null then . else .{name} |= tostring end'`), and run init "
+                "again"
             )
 
 

@@ -14,7 +14,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
-from pathlib import PurePath
 from typing import Any
 
 import orjson
@@ -38,8 +37,10 @@ from mdsmix.shapes.fields import find_value, make_deriver, parse_field
 from mdsmix.shapes.image_parts import FIELDS, PLACEHOLDER, with_images
 from mdsmix.shapes.preference import ANSWERS, BEGINS, REWARDS, Preference
 from mdsmix.shapes.prompt import ANSWER, Prompt
+from mdsmix.shards.token_ids import PACKED_COLUMNS, PLAIN, SIDES, TURNS
 from mdsmix.sources.formats import format_by, format_of
 from mdsmix.sources.sniff import has_comma_after_object, sniff_format
+from mdsmix.storage import find_store
 
 COMMAS = (
     "commas separate its records, as inside a list: write [ before the first record and ] after "
@@ -83,8 +84,8 @@ CAPTIONS = ("txt", "text", "caption")
 "Names of the field with the caption of an image."
 BESIDE_CAPTIONS = frozenset({"__key__", "json", "__url__"})
 "Fields that records of images with captions may have as well."
-TOKEN_COLUMNS = frozenset({"tokens", "turns", "input_ids"})
-"Columns of MDS streams that contain token ids."
+TOKEN_COLUMNS = (PLAIN, TURNS, SIDES, PACKED_COLUMNS)
+"The columns with token ids of the MDS streams that a recipe can mix, other than preferences."
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
@@ -617,10 +618,12 @@ def describe_unknown(head: FirstRecords, guesses: Sequence[Guess]) -> Iterator[s
     """Yield lines on a file of no known shape: its fields, and the reasons why the nearest shapes
     do not fit.
     """
-    if format_of(head.file).rule == "format.mds" and not TOKEN_COLUMNS.isdisjoint(head.fields):
+    if format_of(head.file).rule == "format.mds" and any(
+        set(columns) <= set(head.fields) for columns in TOKEN_COLUMNS
+    ):
         yield (
-            f"{head.file.name} is the index of a stream of tokens, which needs no conversion: name "
-            f"it in a recipe as a stream without a source, {_name_published(head)}"
+            f"{head.file.name} is the index of a stream of tokens, which needs no conversion: "
+            f"{_name_published(head)}"
         )
         return
     form = find_foreign_form(_read_one_object(head) or head)
@@ -651,15 +654,22 @@ def describe_unknown(head: FirstRecords, guesses: Sequence[Guess]) -> Iterator[s
 
 
 def _name_published(head: FirstRecords) -> str:
-    """Return the keys of a recipe's stream without a source: `{kind: pretraining, local: web,
-    split: train}` for the index web/train/index.json of a stream with the column `tokens`.
+    """Return how a recipe names the stream of this index: `{kind: pretraining, local: web, split:
+    train}` for web/train/index.json with the column `tokens`.
     """
     # Without a kind, a recipe of such streams alone has the finetuning loader.
     kind = "kind: pretraining, " if "tokens" in head.fields else ""
-    folder = PurePath(head.file.name).parent
-    if not folder.name:  # the index is in the recipe's own folder
-        return f"`{{{kind}local: ..., split: ...}}`, with the folder above that of the index"
-    return f"`{{{kind}local: {folder.parent}, split: {folder.name}}}`"
+    key = "remote" if find_store(head.file.location.url) else "local"
+    steps = head.file.name.split("/")[:-1]
+    # An index in the recipe's own folder has no steps: the recipe's parent contains the split.
+    parent = ("/".join(steps[:-1]) or ".") if steps else ".."
+    named = f"name it in a recipe as a stream without a source, `{{{kind}{key}: {parent}, split: "
+    if steps[-1:] == ["train"]:
+        return f"{named}train}}`"
+    return (
+        f"to train on it, rename its folder to train, and {named}train}}`; a folder of another "
+        "name is a split that is only evaluated on"
+    )
 
 
 def _explain_reasons(guesses: Sequence[Guess]) -> Iterator[str]:
