@@ -118,7 +118,9 @@ class SharedUnit:
     task: Any
     folder: Path
     victim: str
-    "Who dies: `worker`, which has the unit and two batches with its assistant, or `assistant`."
+    """Who dies: `worker`, which has the unit and two batches with its assistant, as soon as the
+    assistant has begun one; or `assistant`.
+    """
 
     shared_bytes = 1 << 30
     "So much is shared by as many workers as there are."
@@ -137,6 +139,7 @@ class SharedUnit:
         def find_or_die(assistants: Sequence[Assistant]) -> Assistant | None:
             assistant = find_free(assistants)
             if self.victim == "worker" and assistants and assistant is None:
+                wait_until((self.folder / "assisted").exists)
                 self._die_once()
             return assistant
 
@@ -150,8 +153,7 @@ class SharedUnit:
         def encode_or_die(batch: Any) -> Any:
             if self.victim == "assistant":
                 self._die_once()
-            with (self.folder / "assisted").open("ab") as file:
-                file.write(b".")
+            (self.folder / "assisted").touch()
             return encode(batch)
 
         return encode_or_die

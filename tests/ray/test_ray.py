@@ -206,7 +206,7 @@ def test_a_unit_that_two_workers_share_loses_one_of_them(recipe: Path, victim: s
         list(convert(open_recipe(recipe), Options(only=["web"]), watcher, engine))
     assert (engine.folder / "died").exists()
     if victim == "worker":
-        assert (engine.folder / "assisted").stat().st_size > 0
+        assert (engine.folder / "assisted").exists()
     assert read_published(recipe.parent / "out") == convert_in_one_process(recipe)
     assert mdsmix("verify", recipe.parent / "out/web/train").code == 0
 
