@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Surprise: mistral-common's v2 tokenizer (its name for mistral-tiny and -small of 2312 and -small-2402) leaves out each tool call and each result before
-#   the last question, without a warning, also in its mode for finetuning. The answer that was read off a result follows
-#   the question at once. From v3 on they are encoded.
+# Surprise: mistral-common's v2 tokenizer (mistral-small-2402 and others) leaves out each tool call and each result before the
+#   last question, without a warning, also in its mode for finetuning. The answer that was read off a result follows the
+#   question at once. From v3 on they are encoded.
 # Likely guess: every message of a conversation that was accepted and validated is in its tokens.
 # Why it matters: of a training set of tool use with several questions only the calls of the last one are trained; the earlier
 #   answers teach the model to state what it would have to look up. Nothing shows it but a smaller number of tokens.
