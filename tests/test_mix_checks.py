@@ -297,6 +297,10 @@ CASES: dict[str, tuple[BuildMix, BuildMix]] = {
         mdsmix_loader(PACKS, **MPT),
         mdsmix_loader(PACKS, **model_keys("mpt_causal_lm", **MASKED)),
     ),
+    "documents-packed": (
+        mdsmix_loader(PACKS),
+        mdsmix_loader(PACKS, **model_keys("mpt_causal_lm", **MASKED)),
+    ),
     "weights-zero": (
         text_loader(WEB | {"repeat": 0.02}, DOCS),
         text_loader(WEB | {"repeat": 0.03}, DOCS),
@@ -503,7 +507,7 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
     (text_loader(num_canonical_nodes=41, shuffle_algo="py1s"), "", ""),
     (
         finetuning_loader(packing_ratio=2.0, top={"global_train_batch_size": 21}),
-        "epoch-too-small",
+        "documents-packed epoch-too-small",
         "is 21 and packing_ratio 2.0 with drop_last: true",
     ),
     (evaluation_drawing(repeat=0.5, sampling_method="fixed"), "", ""),
@@ -558,7 +562,7 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
     # Packed and unpacked streams in one mix.
     (
         mdsmix_loader(WEB, CHUNKS("split"), CHAT, **EOS_SET, packing_ratio=2),
-        "documents-unseparated packing-high",
+        "documents-packed documents-unseparated packing-high",
         "",
     ),
     (
@@ -566,10 +570,23 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
         "documents-unmasked",
         "",
     ),
-    (mdsmix_loader(PACKS, WEB, FAQ), "documents-unmarked documents-unseparated", ""),
+    # Rows that the loader packs, with models that keep their documents apart, and that do not.
+    (
+        finetuning_loader(packing_ratio=2.0, **MPT),
+        "documents-unmasked",
+        "packed into rows by packing_ratio: 2.0, and the model is mpt_causal_lm",
+    ),
+    (finetuning_loader(packing_ratio=1.0, **MPT), "", ""),
+    (finetuning_loader(packing_ratio=2.0, **model_keys("mpt_causal_lm", **MASKED)), "", ""),
+    (finetuning_loader(packing_ratio="auto"), "documents-packed", "packing_ratio: auto"),
+    (
+        mdsmix_loader(PACKS, WEB, FAQ),
+        "documents-packed documents-unmarked documents-unseparated",
+        "",
+    ),
     (
         mdsmix_loader(PACKS, max_seq_len=2 * LENGTH),
-        "length-differs rows-short",
+        "documents-packed length-differs rows-short",
         f"chat are packed for {LENGTH} tokens",
     ),
     # A copy in another folder is the same samples, and a stream of weight 0 is not trained on.

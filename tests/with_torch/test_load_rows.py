@@ -322,12 +322,14 @@ def test_a_model_computes_each_document_of_a_row_as_if_it_were_alone() -> None:
             "position_ids": batch["position_ids"],
         }
         masked = model(ids, **masks).logits
+        by_positions = model(ids, position_ids=batch["position_ids"], use_cache=False).logits
         unmasked = model(ids, attention_mask=batch["attention_mask"]).logits
         largest_difference = 0.0
         for line, number in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
             is_document = sequence_id[line] == number
             alone = model(ids[line][is_document][None]).logits[0]
-            torch.testing.assert_close(masked[line][is_document], alone, atol=1e-5, rtol=1e-4)
+            for logits in (masked, by_positions):
+                torch.testing.assert_close(logits[line][is_document], alone, atol=1e-5, rtol=1e-4)
             difference = float((unmasked[line][is_document] - alone).abs().max())
             largest_difference = max(largest_difference, difference)
     assert largest_difference > 0.01, "without the mask the results differ"

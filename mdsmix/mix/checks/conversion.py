@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mdsmix.encode.labels import Targets, make_targets
 from mdsmix.errors import MdsmixError
 from mdsmix.foundry_yaml.findings import CheckList, Finding, Findings
+from mdsmix.foundry_yaml.loader_keys import is_number
 from mdsmix.kinds import kind_of
 from mdsmix.kinds.prove_processor import FIX_UNEQUAL, find_difference, make_stored_row
 from mdsmix.messages import format_yaml_value, join_names
@@ -217,24 +218,58 @@ def documents_joined(mix: Mix, loader: Loader, stream: StreamInMix) -> Findings:
     "warning",
     "The batches mark where the documents of a packed row begin, but this model ignores that: its "
     "attention crosses from one document to the next.",
+    "documents-unmasked",
+)
+@CHECKS.mix(
+    "note",
+    "The batches mark where the documents of a packed row begin, but a model of transformers that "
+    "gets the whole batch ignores that: its attention crosses from one document to the next.",
+    "documents-packed",
 )
 def documents_unmasked(mix: Mix) -> Findings:
-    """Find packed streams with a model that lets the documents of a row attend to each other."""
-    packed = list[StreamInMix]()
-    for stream in mix.train.streams:
-        if find_id_columns(stream.columns) == PACKED_COLUMNS:
-            packed.append(stream)
+    """Find packed rows whose model lets the documents of a row attend to each other, or may do so
+    since the YAML does not name it.
+    """
+    packed, how = _find_packed_streams(mix.train)
+    if not packed:
+        return
     model = mix.yaml.value_at("model", "name")
     key = ".".join(USES_SEQUENCE_ID)
     # MPT masks documents if its key is set; models of transformers (hf_causal_lm) have no such key.
     masks_documents = model == "mpt_causal_lm" and mix.yaml.value_at(*USES_SEQUENCE_ID)
-    if packed and model in ("mpt_causal_lm", "hf_causal_lm") and not masks_documents:
+    if model in ("mpt_causal_lm", "hf_causal_lm") and not masks_documents:
         yield Finding(
-            f"{{streams}}: the rows are packed, and the model is {model} without {key}.",
+            f"{{streams}}: {how}, and the model is {model} without {key}.",
             f"OK if intended. Otherwise set {key}: true for an mpt_causal_lm; for other models "
             "only a training loop of your own can mask documents (mdsmix.load.document_mask).",
-            list_stream_names(packed),
+            packed,
+            id="documents-unmasked",
         )
+    elif model is None:
+        yield Finding(
+            f"{{streams}}: {how}, and the YAML names no model.",
+            "OK if your training loop keeps documents apart (docs/one-loader.md): with "
+            "mdsmix.load.document_mask, or with position_ids, no attention_mask and "
+            f"use_cache=False. In LLM-Foundry set {key}: true for an mpt_causal_lm.",
+            packed,
+            id="documents-packed",
+        )
+
+
+def _find_packed_streams(loader: Loader) -> tuple[list[str], str]:
+    """Return the names of the streams that have several documents in a row, and what packs them:
+    the conversion, or the loader with its packing_ratio.
+    """
+    if not loader.reads_turns:  # it packs nothing, and another check refuses packed streams
+        return [], ""
+    ratio: Any = loader.dataset.get("packing_ratio")
+    if ratio == "auto" or (is_number(ratio) and ratio > 1):
+        return list_stream_names(loader.streams), f"packed into rows by packing_ratio: {ratio}"
+    packed = list[StreamInMix]()
+    for stream in loader.streams:
+        if find_id_columns(stream.columns) == PACKED_COLUMNS:
+            packed.append(stream)
+    return list_stream_names(packed), "the rows are packed"
 
 
 @CHECKS.stream(
