@@ -5,9 +5,9 @@ respected, whatever the clocks show.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from itertools import count
@@ -21,7 +21,8 @@ import pytest
 from mdsmix.errors import Unreachable
 from mdsmix.shards import lease as module
 from mdsmix.shards.lease import Holder, hold_lease
-from mdsmix.storage import Location, azure_client, gcs_client, hub_errors, locate, s3_client
+from mdsmix.storage import Location, locate
+from mdsmix.storage.fork_locks import lease_lock
 from mdsmix.storage.local import LocalPath
 from tests.alarm import WAIT_SECONDS
 from tests.clock import Clock
@@ -165,7 +166,7 @@ def test_a_fork_waits_until_a_beat_has_ended(
 
     def check_in_child() -> None:
         assert may_go_on.is_set()
-        assert module._beating.acquire(timeout=60)
+        assert lease_lock.acquire(timeout=60)
 
     monkeypatch.setattr(module.Revision, "put", blocking_put)
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
@@ -178,48 +179,68 @@ def test_a_fork_waits_until_a_beat_has_ended(
         assert child.exitcode == 0
 
 
-def test_a_fork_takes_no_lock_of_a_store_that_a_beat_needs() -> None:
-    """The thread that writes a beat holds the lease's lock, and then takes the store's."""
-    locks: dict[str, Any] = {
-        "s3": s3_client._client_lock,
-        "azure": azure_client._client_lock,
-        "gcs": gcs_client._session_lock,
-        "hub": hub_errors._requests_lock,
-    }
-    is_beating = threading.Event()
-    taken = list[str]()
+FORK = """
+import os, threading, time
+from _thread import interrupt_main
+if {is_interrupted}:
+    import concurrent.futures.thread  # its handlers come first, so that ours are interrupted
+    os.register_at_fork(after_in_parent=interrupt_main)
+from mdsmix.storage.fork_locks import client_lock, lease_lock
+import concurrent.futures.thread, logging
 
-    def beat() -> None:
-        with module._beating:
-            is_beating.set()
-            time.sleep(0.3)  # the fork begins, and waits for the lease's lock
-            for name, lock in locks.items():
-                if lock.acquire(timeout=1):
-                    taken.append(name)
-                    lock.release()
+def renew():
+    with lease_lock:
+        has_begun.set()
+        time.sleep(0.3)  # the fork begins, and waits for the lease's lock
+        with client_lock:
+            logging.getLogger("a store's client")
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                pool.submit(int).result()
 
-    thread = threading.Thread(target=beat)
+def take():
+    for lock in (lease_lock, client_lock):
+        assert lock.acquire(timeout=20)
+        lock.release()
+    ended.append(True)
+
+def end(run):
+    thread = threading.Thread(target=run)
     thread.start()
-    assert is_beating.wait(WAIT_SECONDS)
-    child = get_context("fork").Process(target=_take_and_release, args=[[*locks.values()]])
-    child.start()
-    assert taken == [*locks]
-    child.join()
-    assert child.exitcode == 0
-    _take_and_release([*locks.values()])
     thread.join()
 
+has_begun = threading.Event()
+ended = []
+thread = threading.Thread(target=renew)
+thread.start()
+has_begun.wait()
+child = None
+try:
+    child = os.fork()
+    for _ in range(1000):
+        pass
+except KeyboardInterrupt:
+    pass
+if child == 0:
+    take()
+    ended.clear()
+    end(take)
+    os._exit(0 if ended else 1)
+thread.join()
+end(take)
+print(os.wait()[1], ended)
+"""
 
-def _take_and_release(locks: list[Any]) -> None:
-    """Check that the locks are free after a fork, also for other threads."""
 
-    def take() -> None:
-        for lock in (module._beating, *locks):
-            assert lock.acquire(timeout=WAIT_SECONDS)
-            lock.release()
-
-    with ThreadPoolExecutor() as pool:
-        pool.submit(take).result()
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_fork_waits_with_no_lock_that_a_beat_needs(is_interrupted: bool) -> None:
+    """A beat may make a client, log and start threads. This is a process of its own, since tests
+    import logging and pools before mdsmix. A Ctrl-C during the fork leaves no lock taken.
+    """
+    program = FORK.format(is_interrupted=is_interrupted)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_SECONDS
+    )
+    assert result.stdout == "0 [True]\n", result.stderr
 
 
 def test_a_lease_whose_counter_rises_is_respected_and_a_released_one_is_free(

@@ -44,7 +44,6 @@ from mdsmix.messages import Say
 from mdsmix.shards.index import INDEX, Index, parse_index
 from mdsmix.shards.manifest import MANIFEST, parse_manifest
 from mdsmix.storage import Location, map_files
-from mdsmix.storage.fork_locks import hold_while_forking
 from mdsmix.storage.threads import await_system_threads
 
 LEASE_PATH = ".mdsmix/lease"
@@ -63,11 +62,6 @@ CONFLICTS = 10
 """Attempts at a conditional write. A store answers 409 if several runs write at the same moment;
 ten such answers in a row are rare.
 """
-
-# A child that is forked while a beat is being written would wait forever for the locks that the
-# store client had taken. So a fork waits until the beat is written.
-_beating = threading.RLock()
-hold_while_forking(_beating, before_others=True)
 
 
 @frozen(kw_only=True)
@@ -154,6 +148,10 @@ class Lease:
             written: the lease's file, as this run wrote it.
             renewed_at: when the file was written, in seconds of `_read_clock`.
         """
+        # 3 ms, and a run that finds nothing to do takes no lease.
+        from mdsmix.storage.fork_locks import lease_lock
+
+        self._lock = lease_lock
         self._holder = holder
         self._file = written.file
         self._written: Revision | None = written
@@ -182,7 +180,9 @@ class Lease:
         """Raise the counter in the lease's file. Return False if another run took the lease
         over.
         """
-        with _beating:  # no process is forked meanwhile
+        # A child that is forked meanwhile would wait for ever for the locks that the store's client
+        # has taken. So a fork waits for this lock.
+        with self._lock:
             if self._written:
                 started_at = _read_clock()
                 self._holder = replace(self._holder, beat=self._holder.beat + 1)

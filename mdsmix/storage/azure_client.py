@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import threading
 from calendar import timegm
 from collections.abc import Callable, Collection, Mapping, Sequence
 from email.utils import parsedate
@@ -31,7 +30,7 @@ from mdsmix.storage.azure_account import (
     find_account_name,
 )
 from mdsmix.storage.azure_errors import AzureError, AzureErrors
-from mdsmix.storage.fork_locks import hold_while_forking
+from mdsmix.storage.fork_locks import client_lock
 from mdsmix.storage.location import Bytes, Stat
 from mdsmix.storage.object_reader import make_parts_reader
 from mdsmix.storage.retries import Connection, retry
@@ -47,9 +46,6 @@ it opened 60 connections instead of 16, and took 1.14 ms of processor time each 
 """
 MOST_BYTES_WITH_MD5 = 4 << 20
 "The most bytes of a range for which Azure sends an MD5."
-
-_client_lock = threading.RLock()
-hold_while_forking(_client_lock)
 
 
 class Client(NamedTuple):
@@ -152,7 +148,7 @@ def _get_client(name: str) -> Client:
     # A new client is made if one of the variables that set its options has changed.
     names = (NAME_VARIABLE, KEY_VARIABLE, CONNECTION_VARIABLE)
     settings = tuple(os.environ.get(name, "") for name in names)
-    with _client_lock:
+    with client_lock:
         return _make_client(os.getpid(), name, settings)
 
 

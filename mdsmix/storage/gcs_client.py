@@ -16,7 +16,6 @@ import math
 import os
 import re
 import secrets
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from mdsmix.storage.fork_locks import hold_while_forking
+from mdsmix.storage.fork_locks import client_lock
 from mdsmix.storage.gcs_errors import (
     ANONYMOUS,
     DAMAGED,
@@ -66,8 +65,6 @@ _SEARCH_SECONDS = 30
 
 _searched_at = -math.inf
 "When the last search for credentials ended without any; -inf: none has, or some were found since."
-_session_lock = threading.RLock()
-hold_while_forking(_session_lock)
 
 
 class Session(NamedTuple):
@@ -275,7 +272,7 @@ def open_session(url: str) -> Session:
     settings = [(name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS)]
     settings.sort()
     try:
-        with _session_lock:  # otherwise each of 16 threads would make a session
+        with client_lock:  # otherwise each of 16 threads would make a session
             return _make_session(os.getpid(), tuple(settings))
     except _ERRORS.classes() as error:
         raise _ERRORS.make_refusal(url, error) from None

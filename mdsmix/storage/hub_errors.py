@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from mdsmix.storage.fork_locks import hold_while_forking
+from mdsmix.storage.fork_locks import client_lock
 from mdsmix.storage.retries import show_wait
 from mdsmix.storage.store_errors import StoreErrors, hide_password, is_temporary_status
 
@@ -124,12 +123,12 @@ def hide_retry_lines() -> Iterator[None]:
     """
     global _requests
     logging.getLogger("huggingface_hub.utils._http").addFilter(_replace_retry_line)
-    with _requests_lock:
+    with client_lock:
         _requests += 1
     try:
         yield
     finally:
-        with _requests_lock:
+        with client_lock:
             _requests -= 1
 
 
@@ -137,8 +136,6 @@ _requests = 0
 """How many requests of mdsmix are running, in all threads: hf_xet and huggingface_hub use threads
 of their own.
 """
-_requests_lock = threading.Lock()
-hold_while_forking(_requests_lock)
 
 
 _RETRY = re.compile(r"\[Retry (\d+)/")

@@ -8,7 +8,6 @@ import gzip
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 import orjson
 
 from mdsmix.errors import Unreachable
-from mdsmix.storage.fork_locks import hold_while_forking
+from mdsmix.storage.fork_locks import client_lock
 from mdsmix.storage.location import Stat
 from mdsmix.storage.retries import Connection, retry
 from mdsmix.storage.s3_errors import AWS, Answer, S3Errors, find_endpoint_variable, find_error_code
@@ -37,9 +36,6 @@ _ENDPOINT_OF_AWS = re.compile(r"https://s3[.-]([a-z0-9-]+\.)*amazonaws\.com(\.cn
 
 _SETTINGS = ("AWS_", "S3_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "REQUESTS_CA_BUNDLE")
 "Beginnings of the environment variables, in upper case, that set the client's options."
-
-_client_lock = threading.RLock()
-hold_while_forking(_client_lock)
 
 
 def ask_s3(url: str, request: Callable[[Any], T]) -> T:
@@ -145,7 +141,7 @@ def _open_client() -> Any:
     # Clients read http_proxy too.
     settings = [item for item in os.environ.items() if item[0].upper().startswith(_SETTINGS)]
     settings.sort()
-    with _client_lock:  # otherwise each of 16 threads would make a client, 0.3 s each
+    with client_lock:  # otherwise each of 16 threads would make a client, 0.3 s each
         return _make_client(os.getpid(), tuple(settings))
 
 
