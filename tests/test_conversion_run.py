@@ -318,7 +318,7 @@ def test_with_a_full_cache_sources_are_read_again(
             answer = project.convert_ok()
             assert answer.err == ""
             assert read_files(project.out) == expected
-        assert "up to date" in answer.out
+        assert "work units reused" in answer.out
         stored = [path for path in (cache / "seen").glob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in stored) == 0
 

@@ -140,10 +140,14 @@ class Outcome(StreamOutcome):
 
     @property
     def state(self) -> str:
-        """`up to date, 3 reused`, or `2 of 5 work units converted, 3 reused`."""
-        reused = f", {self.reused} reused" if self.reused else ""
+        """What the run did: `up to date` if it published nothing, `published, 3 of 3 work
+        units reused`, or `2 of 5 work units converted, 3 reused`.
+        """
+        if not self.units:
+            return "up to date"
         if not self.done:
-            return f"up to date{reused}"
+            return f"published, {self.reused} of {self.units} work units reused"
+        reused = f", {self.reused} reused" if self.reused else ""
         return f"{self.done} of {self.units} work units converted{reused}"
 
 

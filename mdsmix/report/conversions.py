@@ -143,7 +143,8 @@ def make_conversion_table(outcomes: Sequence[Outcome]) -> Table:
 
 def _sum_row(name: str, outcomes: Sequence[Outcome]) -> Row:
     """Return one row of the table of conversions (COLUMNS): sums over one or more streams. If
-    nothing was converted, the column of seconds has `up to date`, which is 0 s for a program.
+    nothing was converted, the column of seconds has `up to date`, or `reused` if a stream was
+    published again, which is 0 s for a program.
     """
     records = Records()
     shards = 0
@@ -153,7 +154,8 @@ def _sum_row(name: str, outcomes: Sequence[Outcome]) -> Row:
         records += manifest.records
         shards += sum(unit.shards for unit in manifest.parts)
         tokens += count_trained_tokens(manifest)
-    seconds: float | Worded = Worded("up to date", 0.0)
+    is_published = any(outcome.units for outcome in outcomes)
+    seconds: float | Worded = Worded("reused" if is_published else "up to date", 0.0)
     tokens_per_second: int | Worded = BLANK
     if any(outcome.done for outcome in outcomes):
         seconds = sum(outcome.seconds for outcome in outcomes)
