@@ -384,6 +384,13 @@ class MixDataset(ShardKeeper):
         self.__dict__.update(self._settings_before_epochs, initial_physical_nodes=None)
         self._repeat_until_whole(partial(super().load_state_dict, state))
         self.next_epoch = state["epoch"]
+        # Streaming sets these only in a process that reads this epoch or calls state_dict. So the
+        # order of later epochs would depend on the workers, and on other nodes than those of the
+        # state each node would have an order of its own if only rank 0 saved a state.
+        self.num_canonical_nodes = state["num_canonical_nodes"]
+        self.shuffle_seed = state["shuffle_seed"]
+        self.initial_physical_nodes = state.get("initial_physical_nodes")
+        self._set_shuffle_block_size(self._parallel_rank_world)
         self.starts += 1
 
     def _compare_devices(self, saved_devices: str | None, saved_nodes: int | None) -> None:

@@ -133,6 +133,34 @@ def test_samples_that_streaming_cannot_resume_are_warned_of(
     assert len(warned) > 4
 
 
+ONE_WORKER = {"num_workers": 1, "prefetch_factor": 2}
+
+
+def test_later_epochs_have_the_canonical_nodes_of_a_state(mixed: Any) -> None:
+    """Also if this run has another number of nodes, whichever process reads them, and if no state
+    is saved before.
+    """
+    state = store(loaded(mixed, num_canonical_nodes=3).state_dict())
+    assert state["num_canonical_nodes"] == 3
+    state |= {"epoch": 0, "sample_in_epoch": 40, "initial_physical_nodes": 3}
+    orders = list[Passes]()
+    for workers in ({}, ONE_WORKER, ONE_WORKER | {"persistent_workers": True}):
+        for saves in (False, True):
+            loader = loaded(mixed, accept_changed=True, **workers)
+            loader.load_state_dict(state)
+            orders.append([])
+            for _ in range(3):
+                reading = iter(loader)
+                begin = first_tokens([next(reading)])
+                if saves:
+                    loader.state_dict()
+                orders[-1].append(begin + first_tokens(reading))
+            assert loader.state_dict()["num_canonical_nodes"] == 3, (workers, saves)
+            del reading, loader
+    assert len(orders[0][0]) == 48
+    assert orders == [orders[0]] * 6
+
+
 def test_a_state_before_the_first_batch_is_the_beginning(mixed: Any) -> None:
     """Its epoch is -1."""
     whole = passes(loaded(mixed), 2)
