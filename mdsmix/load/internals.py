@@ -371,6 +371,19 @@ class ShardKeeper(StreamingDataset):  # type: ignore[misc]
         state["_shared_barrier"].__dict__.pop("lock", None)
         return state
 
+    @contextmanager
+    def released_if_refused(self) -> Iterator[None]:
+        """Release the streams' folders if the `with` block raises an error.
+
+        The error refers to the dataset, and a notebook keeps the last error: the next loader of
+        these folders, with other settings, would be refused too.
+        """
+        try:
+            yield
+        except BaseException:
+            self.__del__()
+            raise
+
     def leave_to_workers(self) -> None:
         """End the threads and connections of this process, which a forked worker would inherit and
         cannot use. Called before new workers start, when no worker of this rank is left.

@@ -106,15 +106,16 @@ def build_loader(
         raise RecipeError(BUILT_BY_WORKER)
     settings = read_settings(config, loader)
     mix_loader = open_loader(settings, batch_size, ids or open_token_ids(settings), accept_changed)
-    if position_ids and not mix_loader.collate_fn.rules.decoder_only_format:
-        raise RecipeError(
-            "position_ids=True cannot be used with decoder_only_format: false: it needs samples of "
-            "one sequence, but there a sample has two, an input and a target; call build_loader "
-            "without position_ids."
-        )
-    mix_loader.collate_fn.with_position_ids = position_ids
-    if stream_ids:
-        mix_loader.add_stream_ids()
+    with mix_loader.dataset.released_if_refused():
+        if position_ids and not mix_loader.collate_fn.rules.decoder_only_format:
+            raise RecipeError(
+                "position_ids=True cannot be used with decoder_only_format: false: it needs "
+                "samples of one sequence, but there a sample has two, an input and a target; call "
+                "build_loader without position_ids."
+            )
+        mix_loader.collate_fn.with_position_ids = position_ids
+        if stream_ids:
+            mix_loader.add_stream_ids()
     return mix_loader
 
 
@@ -129,17 +130,30 @@ def open_loader(
             say so.
     """
     batch_size = _check_batch_size(batch_size)
-    section = settings.section
-    keys = settings.loader
     rules = make_row_rules(settings, ids)
-
-    # Open the streams. With packing, a batch draws more samples than it has rows.
+    # With packing, a batch draws more samples than it has rows.
     ratio = _find_packing_ratio(settings, rules, batch_size)
     drawn = int(batch_size * ratio)
-    bins = batch_size if ratio > 1 else None
-    dataset = _open_dataset(settings, rules, drawn, int(keys["num_workers"]))
-    dataset.bins = bins
-    dataset.accept_changed = accept_changed or keys.get("accept_changed", False)
+    dataset = _open_dataset(settings, rules, drawn, int(settings.loader["num_workers"]))
+    dataset.bins = batch_size if ratio > 1 else None
+    dataset.accept_changed = accept_changed or settings.loader.get("accept_changed", False)
+    with dataset.released_if_refused():
+        return _make_loader(settings, rules, dataset, batch_size)
+
+
+def _make_loader(
+    settings: LoaderSettings, rules: RowRules, dataset: MixDataset, batch_size: int
+) -> MixLoader:
+    """Make the loader of a dataset.
+
+    Args:
+        batch_size: rows per batch and device.
+    """
+    section = settings.section
+    keys = settings.loader
+    ids = rules.ids
+    bins = dataset.bins
+    drawn = int(dataset.batch_size)
 
     # Lock the state to the settings and the facts about the tokenizer that decide batches.
     tokens = f"eos {ids.eos}, bos {ids.bos}, pad {ids.pad}, {ids.padding_side}"
@@ -320,10 +334,11 @@ def _find_packing_ratio(settings: LoaderSettings, rules: RowRules, batch_size: i
         # only here: Streaming's default would be 8 batches of `count` samples.
         count = BATCHES_TRIED * max(ratios)
         dataset = _open_dataset(settings, rules, drawn=count, workers=0, ahead=batch_size)
-        try:
-            rows = [*islice(dataset, count)]
-        finally:
-            dataset.end()
+        with dataset.released_if_refused():
+            try:
+                rows = [*islice(dataset, count)]
+            finally:
+                dataset.end()
     ratio = find_best_ratio(rows, ratios, batch_size, rules.max_seq_len)
     with open_process_group():
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -371,7 +386,8 @@ def _open_dataset(
     if ahead is not None:
         dataset.predownload = min(dataset.predownload, ahead)
     # The cache needs room for the samples that are prepared ahead, so `ahead` counts as a batch.
-    refuse_evicting(dataset, settings, drawn=ahead or drawn, workers=workers)
+    with dataset.released_if_refused():
+        refuse_evicting(dataset, settings, drawn=ahead or drawn, workers=workers)
     return dataset
 
 

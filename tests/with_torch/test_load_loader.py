@@ -471,6 +471,24 @@ def test_a_packing_ratio_that_is_too_high_is_a_warning(
     assert "packing-high" not in run_ok("check", train).out
 
 
+def test_a_loader_that_was_refused_leaves_its_folders(tmp_path: Path) -> None:
+    """Also while somebody keeps the error, as a notebook does."""
+    source = write_tokens(tmp_path / "a", 40, size_limit=300)
+    mixed = {"a": {"remote": str(source), "local": str(tmp_path / "copy")}}
+    kept = list[BaseException]()
+    encoder = config(mixed, decoder_only_format=False)
+    for tree, keys in (
+        (config(mixed, cache_limit=3000), {}),  # when the streams are open
+        (config(mixed, drop_last=True, batching_method="per_stream", epoch_size=1), {}),
+        (encoder, {"position_ids": True}),  # when the loader is made
+    ):
+        with pytest.raises(RecipeError) as refused:
+            build_loader(tree, 2, ids=IDS, **keys)
+        assert "in use" not in str(refused.value)
+        kept.append(refused.value)
+    assert len(first_tokens(loaded(mixed))) == 40
+
+
 def test_a_local_folder_in_use_is_refused_until_its_loader_is_deleted(tmp_path: Path) -> None:
     remote = write_tokens(tmp_path / "remote", 4)
     streams = {"a": {"remote": str(remote), "local": f"{tmp_path}/local"}}
