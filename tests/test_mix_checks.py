@@ -506,6 +506,12 @@ WHOLE_FINDINGS: list[tuple[BuildMix, str, str]] = [
     (text_loader(num_canonical_nodes=41), "canonical-nodes", "num_canonical_nodes: 41"),
     (text_loader(num_canonical_nodes=41, shuffle_algo="py1s"), "", ""),
     (
+        text_loader(WEB | {"choose": 9}, num_canonical_nodes=10),
+        "canonical-nodes",
+        "has 9 samples an epoch and num_canonical_nodes: 10",
+    ),
+    (text_loader(WEB | {"repeat": 2}, num_canonical_nodes=41), "", ""),
+    (
         finetuning_loader(packing_ratio=2.0, top={"global_train_batch_size": 21}),
         "documents-packed epoch-too-small",
         "is 21 and packing_ratio 2.0 with drop_last: true",

@@ -68,9 +68,16 @@ def refuse_unfilled(dataset: MixDataset, label: str) -> None:
             "Streaming could not shuffle; set a larger shuffle_block_size, or raise the weight of "
             "these streams."
         )
-    if method not in METHODS:
-        return
     drawn = [int(stream.choose) for stream in streams]
+    if method not in METHODS:
+        if machines.shuffle == "py1e" and sum(drawn) < machines.canonical:
+            raise RecipeError(
+                f"{label}: an epoch draws {plural(sum(drawn), 'sample')}, fewer than the "
+                f"{machines.canonical:,} canonical nodes, so Streaming could not shuffle "
+                f"(shuffle_algo: py1e); set num_canonical_nodes to at most {sum(drawn)}, or raise "
+                "the weights of the streams."
+            )
+        return
     delivered = count_delivered(method, drawn, proportions, machines)
     empty = [stream.name for stream, count in zip(streams, delivered, strict=True) if not count]
     if empty:

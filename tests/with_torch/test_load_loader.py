@@ -8,6 +8,7 @@ import gc
 import json
 import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from itertools import chain, count
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,9 +173,8 @@ def test_all_ranks_use_the_smallest_of_their_packing_ratios(
     """Each rank computes a ratio from rows of its own, and all need batches of one size."""
     settings = config({"a": {"local": "a"}}, packing_ratio="auto") | {"max_seq_len": 200}
     row = TrainingRow(np.full(100, 9), np.full(100, 9))
-    monkeypatch.setattr(
-        loader, "_open_dataset", lambda *_, **keywords: SimpleNamespace(end=lambda: None)
-    )
+    opened = SimpleNamespace(end=lambda: None, released_if_refused=nullcontext)
+    monkeypatch.setattr(loader, "_open_dataset", lambda *_, **keywords: opened)
     monkeypatch.setattr(loader, "islice", lambda dataset, count: [row] * 1600)
     rules = RowRules(ids=IDS, max_seq_len=200)
     assert loader._find_packing_ratio(read_settings(settings), rules, 8) == 2
@@ -412,6 +412,23 @@ def test_shuffle_blocks_that_are_too_small_are_refused_in_one_sentence(tmp_path:
         keys = {"shuffle": True, "shuffle_algo": algo, "batching_method": method}
         taken = loaded(streams, 4, **keys, shuffle_block_size=1, num_canonical_nodes=1)
         assert len(list(taken)) == 12, (algo, method)
+
+
+def test_fewer_samples_than_canonical_nodes_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    """By py1e alone. Streaming raises a bare ValueError when the first epoch begins, and the other
+    ranks of the node wait. The drawn samples count, not those of the stream.
+    """
+    folder = str(write_tokens(tmp_path / "a", 20))
+    for weight, drawn in (({"choose": 9}, 9), ({"repeat": 1.5}, 30)):
+        mixed = {"a": {"local": folder, **weight}}
+        keys: dict[str, Any] = {"shuffle": True, "num_canonical_nodes": drawn + 1}
+        with pytest.raises(RecipeError, match=f"an epoch draws {drawn} samples, fewer than"):
+            loaded(mixed, **keys)
+        for algo in ("py1br", "py1s", "py2s", "naive"):
+            assert list(loaded(mixed, **keys, shuffle_algo=algo)), algo
+        assert len(first_tokens(loaded(mixed, **keys | {"num_canonical_nodes": drawn}))) == drawn
+        with pytest.raises(ValueError, match="canonical node is 0"):
+            get_shuffle("py1e", np.array([drawn]), drawn + 1, 0, 0, 99)
 
 
 COUNT_BATCHES = """

@@ -276,8 +276,8 @@ def epoch_too_small(mix: Mix) -> Findings:
 @CHECKS.loader(
     "error",
     "LLM-Foundry's finetuning loader refuses fewer samples than canonical nodes "
-    "(DatasetTooSmallError), and Streaming's shuffle py1e fails on them at the first batch "
-    "(ValueError).",
+    "(DatasetTooSmallError), and Streaming's shuffle py1e fails at the first batch (ValueError) if "
+    "an epoch draws fewer.",
 )
 def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
     """Find a loader with more canonical nodes (num_canonical_nodes) than samples: some loaders and
@@ -285,15 +285,23 @@ def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
     whatever the real number of nodes is.
     """
     nodes = as_whole_number(loader.dataset.get("num_canonical_nodes"))
-    samples = sum(stream.index.samples for stream in loader.streams)
+    # The samples of a stream that mdsmix cannot open are unknown.
+    if not nodes or loader.unopened:
+        return
     algorithm = loader.dataset.get("shuffle_algo", "py1e")
     is_py1e = loader.dataset.get("shuffle") is True and algorithm == "py1e"
-    # The samples of a stream that mdsmix cannot open are unknown.
-    is_known = not loader.unopened
-    if is_known and nodes and (loader.name == "finetuning" or is_py1e) and samples < nodes:
+    least = sum(stream.index.samples for stream in loader.streams)
+    samples = plural(least, "sample")
+    if loader.name != "finetuning" or least >= nodes:
+        drawn = count_loader_draws(loader)
+        if not is_py1e or not drawn:
+            return
+        least = sum(drawn)
+        samples = f"{plural(least, 'sample')} an epoch"
+    if least < nodes:
         yield Finding(
-            f"{{loader}} has {samples} samples and num_canonical_nodes: {nodes}.",
-            f"set num_canonical_nodes to at most {samples}.",
+            f"{{loader}} has {samples} and num_canonical_nodes: {nodes}.",
+            f"set num_canonical_nodes to at most {least}.",
         )
 
 
