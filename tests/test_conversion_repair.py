@@ -4,8 +4,8 @@ are converted again, and a stream that cannot be repaired is left as it is.
 
 from __future__ import annotations
 
-import re
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
