@@ -57,6 +57,8 @@ all of them together have the same batch.
 """
 DEVICES_SETTING = "devices"
 "The key of a lock's settings under which it names the devices, if the method is not EXACT_METHOD."
+LEAST_OF_STATE = {"epoch": -1, "sample_in_epoch": 0, "num_canonical_nodes": 1, "shuffle_seed": 0}
+"Keys of a state -> their least values."
 SETTINGS_FILLED_IN = ("num_canonical_nodes", "shuffle_seed", "shuffle_block_size")
 "Settings that Streaming fills in when an epoch begins."
 SKIPPED_TWICE = (
@@ -241,23 +243,27 @@ class MixDataset(ShardKeeper):
             state["epoch"] += 1
         return state | {LOCK_KEY: self.lock.to_text()}
 
-    def load_state_dict(self, obj: Mapping[str, Any]) -> None:
+    def load_state_dict(self, obj: Mapping[str, Any], drop_last: bool | None = None) -> None:
         """Make the next pass resume from a state.
 
         Raises RecipeError if `obj` is not a state, or its lock cannot be read; MixRefused if the
-        data is not the data of the state, and `accept_changed` is not set.
-        """
-        # The lock is removed, since Streaming has room for only 4,096 bytes.
-        state = {key: value for key, value in obj.items() if key != LOCK_KEY}
+        data is not the data of the state, and `accept_changed` is not set, or if Composer loads a
+        state after `last_place`.
 
-        # Check the keys here: Streaming would fail on a wrong value later, in its workers.
-        for key in ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"):
-            value = state.get(key)
-            if not isinstance(value, int):
+        Args:
+            drop_last: whether the loader leaves out a last batch with fewer samples than others.
+                None: Composer calls, which does not call the loader.
+        """
+        # Check the values here: Streaming would fail on a wrong one later, in its workers. Other
+        # keys are left out, since Streaming has room for only 4,096 bytes.
+        state: dict[str, Any] = {"initial_physical_nodes": obj.get("initial_physical_nodes")}
+        for key, least in LEAST_OF_STATE.items():
+            state[key] = value = obj.get(key)
+            if not isinstance(value, int) or value < least:
                 raise RecipeError(
                     f"The argument of load_state_dict is not a state of a loader: {key} is "
-                    f"{value!r}, and must be a whole number; pass a dict that state_dict() of a "
-                    "loader returned and the checkpoint contains."
+                    f"{value!r}, and must be a whole number of at least {least}; pass a dict that "
+                    "state_dict() of a loader returned and the checkpoint contains."
                 )
 
         # Before the first batch of a run Streaming saves the epoch -1. The next one is 0.
@@ -276,6 +282,8 @@ class MixDataset(ShardKeeper):
             saved_devices = saved_lock.settings.get(DEVICES_SETTING) if saved_lock else None
             self._compare_devices(saved_devices, state.get("initial_physical_nodes"))
 
+        if state["sample_in_epoch"] > self.last_place:
+            self._skip_late_samples(state, drop_last)
         self.is_resumed = True
         self._begin_at(state)
 
@@ -308,36 +316,46 @@ class MixDataset(ShardKeeper):
         ranks: int = self._parallel_rank_world.num_ranks
         return int(self.epoch_size) // ranks * ranks + ranks
 
-    def begin_after_late_state(self, state: Mapping[str, Any], drop_last: bool) -> None:
-        """Make the next pass read the epoch after that of a state after `last_place`. Warn of the
-        samples of the state's epoch that this skips, unless the state is at the epoch's end.
+    def _skip_late_samples(self, state: dict[str, Any], drop_last: bool | None) -> None:
+        """Move a state after `last_place` to the beginning of the next epoch. Warn of the samples
+        that this skips, unless the state is at its epoch's end.
+
+        Raises MixRefused if Composer calls: it would count the samples of the next epoch as those
+        of the state's.
 
         Args:
-            state: a state that `load_state_dict` has checked.
-            drop_last: whether the loader leaves out a last batch with fewer samples than others.
+            drop_last: as of `load_state_dict`.
         """
         canonical: int = state["num_canonical_nodes"]
         drawn = -(-int(self.epoch_size) // canonical) * canonical
-        left = drawn - state["sample_in_epoch"]
+        epoch, position = state["epoch"], state["sample_in_epoch"]
+        place = (
+            f"The checkpoint is at sample {position:,} of epoch {epoch:,}, and Streaming cannot "
+            f"begin after sample {int(self.last_place):,} of it."
+        )
+        why = (
+            f"Each epoch draws {drawn:,} of {int(self.epoch_size):,} samples, since there are "
+            f"{plural(canonical, 'canonical node')}; with num_canonical_nodes: 1 it draws each "
+            "once, in another order."
+        )
+        if drop_last is None:
+            raise MixRefused(
+                f"{place} {why} Fix: resume from an earlier checkpoint, or from one of a later "
+                "epoch."
+            )
+        left = drawn - position
         step = int(self.batch_size or 1) * self._parallel_rank_world.num_ranks
         if left >= (step if drop_last else 1) and World.detect().is_local_leader:
             log.warning(
-                "The checkpoint is at sample %s of epoch %s, and Streaming cannot begin after "
-                "sample %s of it. So the next pass is epoch %s, and the last %s of epoch %s, some "
-                "of which may be in no earlier batch, are skipped. Each epoch draws %s of %s "
-                "samples, since there are %s; with num_canonical_nodes: 1 it draws each once, in "
-                "another order.",
-                f"{state['sample_in_epoch']:,}",
-                f"{state['epoch']:,}",
-                f"{int(self.last_place):,}",
-                f"{state['epoch'] + 1:,}",
+                "%s So the next pass is epoch %s, and the last %s of epoch %s, some of which may "
+                "be in no earlier batch, are skipped. %s",
+                place,
+                f"{epoch + 1:,}",
                 plural(left, "sample"),
-                f"{state['epoch']:,}",
-                f"{drawn:,}",
-                f"{int(self.epoch_size):,}",
-                plural(canonical, "canonical node"),
+                f"{epoch:,}",
+                why,
             )
-        self.set_epoch(state["epoch"] + 1)
+        state |= {"epoch": epoch + 1, "sample_in_epoch": 0}
 
     def _resume(self, world: World, epoch: int) -> tuple[int, int]:
         """Return the epoch and the sample at which the next pass begins, from the state in shared

@@ -151,10 +151,7 @@ class MixLoader(StreamingDataLoader):  # type: ignore[misc]
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Make the next pass resume from a state. The loader may have been iterated before."""
-        super().load_state_dict(obj)
-        # Streaming cannot start after this position, where the epoch has no batch left.
-        if obj["sample_in_epoch"] > self.dataset.last_place:
-            self.dataset.begin_after_late_state(obj, self.drop_last)
+        self.dataset.load_state_dict(obj, self.drop_last)
         self._follow_dataset()
         self._may_be_over = True
 

@@ -126,10 +126,14 @@ def test_a_wrong_state_is_refused_in_one_sentence(
         ({"model": {}, "loader": state}, "epoch"),
         (state | {"sample_in_epoch": "8"}, "sample_in_epoch"),
         (state | {"shuffle_seed": None}, "shuffle_seed"),
+        (state | {"sample_in_epoch": -8}, "sample_in_epoch"),
+        (state | {"num_canonical_nodes": 0}, "num_canonical_nodes"),
     ):
         sentence = f"is not a state of a loader: {key} is .*state_dict\\(\\)"
         with pytest.raises(RecipeError, match=sentence):
             loader.load_state_dict(wrong_state)
+    loader.load_state_dict(state | {"note": "a key of somebody else " * 300})
+    assert loader.state_dict() == state
     for lock in ("{", 5):
         loader.dataset.accept_changed = False
         with pytest.raises(

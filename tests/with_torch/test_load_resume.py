@@ -20,7 +20,7 @@ from streaming import StreamingDataset
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
-from mdsmix.errors import RecipeError, Unreachable
+from mdsmix.errors import MixRefused, RecipeError, Unreachable
 from mdsmix.load import MixLoader, dataset
 from tests.preloaded import PreloadedPython
 from tests.versions import IS_TRANSFORMERS_4
@@ -131,6 +131,11 @@ def test_samples_that_streaming_cannot_resume_are_warned_of(
         del resumed
     assert warned == [True] * (len(warned) - 1) + [False]
     assert len(warned) > 4
+    # Composer loads the state into the dataset, and counts on in the state's epoch.
+    resumed = loaded(mixed, **settings)
+    with pytest.raises(MixRefused, match=r"at sample 1\d\d of epoch 0, and Streaming cannot begin"):
+        resumed.dataset.load_state_dict(states[-1])
+    assert len(first_tokens(resumed)) > 80, "nothing was loaded"
 
 
 ONE_WORKER = {"num_workers": 1, "prefetch_factor": 2}
