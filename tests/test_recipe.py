@@ -103,6 +103,7 @@ def test_an_override_can_name_a_stream_with_a_dot(tmp_path: Path) -> None:
 
 
 REFUSED_OVERRIDES = {
+    "tokenizer.path=x": "tokenizer.path is not a known key; write tokenizer.name.",
     "max_seq_lem=1": "max_seq_lem is not a known key; did you mean max_seq_len?",
     "streams.web.source.txt=x": "streams.web.source.txt is not a known key; did you mean text?",
     "streams.web.source.question=x": "source.question is not a known key; write streams.web.source.prompt.",

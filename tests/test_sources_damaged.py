@@ -365,7 +365,8 @@ def test_a_file_of_0_bytes_is_refused_if_its_format_always_has_bytes(tmp_path: P
 
 
 UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
-    ("a.csv", b"a,a\n1,2\n", {}, Unreachable, "two columns are named 'a'"),
+    ("a.csv", b"a,a\n1,2\n", {}, Unreachable, "^line 1 of .*two columns are named 'a'"),
+    ("a.csv", b"sep=;\n\na;a\n1;2\n", {}, Unreachable, "^line 3 of .*two columns are named 'a'"),
     ("a.csv", b'"a\n', {}, Unreachable, r"its columns \(not_csv\)"),
     ("a.csv", b'a,b\n\n"1\n",2\na,b\n3,4\n', {}, Unreachable, "^line 5 of .* names the fields, as"),
     (
@@ -387,7 +388,7 @@ UNREADABLE: list[tuple[str, bytes, dict[str, Any], type[MdsmixError], str]] = [
         b"\xef\xbb\xbf\na,b\n1,2\n",
         {"header": ("a", "b")},
         Unreachable,
-        "would be read as a record: remove source.header",
+        "^line 2 of .*would be read as a record: remove source.header",
     ),
     (
         "a.csv",

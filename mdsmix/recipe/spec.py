@@ -49,7 +49,7 @@ class TokenizerSpec:
     """The tokenizer, in the words of LLM-Foundry."""
 
     SHORT_FORM: ClassVar[ShortForm] = ShortForm("name", "a name, or keys and values")
-    name: str
+    name: str = field(metadata={"also called": ("path", "name_or_path", "tokenizer_name_or_path")})
     """A folder, a hub name, or a lone `tokenizer.json`, which Foundry cannot load: `render-yaml`
     then needs a remote.
     """

@@ -52,18 +52,21 @@ class Stretch:
 
     def slice(self, start: int, stop: int) -> Stretch:
         """Return the rows `start` to `stop` (exclusive)."""
-        earlier = self.raws[:start]
         first_cell = sum(self.widths[:start])
         widths = self.widths[start:stop]
         return Stretch(
             offset=self.offset + sum(self.lengths[:start]),
-            line=self.line + sum(raw.count(b"\n") for raw in earlier),
+            line=self.find_line(start),
             raws=self.raws[start:stop],
             lengths=self.lengths[start:stop],
             cells=self.cells[first_cell : first_cell + sum(widths)],
             widths=widths,
             faults={i - start: why for i, why in self.faults.items() if start <= i < stop},
         )
+
+    def find_line(self, index: int) -> int:
+        """Return the number of the line, from 1, at which a row begins."""
+        return self.line + sum(raw.count(b"\n") for raw in self.raws[:index])
 
     def is_blank(self, index: int) -> bool:
         """Return whether a row is a blank line."""

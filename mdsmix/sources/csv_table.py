@@ -133,8 +133,8 @@ def _refuse_repeated_header(
                     names = make_printable(", ".join(cells)[:MOST_SHOWN])
                     hint += f", and name the fields as this line does ({names})"
                 raise Unreachable(
-                    f"the first line of {file.location.url} names the fields, as source.header "
-                    f"does, so it would be read as a record: {hint}"
+                    f"line {stretch.find_line(index):,} of {file.location.url} names the fields, "
+                    f"as source.header does, so it would be read as a record: {hint}"
                 )
         yield stretch
 
@@ -180,8 +180,9 @@ def _read_header(file: SourceFile, stretches: Iterator[Stretch]) -> _Table:
             fault = f"two columns are named {min(repeated)!r}"
         if fault:
             raise Unreachable(
-                f"the first line of {file.location.url} does not name its columns ({fault}): "
-                "correct this line, or name the columns in the recipe with source.header"
+                f"line {stretch.find_line(index):,} of {file.location.url} does not name its "
+                f"columns ({fault}): correct this line, or name the columns in the recipe with "
+                "source.header"
             )
         rest = stretch.slice(index + 1, len(stretch.raws))
         rows_after: Iterator[Stretch] = chain([rest], stretches)
@@ -201,11 +202,11 @@ def _refuse_joined_tables(
     for stretch in stretches:
         index = _find_header(stretch, header)
         if index is not None:
-            line = stretch.line + sum(raw.count(b"\n") for raw in stretch.raws[:index])
             raise Unreachable(
-                f"line {line:,} of {file.location.url} names the fields, as its first line does, "
-                "as if tables were joined by cat, so it would be read as a record: remove this "
-                "line and others like it, or name the tables themselves in source.path"
+                f"line {stretch.find_line(index):,} of {file.location.url} names the fields, as "
+                "its header does, as if tables were joined by cat, so it would be read as a "
+                "record: remove this line and others like it, or name the tables themselves in "
+                "source.path"
             )
         yield stretch
 
