@@ -18,7 +18,7 @@ from pyarrow import feather, parquet
 
 from tests.converting import Project, chats, documents, mdsmix, pairs, read_samples, run_ok
 from tests.pictures import drawing, seeing_tokenizer
-from tests.styles import FORGETS, train_style
+from tests.styles import DEEPSEEK_R1, FORGETS, train_style
 from tests.test_conversion_chats import configure_chats, talk
 from tests.test_encode_chat import render_by_transformers
 from tests.tool_styles import QWEN_2_5, TOOLS
@@ -64,6 +64,7 @@ def styles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "forgets": FORGETS,
         "reasons": REASONS,
         "reasons in tags": TAGGED,
+        "leaves out": DEEPSEEK_R1,
     }
     return {name: train_style(folder / name, "plain", text) for name, text in templates.items()}
 
@@ -494,10 +495,12 @@ def test_thoughts_that_are_open_or_printed_wrongly_are_counted(
     assert (warned in answers) == any(is_answer)
 
 
-def test_tags_that_a_template_knows_are_not_counted(
+def test_tags_that_a_template_knows_are_not_counted_as_answer(
     project: Project, styles: dict[str, Path]
 ) -> None:
-    """Plain messages, which are looked at together, under templates with a key for reasoning."""
+    """Plain messages, which are looked at together, under templates with a key for reasoning. The
+    second one prints no text in tags.
+    """
     question, answer = talk("user", "assistant")["messages"]
     thought = answer | {"content": "<think>hm</think>so"}
     project.write_source([{"messages": [question, thought]}] * 3)
@@ -505,7 +508,37 @@ def test_tags_that_a_template_knows_are_not_counted(
     for style in ("reasons", "reasons in tags"):
         configure_chats(project, styles[style], shape="openai").run()
         found.append(project.manifest.records.placeholders)
-    assert found == [{"<think> that the template prints as answer": 3}, {}]
+    assert found == [
+        {"<think> that the template prints as answer": 3},
+        {"text before </think> that the template does not print": 3},
+    ]
+
+
+def test_thoughts_that_a_template_leaves_out_are_counted(
+    project: Project, styles: dict[str, Path]
+) -> None:
+    """DeepSeek's templates print only the text after `</think>`, also of the last answer."""
+    question, answer = talk("user", "assistant")["messages"]
+    contents = ["<think>hm</think>so", "hm\n</think>\n\nso", "<think>\n\n</think>\n\nso", "so"]
+    contents.append("so</think>")
+    records = [[question, answer | {"content": content}] for content in contents]
+    records.append([question, answer | {"content": "hm</think>so", "name": "x"}])
+    records.append([question, answer | {"content": "hm</think>so"}, question, answer])
+    project.write_source({"messages": messages} for messages in records)
+    found = list[dict[str, int]]()
+    for style in ("leaves out", "modes"):
+        project.tokenizer = styles[style]
+        stream = chats("a.jsonl", rewritten_history="each")
+        stream["source"]["shape"] = "openai"
+        policies = {"target_responses": "all", "special_tokens_in_text": "allow"}
+        project.configure(stream, max_seq_len=1024, **policies)
+        answers = " ".join(project.convert_ok().out.split())
+        printed = ["hm" in text for text in read_texts(project)]
+        assert any(printed) == (style == "modes")
+        found.append(project.manifest.records.placeholders)
+        warned = "WARNING: 5 records have an answer with text before </think>, mostly reasoning,"
+        assert (warned in answers) == (style == "leaves out")
+    assert found == [{"text before </think> that the template does not print": 5}, {}]
 
 
 @pytest.mark.parametrize("responses", ["last", "all"])

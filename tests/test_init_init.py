@@ -29,7 +29,7 @@ from tests.converting import (
 )
 from tests.editor import list_marks
 from tests.published import LENGTH, publish
-from tests.styles import FORGETS, train_style
+from tests.styles import DEEPSEEK_R1, FORGETS, train_style
 from tests.tool_styles import QWEN_2_5
 
 MESSAGES = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
@@ -624,6 +624,19 @@ def test_a_thought_that_is_cut_off_is_warned_of(home: Path, tokenizer_folder: Pa
         "WARNING: of the first 2 records of cut, 1 record has an answer that begins with <think>"
     )
     assert warning in init(tokenizer_folder, "cut.jsonl").err
+
+
+def test_a_thought_that_the_template_leaves_out_is_warned_of(home: Path, tmp_path: Path) -> None:
+    """It is not trained, so no comment says how to leave it untrained."""
+    write_jsonl(home / "thoughts.jsonl", [{"messages": [MESSAGES[0], THOUGHT]}] * 2)
+    tokenizer = train_style(tmp_path / "leaves-out", "plain", DEEPSEEK_R1)
+    answer, text = write_recipe(tokenizer, "thoughts.jsonl")
+    warning = (
+        "WARNING: of the first 2 records of thoughts, 2 records have an answer with text before "
+        "</think>, mostly reasoning, which the chat template does not print"
+    )
+    assert warning in answer.err
+    assert "train_parts" not in text
 
 
 def test_texts_that_a_chat_template_has_printed_are_warned_of(

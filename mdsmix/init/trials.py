@@ -35,6 +35,7 @@ from mdsmix.kinds.encodings import resolve_stream
 from mdsmix.kinds.pictured import choose_image_token
 from mdsmix.kinds.printed_texts import is_printed_by_template
 from mdsmix.kinds.read_records import open_record_encoder
+from mdsmix.kinds.row_faults import LEFT_OUT
 from mdsmix.kinds.turn_rows import MESSAGES_AS_TEXT, describe_message_texts
 from mdsmix.messages import format_field, join_counts, make_printable, plural
 from mdsmix.recipe import ImagesSpec, Recipe
@@ -228,7 +229,8 @@ def _describe_training(draft: Draft) -> Iterator[str]:
             "that are trained"
         )
     parts = {name: guess.parts[name] for name in PARTS if name in guess.parts}
-    if not draft.tried.unread.keys().isdisjoint(UNREAD_REASONING):
+    unprinted = draft.tried.unread.keys() | draft.tried.placeholders.keys()
+    if not unprinted.isdisjoint((*UNREAD_REASONING, LEFT_OUT)):
         parts.pop("reasoning", None)  # the template does not print it, so it is not trained anyway
     if parts:
         counts = [f"{plural(count, 'record')} with {name}" for name, count in parts.items()]

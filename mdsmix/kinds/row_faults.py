@@ -1,6 +1,7 @@
 """Finds records whose rows are probably damaged, and are trained as they are: a thought that is
-never closed, one in tags that the chat template does not know, and reasoning, calls, results or
-tools that the template prints twice, since the record has them both under a key and in a text.
+never closed, one that the chat template leaves out, one in tags that it does not know, and
+reasoning, calls, results or tools that the template prints twice, since the record has them both
+under a key and in a text.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from mdsmix.encode.answer_parts import REASONING_KEYS, THINK, THINK_END
 from mdsmix.encode.chat import ChatTemplate, PlainPart, find_trained_answers
 from mdsmix.encode.forms import make_call_probe, make_tool_probe
 from mdsmix.encode.printed_parts import prints_key
+from mdsmix.encode.template_probes import QUESTION, render_probe
 from mdsmix.frozen import frozen
 from mdsmix.messages import plural
 from mdsmix.record import SYSTEM_ROLES, Conversation, Message, RecordRefused
@@ -20,6 +22,7 @@ from mdsmix.record import SYSTEM_ROLES, Conversation, Message, RecordRefused
 UNCLOSED = "<think> without </think>"
 TWICE = "<think> next to a key for reasoning"
 AS_ANSWER = "<think> that the template prints as answer"
+LEFT_OUT = "text before </think> that the template does not print"
 CALLS_TWICE = "calls of tools in a text next to tool_calls"
 RESULTS_TWICE = "results of tools in the tags of the template"
 TOOLS_TWICE = "tools in a system message next to tools"
@@ -37,6 +40,11 @@ ROW_FAULTS = {
         "an answer with reasoning between <think> and </think>, which the chat template prints as "
         "text of the answer: it does not know these tags, and prints reasoning elsewhere. Move it "
         "to the key that the template prints (reasoning_content, reasoning or thinking)"
+    ),
+    LEFT_OUT: (
+        "an answer with text before </think>, mostly reasoning, which the chat template does not "
+        "print: it is not trained, and the answer after it is. Use a template that prints it "
+        "(tokenizer.kwargs: {chat_template: ...}), or remove the text"
     ),
     CALLS_TWICE: (
         "a call of a tool both under tool_calls and in the text of the answer, and the chat "
@@ -94,11 +102,12 @@ def find_tool_tags(template: ChatTemplate) -> ToolTags:
 
 
 def list_signs(template: ChatTemplate) -> list[str]:
-    """Return `<think>`, and the tags that the template prints before tools, calls and results, such
-    as `<tools>` or `<TOOLCALL>`. Each text with a fault contains at least one of them.
+    """Return the tags of thoughts, and those that the template prints before tools, calls and
+    results, such as `<tools>` or `<TOOLCALL>`. Each text with a fault contains at least one of
+    them.
     """
     tags = find_tool_tags(template.for_tools([]))
-    return [THINK, *filter(None, (tags.tools, tags.calls, tags.results))]
+    return [THINK, THINK_END, *filter(None, (tags.tools, tags.calls, tags.results))]
 
 
 def _find_last_tag(text: str, is_at_end: bool = False) -> str:
@@ -122,19 +131,36 @@ def prints_thoughts_elsewhere(template: ChatTemplate) -> bool:
     return any(prints_key(template, "assistant", key) for key in REASONING_KEYS)
 
 
+@lru_cache(maxsize=16)
+def leaves_thoughts_out(template: ChatTemplate) -> bool:
+    """Check whether a template prints only the text after `</think>`, even of the last answer, as
+    those of DeepSeek R1 and V3.
+    """
+    if THINK_END not in template.source:
+        return False
+    answer = {
+        "role": "assistant",
+        "content": f"{THINK}\nprobe_thought\n{THINK_END}\n\nprobe_answer",
+    }
+    text = render_probe(template, QUESTION, answer, tools=None).text
+    return "probe_answer" in text and "probe_thought" not in text
+
+
 def find_faultless(plain: PlainPart, template: ChatTemplate, has_thoughts: bool) -> set[int]:
     """Return positions of plain conversations that certainly have no fault: the only possible
-    faults of a plain conversation are a thought that is never closed or that the template prints
-    as answer, and the tags of results.
+    faults of a plain conversation are a thought that is never closed, that the template prints as
+    answer, or that it leaves out, and the tags of results.
 
     Args:
         plain: the plain conversations of a batch.
         template: the chat template.
-        has_thoughts: whether a text of the batch contains `<think>`.
+        has_thoughts: whether a text of the batch contains `<think>` or `</think>`.
     """
     faultless = find_without_results(plain)
     if has_thoughts:
-        is_suspect = _has_thought if prints_thoughts_elsewhere(template) else _has_open_thought
+        is_suspect = _has_open_thought
+        if prints_thoughts_elsewhere(template) or leaves_thoughts_out(template):
+            is_suspect = _has_thought
         contents_at = zip(plain.positions, plain.conversations.contents, strict=True)
         faultless -= {
             position for position, contents in contents_at if any(map(is_suspect, contents))
@@ -152,8 +178,8 @@ def find_without_results(plain: PlainPart) -> set[int]:
 
 
 def _has_thought(text: str) -> bool:
-    """Check whether a text contains `<think>`."""
-    return THINK in text
+    """Check whether a text contains `<think>` or `</think>`."""
+    return THINK in text or THINK_END in text
 
 
 def _has_open_thought(text: str) -> bool:
@@ -185,7 +211,7 @@ def find_row_faults(
         for answer in answers[-1:] if target_responses == "last" else answers:
             message = conversation.messages[answer]
             content = message.get("content")
-            if type(content) is str and THINK in content:
+            if type(content) is str and _has_thought(content):
                 faults |= _find_thought_faults(message, content, template)
         for fault in faults:
             faulty.setdefault(fault, set()).add(position)
@@ -228,15 +254,20 @@ def _find_thought_faults(message: Message, content: str, template: ChatTemplate)
 
     Args:
         message: the answer.
-        content: its text, which contains `<think>`.
+        content: its text, which contains `<think>` or `</think>`.
         template: the chat template, which may print no key for reasoning.
     """
-    if not content.lstrip().startswith(THINK):
-        return set()
+    is_opened = content.lstrip().startswith(THINK)
     if THINK_END not in content:
-        return {UNCLOSED}
+        return {UNCLOSED} if is_opened else set()
     keys = [key for key in REASONING_KEYS if message.get(key)]
-    if any(prints_key(template, "assistant", key) for key in keys):
+    has_key = any(prints_key(template, "assistant", key) for key in keys)
+    if leaves_thoughts_out(template):
+        thought = content.rpartition(THINK_END)[0].replace(THINK, "").replace(THINK_END, "")
+        return {LEFT_OUT} if thought.strip() and not has_key else set()
+    if not is_opened:
+        return set()
+    if has_key:
         return {TWICE}
     return {AS_ANSWER} if prints_thoughts_elsewhere(template) else set()
 

@@ -20,6 +20,7 @@ from mdsmix.encode.answer_parts import (
     PARTS,
     PARTS_REASONS,
     THINK,
+    THINK_END,
     PartRange,
     find_parts,
     has_earlier_call,
@@ -251,7 +252,8 @@ class TurnRenderer:
             return faulty
         # Looking at all plain conversations took a twentieth of a conversion of chats, and a sixth
         # if their answers have thoughts.
-        faultless = find_faultless(plain, self.chat, has_thoughts=THINK in suspicious)
+        has_thoughts = THINK in suspicious or THINK_END in suspicious
+        faultless = find_faultless(plain, self.chat, has_thoughts)
         searched = {*rendered.positions} - faultless
         trained = self.encoding.target_responses if self.trains_answers else ""
         return faulty | find_row_faults(conversations, searched, self.chat, trained)
