@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from mdsmix.encode import forms
 from mdsmix.encode.chat import ChatTemplate, find_trained_answers, slice_around_difference
+from mdsmix.encode.template_probes import ANSWER, QUESTION
 from mdsmix.errors import RecipeError
 from mdsmix.lazy_numpy import NDArray, np
 from mdsmix.record import Conversation, Message, RecordRefused, RichConversation
@@ -75,6 +76,11 @@ def describe_reasoning_fix(name: str) -> str:
 THINK = "<think>"
 THINK_END = "</think>"
 "The tags around reasoning inside a content."
+TAGGED_ANSWER: Message = {
+    "role": "assistant",
+    "content": f"{THINK}\nprobe_thought\n{THINK_END}\n\nprobe_answer",
+}
+"An answer with reasoning in tags, with which a chat template is tried."
 CALL = "<tool_call>"
 """The tag before a call that is text inside a content, as models of Qwen and Hermes print it. Such
 a call belongs to its content, and is not a part of the answer.
@@ -491,13 +497,8 @@ def require_findable_parts(template: ChatTemplate) -> None:
 
     Raises RecipeError if they cannot, for reasoning or for calls that the template prints.
     """
-    question: Message = {"role": "user", "content": "probe_question"}
-    thoughts: list[Message] = [{"content": f"{THINK}\nprobe_thought\n{THINK_END}\n\nprobe_answer"}]
-    thoughts += [{key: "probe_thought", "content": "probe_answer"} for key in REASONING_KEYS]
-    probes = [
-        [Conversation([question, {"role": "assistant", **thought}]) for thought in thoughts],
-        [],
-    ]
+    thoughtful = [TAGGED_ANSWER, *({**ANSWER, key: "probe_thought"} for key in REASONING_KEYS)]
+    probes = [[Conversation([QUESTION, answer]) for answer in thoughtful], []]
     template_for_tools = template.for_tools([])  # an empty list counts as tools
     call = forms.make_call_probe(template_for_tools)
     if call:

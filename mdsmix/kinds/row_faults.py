@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from mdsmix.encode.answer_parts import REASONING_KEYS, THINK, THINK_END
+from mdsmix.encode.answer_parts import REASONING_KEYS, TAGGED_ANSWER, THINK, THINK_END
 from mdsmix.encode.chat import ChatTemplate, PlainPart, find_trained_answers
 from mdsmix.encode.forms import make_call_probe, make_tool_probe
 from mdsmix.encode.printed_parts import prints_key
@@ -138,11 +138,7 @@ def leaves_thoughts_out(template: ChatTemplate) -> bool:
     """
     if THINK_END not in template.source:
         return False
-    answer = {
-        "role": "assistant",
-        "content": f"{THINK}\nprobe_thought\n{THINK_END}\n\nprobe_answer",
-    }
-    text = render_probe(template, QUESTION, answer, tools=None).text
+    text = render_probe(template, QUESTION, TAGGED_ANSWER, tools=None).text
     return "probe_answer" in text and "probe_thought" not in text
 
 
@@ -160,7 +156,7 @@ def find_faultless(plain: PlainPart, template: ChatTemplate, has_thoughts: bool)
     if has_thoughts:
         is_suspect = _has_open_thought
         if prints_thoughts_elsewhere(template) or leaves_thoughts_out(template):
-            is_suspect = _has_thought
+            is_suspect = has_thought
         contents_at = zip(plain.positions, plain.conversations.contents, strict=True)
         faultless -= {
             position for position, contents in contents_at if any(map(is_suspect, contents))
@@ -177,7 +173,7 @@ def find_without_results(plain: PlainPart) -> set[int]:
     return {position for position, roles_of_one in roles_at if "tool" not in roles_of_one}
 
 
-def _has_thought(text: str) -> bool:
+def has_thought(text: str) -> bool:
     """Check whether a text contains `<think>` or `</think>`."""
     return THINK in text or THINK_END in text
 
@@ -211,7 +207,7 @@ def find_row_faults(
         for answer in answers[-1:] if target_responses == "last" else answers:
             message = conversation.messages[answer]
             content = message.get("content")
-            if type(content) is str and _has_thought(content):
+            if type(content) is str and has_thought(content):
                 faults |= _find_thought_faults(message, content, template)
         for fault in faults:
             faulty.setdefault(fault, set()).add(position)

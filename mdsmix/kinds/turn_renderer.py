@@ -19,8 +19,6 @@ from mdsmix.encode.answer_parts import (
     CALL,
     PARTS,
     PARTS_REASONS,
-    THINK,
-    THINK_END,
     PartRange,
     find_parts,
     has_earlier_call,
@@ -49,6 +47,7 @@ from mdsmix.kinds.row_faults import (
     find_later_systems,
     find_row_faults,
     find_without_results,
+    has_thought,
     list_signs,
 )
 from mdsmix.kinds.turn_rows import PLACEHOLDERS, TurnRows, count_placeholders
@@ -252,8 +251,7 @@ class TurnRenderer:
             return faulty
         # Looking at all plain conversations took a twentieth of a conversion of chats, and a sixth
         # if their answers have thoughts.
-        has_thoughts = THINK in suspicious or THINK_END in suspicious
-        faultless = find_faultless(plain, self.chat, has_thoughts)
+        faultless = find_faultless(plain, self.chat, has_thought(suspicious))
         searched = {*rendered.positions} - faultless
         trained = self.encoding.target_responses if self.trains_answers else ""
         return faulty | find_row_faults(conversations, searched, self.chat, trained)

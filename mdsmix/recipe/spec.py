@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import field
+from dataclasses import MISSING, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -49,7 +49,7 @@ class TokenizerSpec:
     """The tokenizer, in the words of LLM-Foundry."""
 
     SHORT_FORM: ClassVar[ShortForm] = ShortForm("name", "a name, or keys and values")
-    name: str = field(metadata={"also called": ("path", "name_or_path", "tokenizer_name_or_path")})
+    name: str = key(MISSING, "path", "name_or_path", "tokenizer_name_or_path")
     """A folder, a hub name, or a lone `tokenizer.json`, which Foundry cannot load: `render-yaml`
     then needs a remote.
     """

@@ -45,7 +45,7 @@ RECORD = re.compile(r"\.mdsmix/([0-9a-f]{32})-[0-9a-f]{8}\.unit")
 LEFTOVERS = re.compile(r"\.[0-9a-f]{16}\.tmp$|/\.mdsmix/lease$")
 "Files of a run that was killed during a write, or before it released its lease."
 OUTCOME = re.compile(
-    r"(?m)^(\w+): (?:up to date|published|\d+ of \d+ work units converted)"
+    r"(?m)^(\w+): (?:up to date|published(?=, \d+ of \d+ work)|\d+ of \d+ work units converted)"
     r"(?:, (\d+) (?:of \d+ work units )?reused)?"
 )
 

@@ -290,19 +290,18 @@ def canonical_nodes(mix: Mix, loader: Loader) -> Findings:
         return
     algorithm = loader.dataset.get("shuffle_algo", "py1e")
     is_py1e = loader.dataset.get("shuffle") is True and algorithm == "py1e"
-    least = sum(stream.index.samples for stream in loader.streams)
-    samples = plural(least, "sample")
-    if loader.name != "finetuning" or least >= nodes:
-        drawn = count_loader_draws(loader)
-        if not is_py1e or not drawn:
-            return
-        least = sum(drawn)
-        samples = f"{plural(least, 'sample')} an epoch"
-    if least < nodes:
-        yield Finding(
-            f"{{loader}} has {samples} and num_canonical_nodes: {nodes}.",
-            f"set num_canonical_nodes to at most {least}.",
-        )
+    stored = sum(stream.index.samples for stream in loader.streams)
+    drawn = count_loader_draws(loader) if is_py1e else None
+    if loader.name == "finetuning" and stored < nodes:
+        least, samples = stored, plural(stored, "sample")
+    elif drawn and sum(drawn) < nodes:
+        least, samples = sum(drawn), f"{plural(sum(drawn), 'sample')} an epoch"
+    else:
+        return
+    yield Finding(
+        f"{{loader}} has {samples} and num_canonical_nodes: {nodes}.",
+        f"set num_canonical_nodes to at most {least}.",
+    )
 
 
 @CHECKS.mix(
